@@ -1,0 +1,1 @@
+"""The search: proposers, journal, campaign loop, Ray engine, export."""

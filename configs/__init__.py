@@ -1,0 +1,1 @@
+"""YAML presets, one folder per verb, shipped as package data."""

@@ -1,0 +1,1 @@
+"""Evaluation -> Reward: pure functions."""

@@ -1,0 +1,1 @@
+"""Training on what was measured: implements the agent's Learner protocol."""

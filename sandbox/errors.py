@@ -1,0 +1,28 @@
+"""What Warpsmith raises. Each message is one line: what was wrong, what was expected, the remedy.
+
+A candidate's failure is never one of these: it is an `Evaluation` with a `Status`.
+"""
+
+
+class WarpsmithError(Exception):
+    """Base of all our errors; the CLI prints its message and exits with a non-zero code."""
+
+
+class ConfigError(WarpsmithError):
+    """A configuration, argument or file the user gave cannot be used."""
+
+
+class TaskError(WarpsmithError):
+    """A task is unknown, or its reference does not honour KernelBench's contract."""
+
+
+class DeviceError(WarpsmithError):
+    """The device, driver or compiler that a call needs is missing or unusable."""
+
+
+class InvalidReference(WarpsmithError):
+    """The task itself cannot be scored: failing, stochastic, constant or data-dependent reference."""
+
+
+class SandboxFault(WarpsmithError):
+    """Our machinery failed, not the candidate: retried, reported, never scored."""

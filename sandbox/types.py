@@ -1,0 +1,310 @@
+"""The nouns: Task, Candidate, EvalConfig, Evaluation and their parts. Standard library only.
+
+Claim -> judgement -> value: a worker *claims*, the supervisor *measures* (both make an `Observation`,
+sandbox/observation.py), `judge` concludes (an `Evaluation`), a reward function scores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+SCHEMA_VERSION = 1
+"""Of every JSON record made from these types."""
+
+
+class Language(StrEnum):
+    """How a candidate's kernel is written and built (docs/contract.md)."""
+
+    CPP = "cpp"
+    CUDA = "cuda"
+    CUDA_INLINE = "cuda_inline"
+    TRITON = "triton"
+    TORCH = "torch"
+
+    @property
+    def custom_kernel(self) -> bool:
+        """False for a PyTorch-level rewrite, which reports keep apart."""
+        return self is not Language.TORCH
+
+    @property
+    def needs_build(self) -> bool:
+        """True where a walled build process compiles `load_inline` calls ahead of the run."""
+        return self in (Language.CPP, Language.CUDA_INLINE)
+
+
+class Status(StrEnum):
+    """The verdict's one word."""
+
+    PASSED = "PASSED"
+    REJECTED = "REJECTED"
+    COMPILE_ERROR = "COMPILE_ERROR"
+    RUNTIME_ERROR = "RUNTIME_ERROR"
+    TIMEOUT = "TIMEOUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    WRONG_SHAPE = "WRONG_SHAPE"
+    WRONG_DTYPE = "WRONG_DTYPE"
+    WRONG_VALUE = "WRONG_VALUE"
+    INPUT_MUTATED = "INPUT_MUTATED"
+    REWARD_HACK = "REWARD_HACK"
+    INVALID_REFERENCE = "INVALID_REFERENCE"
+    SANDBOX_ERROR = "SANDBOX_ERROR"
+
+    @property
+    def scored(self) -> bool:
+        """False where the fault is the task's or ours: such an evaluation has no reward."""
+        return self not in (Status.INVALID_REFERENCE, Status.SANDBOX_ERROR)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One size of a problem: module constants to set before `get_inputs` is called."""
+
+    name: str
+    constants: tuple[tuple[str, int | float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """A PyTorch reference in KernelBench's contract, and the sizes it is judged at."""
+
+    id: str
+    """Suite and problem, such as `builtin/softmax` or `kernelbench/level1/19_ReLU`."""
+    source: str
+    """Python source that defines Model, get_inputs() and get_init_inputs(). Trusted, but it runs in a worker."""
+    device: str
+    """`cpu` or `cuda`."""
+    dtype: str = "float32"
+    """Floating inputs and parameters are cast to it; integer and bool tensors keep their type."""
+    shapes: tuple[Shape, ...] = (Shape("given"),)
+    """The first is the one that is timed; all are checked."""
+    exact_float32: bool = False
+    """TF32 is refused on both sides whatever the EvalConfig says."""
+
+    def __post_init__(self) -> None:
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"device is {self.device!r}; expected 'cpu' or 'cuda'")
+        if not self.shapes:
+            raise ValueError(f"{self.id}: a task needs at least one shape")
+
+    @property
+    def hash(self) -> str:
+        """Content hash: equal for tasks that ask the same question."""
+        shapes = [[s.name, s.constants] for s in self.shapes]
+        return digest([self.source, self.device, self.dtype, shapes, self.exact_float32])
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Source text that defines ModelNew (docs/contract.md)."""
+
+    task_id: str
+    language: Language
+    source: str
+
+    @property
+    def id(self) -> str:
+        """Content hash: equal code is equal whoever wrote it."""
+        return digest([self.task_id, self.language.value, self.source])
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """The protocol as data. Equal `id` means comparable figures."""
+
+    preset: str = "quick"
+    scales: tuple[float, ...] = (3.0, 0.01, -1.0)
+    """Value cases beside the inputs as given: float arguments multiplied, where float64 stays finite."""
+    reference_error_factor: float = 4.0
+    """Allowed error = max(class constant, this x the reference's own error against float64)."""
+    tf32: bool = True
+    """TF32 matmul and convolution allowed, on both sides alike."""
+    torch_default_precision: bool = False
+    """KernelBench's policy: torch's default flags on both sides, `tf32` ignored."""
+    require_matched_parameters: bool = False
+    """Refuse candidates whose parameters match the reference's only through a shared seed."""
+    batch_ms: float = 10.0
+    """A timed batch holds enough calls to last this long, memory allowing."""
+    max_sets: int = 512
+    rounds: int = 8
+    """Timed batches per process pair, single-set rounds included."""
+    single_share: float = 0.25
+    """Expected share of rounds that disclose one input set per "go"; which ones is secret."""
+    min_pairs: int = 3
+    """Fresh process pairs behind any reported win."""
+    max_pairs: int = 6
+    target_half_width: float = 0.01
+    """Stop adding pairs once the interval of log speedup is narrower than this (or the noise floor)."""
+    confidence: float = 0.95
+    build_timeout_s: float = 180.0
+    load_timeout_s: float = 60.0
+    run_timeout_s: float = 60.0
+    """For one batch of calls."""
+    memory_limit_bytes: int = 8 << 30
+    """Host memory a worker's process tree may hold; on the CPU its arenas are not counted."""
+    log_limit_bytes: int = 16 << 10
+    """Build output, stdout and stderr kept per Evaluation, head and tail."""
+    baselines: tuple[str, ...] = ("compile",)
+    """Measured beside eager: compile, max_autotune, cuda_graph."""
+
+    def __post_init__(self) -> None:
+        if self.min_pairs < 2 or self.max_pairs < self.min_pairs:
+            raise ValueError(f"pairs are {self.min_pairs}..{self.max_pairs}; expected 2 <= min_pairs <= max_pairs")
+        if not 0.5 < self.confidence < 1:
+            raise ValueError(f"confidence is {self.confidence}; expected between 0.5 and 1")
+
+    @property
+    def id(self) -> str:
+        return digest(self.__dict__)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A positive ratio (a speedup) with its confidence interval; 1.0 means equal."""
+
+    value: float
+    low: float
+    high: float
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not (0 < self.low <= self.value <= self.high and math.isfinite(self.high)):
+            raise ValueError(f"not an interval of ratios: {self.low} <= {self.value} <= {self.high}")
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+
+    def divided_by(self, other: Interval) -> Interval:
+        """The ratio of two independent ratios; half-widths in log space add in quadrature."""
+        value = self.value / other.value
+        down = math.hypot(math.log(self.value / self.low), math.log(other.high / other.value))
+        up = math.hypot(math.log(self.high / self.value), math.log(other.value / other.low))
+        return Interval(value, value * math.exp(-down), value * math.exp(up), self.confidence)
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One correctness case: a shape, a value scale, and the worst errors found (relative, unitless)."""
+
+    name: str
+    passed: bool
+    norm_error: float | None = None
+    """||out - truth|| / ||truth||, against the oracle."""
+    bound: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One fresh process pair: medians over its rounds."""
+
+    reference_ms: float
+    candidate_ms: float
+    log_speedup: float
+    rounds: int
+    voided: int = 0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Charged time per model call (DESIGN section 5), candidate against eager reference."""
+
+    reference_ms: float
+    candidate_ms: float
+    speedup: Interval
+    noise_floor: float
+    """Half-width of the null experiment (reference against itself), in log speedup."""
+    pairs: tuple[Pair, ...]
+    sets: int
+    """Distinct input sets per batch."""
+    floor_ms: float | None = None
+    """Compulsory bytes over measured bandwidth."""
+
+    @property
+    def win(self) -> bool:
+        """Faster than eager beyond the interval and the task's noise floor, on at least three pairs."""
+        return len(self.pairs) >= 3 and math.log(self.speedup.low) > 0 and math.log(self.speedup.value) > self.noise_floor
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Another way to run the reference, timed against eager by the same protocol."""
+
+    name: str
+    latency_ms: float | None
+    speedup: Interval | None
+    """Of the baseline against eager; None where it failed, and `detail` says why."""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one layer of defence saw, whether or not it decided the verdict."""
+
+    layer: str
+    suspicious: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What *we* conclude about a candidate."""
+
+    task_id: str
+    candidate_id: str
+    config_id: str
+    status: Status
+    detail: str = ""
+    """One readable line: why this status, addressed to whoever wrote the candidate."""
+    cases: tuple[CaseResult, ...] = ()
+    timing: Timing | None = None
+    baselines: tuple[Baseline, ...] = ()
+    precision: str | None = None
+    """Class of the worst norm error: float32, tf32, bfloat16, float8 or looser."""
+    parameters: str = "none"
+    """How parameters were matched: none, name, order, seed."""
+    findings: tuple[Finding, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """By stage: build, load, verify, time, ..."""
+    build_log: str = ""
+    stdout: str = ""
+    stderr: str = ""
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def passed(self) -> bool:
+        return self.status is Status.PASSED
+
+    @property
+    def speedup(self) -> Interval | None:
+        """Against eager; None unless the candidate passed and was timed."""
+        return self.timing.speedup if self.passed and self.timing is not None else None
+
+
+class Evaluator(Protocol):
+    """What the loop asks of the sandbox."""
+
+    def evaluate(
+        self, task: Task, candidate: Candidate, config: EvalConfig, *, to_beat: float | None = None
+    ) -> Evaluation:
+        """Judge and time one candidate; never raises for a candidate's fault.
+
+        `to_beat` is the best speedup so far: timing stops early once the candidate cannot reach it.
+        """
+        ...
+
+    def close(self) -> None:
+        """End every process this evaluator started."""
+        ...
+
+
+def digest(value: object) -> str:
+    """The 16-character content hash used for every id."""
+    text = json.dumps(value, sort_keys=True, default=str, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
