@@ -1,1 +1,1 @@
-"""Suites: built-in problems, KernelBench checkouts, single files -> Task. (Not upstream KernelBench's package.)"""
+"""Suites: built-in problems, KernelBench, files -> Task. (Not upstream KernelBench's package.)"""

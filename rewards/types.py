@@ -13,5 +13,5 @@ class Term:
 @dataclass(frozen=True)
 class Reward:
     value: float | None
-    """None where the evaluation says nothing about the candidate (SANDBOX_ERROR, INVALID_REFERENCE)."""
+    """None where the evaluation says nothing: SANDBOX_ERROR, INVALID_REFERENCE."""
     terms: tuple[Term, ...] = ()

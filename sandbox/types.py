@@ -128,6 +128,8 @@ class EvalConfig:
     """KernelBench's policy: torch's default flags on both sides, `tf32` ignored."""
     require_matched_parameters: bool = False
     """Refuse candidates whose parameters match the reference's only through a shared seed."""
+    check_state: bool = True
+    """Buffers that the reference's calls move must be moved alike."""
     batch_ms: float = 10.0
     """A timed batch holds enough calls to last this long, memory allowing."""
     max_sets: int = 512
@@ -154,7 +156,9 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         if self.min_pairs < 2 or self.max_pairs < self.min_pairs:
-            raise ValueError(f"pairs are {self.min_pairs}..{self.max_pairs}; expected 2 <= min_pairs <= max_pairs")
+            raise ValueError(
+                f"pairs are {self.min_pairs}..{self.max_pairs}; expected 2 <= min_pairs <= max_pairs"
+            )
         if not 0.5 < self.confidence < 1:
             raise ValueError(f"confidence is {self.confidence}; expected between 0.5 and 1")
 
@@ -174,7 +178,9 @@ class Interval:
 
     def __post_init__(self) -> None:
         if not (0 < self.low <= self.value <= self.high and math.isfinite(self.high)):
-            raise ValueError(f"not an interval of ratios: {self.low} <= {self.value} <= {self.high}")
+            raise ValueError(
+                f"not an interval of ratios: {self.low} <= {self.value} <= {self.high}"
+            )
 
     def __str__(self) -> str:
         return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
@@ -228,7 +234,11 @@ class Timing:
     @property
     def win(self) -> bool:
         """Faster than eager beyond the interval and the task's noise floor, on at least three pairs."""
-        return len(self.pairs) >= 3 and math.log(self.speedup.low) > 0 and math.log(self.speedup.value) > self.noise_floor
+        return (
+            len(self.pairs) >= 3
+            and math.log(self.speedup.low) > 0
+            and math.log(self.speedup.value) > self.noise_floor
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,394 @@
+"""The campaign loop: propose, build, measure, reward, record; tasks side by side, each in rounds.
+
+Decisions depend on the journal alone: a round is proposed when the round before it is complete, and
+`to_beat` is the best of earlier rounds, so that every engine decides alike and a resumed run goes
+on as if it had not been killed. A task's winner is measured afresh after it was selected (DESIGN
+section 5, rule 6); the last fifth of `max_seconds` is kept for that. Strategies live in proposers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.engine import Engine
+from agent.journal import Journal, Purpose, Recorded
+from agent.lanes import LanePool, NoLane
+from agent.outcome import CampaignResult, Stage, TaskReport, best_of, report, wins
+from agent.schedule import Job, Kind, Schedule, TaskRun
+from agent.types import Proposal, Proposer
+from rewards import speedup
+from sandbox.errors import DeviceError, InvalidReference, SandboxFault, TaskError, WarpsmithError
+from sandbox.types import EvalConfig, Evaluation, Status, Task
+
+log = logging.getLogger(__name__)
+
+BARREN_ROUNDS = 3
+"""Rounds in a row without a new candidate that end a task."""
+CONFIRM_SHARE = 0.2
+"""Of `max_seconds`, kept for confirming winners."""
+SEARCH_OVER = "the time for searching (max_seconds) is over"
+PROPOSERS_AT_ONCE = 8
+POLL_S = 0.2
+"""How soon an interrupt or the end of the time is noticed."""
+
+
+@dataclass(frozen=True)
+class CampaignConfig:
+    evaluation: EvalConfig = field(default_factory=EvalConfig)
+    device: str = "cpu"
+    proposals_per_round: int = 3
+    max_candidates_per_task: int = 6
+    max_candidates: int | None = None
+    """Over all tasks, shared evenly before the start."""
+    max_seconds: float | None = None
+    """Of this call; what is under way when it ends is still recorded."""
+    confirm: bool = True
+    """Measure each winner afresh after it was selected."""
+
+    def __post_init__(self) -> None:
+        if self.proposals_per_round < 1 or self.max_candidates_per_task < 1:
+            raise ValueError("proposals_per_round and max_candidates_per_task must be at least 1")
+
+
+def run_campaign(
+    tasks: Sequence[Task],
+    proposers: Sequence[Proposer],
+    engine: Engine,
+    journal: Journal,
+    config: CampaignConfig,
+    on_event: Callable[[TaskReport], None] = lambda _: None,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> CampaignResult:
+    """Work on every task until its budget or its proposers end; resumes whatever the journal holds.
+
+    `on_event` hears of every change of a task. Raises DeviceError, NoLaneLeft or DiskFull where
+    nothing more can be done; all that was finished is then in the journal.
+    """
+    runs = []
+    for index, task in enumerate(tasks):
+        refusals = {p.name: p.unsupported(task) for p in proposers}
+        able = [p for p in proposers if refusals[p.name] is None]
+        reason = "" if able else "; ".join(f"{name}: {why}" for name, why in refusals.items())
+        runs.append(TaskRun(task, index, able, reason=reason))
+    share_budget([run for run in runs if run.proposers], config)
+    return _Campaign(runs, engine, journal, config, on_event, interrupted).run()
+
+
+def share_budget(runs: Sequence[TaskRun], config: CampaignConfig) -> None:
+    """Give each task its number of candidates before the start, so that speed decides nothing."""
+    total = config.max_candidates
+    for i, run in enumerate(runs):
+        share = config.max_candidates_per_task
+        if total is not None:
+            share = min(share, total // len(runs) + (i < total % len(runs)))
+        run.budget = share
+
+
+class _Campaign:
+    """The state of one call of `run_campaign`; all of it is touched by one thread only."""
+
+    def __init__(
+        self,
+        runs: Sequence[TaskRun],
+        engine: Engine,
+        journal: Journal,
+        config: CampaignConfig,
+        on_event: Callable[[TaskReport], None],
+        interrupted: Callable[[], bool],
+    ) -> None:
+        self.runs, self.engine, self.journal, self.config = runs, engine, journal, config
+        self.on_event, self.interrupted = on_event, interrupted
+        self.began_s = time.monotonic()
+        self.schedule = Schedule(
+            engine.lanes, exclusive=config.device == "cpu", thinkers=PROPOSERS_AT_ONCE
+        )
+        self.thinkers = LanePool("propose", [NoLane] * PROPOSERS_AT_ONCE)
+        self.running: dict[Future[Any], Job] = {}
+        self.searching = True
+        self.stopped: str | None = None
+        self.failure: WarpsmithError | None = None
+        self.proven = False
+        """Some candidate was judged, so the device and a compiler work."""
+
+    def run(self) -> CampaignResult:
+        try:
+            for run in self.runs:
+                self._begin(run)
+            while True:
+                self._check_limits()
+                for job in self.schedule.begin():
+                    self._submit(job)
+                if not self.running:
+                    break
+                done, _ = wait(self.running, timeout=POLL_S, return_when=FIRST_COMPLETED)
+                for future in sorted(done, key=lambda f: self.running[f]):
+                    self._finish(self.running.pop(future), future)
+        finally:
+            self.thinkers.close(grace_s=0.0)
+        for run in self.runs:
+            if not run.stage.final:
+                self._enter(run, Stage.STOPPED, self.stopped or "")
+        if self.failure is not None:
+            raise self.failure
+        rows = tuple(self._report(run) for run in self.runs)
+        cut = next((row.reason for row in rows if row.reason == SEARCH_OVER), None)
+        return CampaignResult(rows, time.monotonic() - self.began_s, self.stopped or cut)
+
+    # --- limits ---------------------------------------------------------------------------------
+
+    def _check_limits(self) -> None:
+        if self.stopped is None and self.interrupted():
+            self._stop("interrupted")
+        if self.stopped is None and self.journal.disk_full:
+            self._stop("the disk is full")
+        limit_s = self.config.max_seconds
+        if self.stopped is not None or limit_s is None:
+            return
+        elapsed_s = time.monotonic() - self.began_s
+        if elapsed_s >= limit_s:
+            self._stop(f"max_seconds ({limit_s:g}) is over")
+        elif self.searching and elapsed_s >= limit_s * (1 - CONFIRM_SHARE * self.config.confirm):
+            self.searching = False
+            self._drop([kind for kind in Kind if kind is not Kind.CONFIRM])
+            for run in self.runs:
+                self._advance(run)
+
+    def _stop(self, reason: str) -> None:
+        """Begin nothing more; what is under way is awaited and recorded."""
+        self.stopped, self.searching = reason, False
+        self._drop(list(Kind))
+
+    def _fail(self, error: WarpsmithError) -> None:
+        self.failure = self.failure or error
+        self._stop(str(error))
+
+    def _drop(self, kinds: Sequence[Kind], run: TaskRun | None = None) -> None:
+        for job in self.schedule.drop(kinds, run):
+            job.run.outstanding -= 1
+
+    # --- one task -------------------------------------------------------------------------------
+
+    def _begin(self, run: TaskRun) -> None:
+        self.journal.record_task(run.task)
+        if not run.proposers:
+            self._enter(run, Stage.UNSUPPORTED, run.reason)
+            return
+        records = self.journal.proposals(run.task.id)
+        self.proven = self.proven or any(
+            r.evaluation is not None and r.evaluation.status is not Status.SANDBOX_ERROR
+            for r in records
+        )
+        pending = [r for r in records if r.pending]
+        over = self._search_over(run, records)
+        if not over or self._winner(records) is not None:
+            self._push(run, Kind.PREPARE, pending[0].round if pending else _next_round(records))
+        if over:
+            self._advance(run)
+        elif pending:
+            self._push_pending(run, pending)
+        else:  # The first proposals need not wait for the baselines.
+            self._push(run, Kind.PROPOSE, _next_round(records))
+
+    def _advance(self, run: TaskRun) -> None:
+        """Decide what comes next, once nothing of this task is outstanding."""
+        if run.outstanding or run.stage.final or self.stopped is not None:
+            return
+        records = self.journal.proposals(run.task.id)
+        if self.searching and not self._search_over(run, records):
+            self._push(run, Kind.PROPOSE, _next_round(records))
+            return
+        winner = self._winner(records)
+        if winner is not None:
+            self._push(run, Kind.CONFIRM, winner.round, winner)
+        elif self._search_over(run, records):
+            self._enter(run, Stage.DONE, "no more proposals" if run.exhausted else "")
+        else:
+            self._enter(run, Stage.STOPPED, SEARCH_OVER)
+
+    def _search_over(self, run: TaskRun, records: Sequence[Recorded]) -> bool:
+        if any(r.pending for r in records):
+            return False
+        fresh = [r for r in records if not r.duplicate]
+        barren = _next_round(records) - _next_round(fresh)
+        return run.exhausted or len(fresh) >= run.budget or barren >= BARREN_ROUNDS
+
+    def _winner(self, records: Sequence[Recorded]) -> Recorded | None:
+        """The best record, if it is a win that has still to be confirmed."""
+        best = best_of(records)
+        if not self.config.confirm or best is None or best.evaluation is None:
+            return None
+        return best if wins(best.evaluation) and best.confirmation is None else None
+
+    def _push(
+        self,
+        run: TaskRun,
+        kind: Kind,
+        round: int,
+        record: Recorded | None = None,
+        *,
+        retried: bool = False,
+    ) -> None:
+        """Queue a job, unless its task or the campaign has come to an end."""
+        allowed = self.searching or (kind is Kind.CONFIRM and self.stopped is None)
+        if allowed and not run.stage.final:
+            record_id = 0 if record is None else record.id
+            self.schedule.push(Job(round, run.index, kind, record_id, run, record, retried))
+            run.outstanding += 1
+
+    def _push_pending(self, run: TaskRun, records: Sequence[Recorded]) -> None:
+        for record in records:
+            if record.proposal.candidate.language.needs_build:
+                self._push(run, Kind.BUILD, record.round, record)
+            else:
+                self._push_built(run, record)
+
+    def _push_built(self, run: TaskRun, record: Recorded) -> None:
+        if run.prepared:
+            self._push(run, Kind.EVALUATE, record.round, record)
+        else:
+            run.built.append(record)
+
+    # --- jobs -----------------------------------------------------------------------------------
+
+    def _submit(self, job: Job) -> None:
+        run, config = job.run, self.config.evaluation
+        job.begun_s = time.monotonic()
+        if job.kind is Kind.PREPARE:
+            future: Future[Any] = self.engine.submit_prepare(run.task, config)
+        elif job.kind is Kind.PROPOSE:
+            future = self.thinkers.submit(self._proposing(run, job.round))
+        else:
+            assert job.record is not None
+            candidate = job.record.proposal.candidate
+            if job.kind is Kind.BUILD:
+                future = self.engine.submit_build(run.task, candidate, config)
+            else:
+                to_beat = self._to_beat(run, job.round) if job.kind is Kind.EVALUATE else None
+                future = self.engine.submit_evaluate(run.task, candidate, config, to_beat)
+        self.running[future] = job
+        self._enter(run, job.kind.stage)
+
+    def _proposing(self, run: TaskRun, round: int) -> Callable[[NoLane], Sequence[Proposal]]:
+        """The round's call: proposers take turns; one that has nothing more passes to the next."""
+        history = self.journal.attempts(run.task.id)
+        n = min(self.config.proposals_per_round, run.budget - len(history))
+        turn = round % len(run.proposers)
+        order = [*run.proposers[turn:], *run.proposers[:turn]]
+
+        def propose(_: NoLane) -> Sequence[Proposal]:
+            for proposer in order:
+                proposals = proposer.propose(run.task, history, n)
+                if proposals:
+                    return proposals[:n]
+            return ()
+
+        return propose
+
+    def _to_beat(self, run: TaskRun, round: int) -> float | None:
+        best = best_of([r for r in self.journal.proposals(run.task.id) if r.round < round])
+        interval = None if best is None or best.evaluation is None else best.evaluation.speedup
+        return None if interval is None else interval.low
+
+    def _finish(self, job: Job, future: Future[Any]) -> None:
+        run = job.run
+        self.schedule.ended(job)
+        run.outstanding -= 1
+        self.journal.record_event(
+            job.kind.name.lower(),
+            task_id=run.task.id,
+            candidate_id=None if job.record is None else job.record.proposal.candidate.id,
+            seconds=time.monotonic() - job.begun_s,
+            detail="" if future.exception() is None else str(future.exception()),
+        )
+        try:
+            result = future.result()
+        except WarpsmithError as error:
+            self._failed(job, error)
+        else:
+            self._succeeded(job, result)
+        self._advance(run)
+
+    def _succeeded(self, job: Job, result: Any) -> None:
+        run = job.run
+        if job.kind is Kind.PROPOSE:
+            self._proposed(run, job.round, result)
+        elif job.kind is Kind.PREPARE:
+            run.prepared = True
+            built, run.built = run.built, []
+            for record in built:
+                self._push_built(run, record)
+        elif job.record is not None and job.kind is Kind.BUILD:
+            self._push_built(run, job.record)
+        elif job.record is not None:
+            self._evaluated(job, job.record, result)
+
+    def _proposed(self, run: TaskRun, round: int, proposals: Sequence[Proposal]) -> None:
+        if not proposals:
+            run.exhausted = True
+            return
+        self.journal.record_proposals(round, proposals)
+        self._push_pending(run, [r for r in self.journal.proposals(run.task.id) if r.pending])
+
+    def _evaluated(self, job: Job, record: Recorded, evaluation: Evaluation) -> None:
+        run = job.run
+        if evaluation.status is Status.SANDBOX_ERROR and not job.retried:
+            self._push(run, job.kind, job.round, record, retried=True)
+            return
+        self.proven = self.proven or evaluation.status is not Status.SANDBOX_ERROR
+        if job.kind is Kind.CONFIRM:
+            self.journal.record_evaluation(run.task, evaluation, purpose=Purpose.CONFIRM)
+        else:
+            self.journal.record_evaluation(
+                run.task, evaluation, reward=speedup.reward(evaluation), function=speedup.NAME
+            )
+        if evaluation.status is Status.INVALID_REFERENCE:
+            self._end(run, Stage.INVALID, evaluation.detail)
+        self.on_event(self._report(run))
+
+    def _failed(self, job: Job, error: WarpsmithError) -> None:
+        run = job.run
+        if isinstance(error, InvalidReference | TaskError):
+            self._end(run, Stage.INVALID, str(error))
+        elif job.kind is Kind.PROPOSE or isinstance(error, SandboxFault):
+            self._end(run, Stage.STOPPED, str(error))
+        elif job.record is None or not isinstance(error, DeviceError):
+            self._fail(error)
+        elif job.kind is Kind.BUILD:
+            self._push_built(run, job.record)  # Its evaluation will say what is missing.
+        elif self.proven:  # One language's compiler is missing: the others can go on.
+            candidate_id, config_id = job.record.proposal.candidate.id, self.config.evaluation.id
+            missing = Evaluation(
+                run.task.id, candidate_id, config_id, Status.SANDBOX_ERROR, detail=str(error)
+            )
+            job.retried = True
+            self._evaluated(job, job.record, missing)
+        else:
+            self._fail(error)
+
+    # --- what others see ------------------------------------------------------------------------
+
+    def _end(self, run: TaskRun, stage: Stage, reason: str) -> None:
+        self._drop(list(Kind), run)
+        self._enter(run, stage, reason)
+
+    def _enter(self, run: TaskRun, stage: Stage, reason: str = "") -> None:
+        if run.stage.final or (run.stage is stage and not stage.final):
+            return
+        run.stage, run.reason = stage, reason
+        self.journal.record_event(
+            "stage", task_id=run.task.id, detail=f"{stage.value} {reason}".strip()
+        )
+        self.on_event(self._report(run))
+
+    def _report(self, run: TaskRun) -> TaskReport:
+        records = self.journal.proposals(run.task.id)
+        return report(run.task.id, run.stage, records, budget=run.budget, reason=run.reason)
+
+
+def _next_round(records: Sequence[Recorded]) -> int:
+    return 1 + max((r.round for r in records), default=-1)

@@ -1,0 +1,130 @@
+"""Where the loop's work runs: lanes that measure (one candidate each at a time) and builds.
+
+`LocalEngine` keeps everything in this process; `agent.ray_engine` spreads it over Ray. The campaign
+decides *what* runs and when, so that both make the same decisions. Neither engine journals.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Protocol
+
+from agent.lanes import LanePool, NoLane
+from sandbox.errors import SandboxFault, WarpsmithError
+from sandbox.types import Candidate, EvalConfig, Evaluation, Evaluator, Status, Task
+
+log = logging.getLogger(__name__)
+
+
+class LaneEvaluator(Evaluator, Protocol):
+    """An evaluator that can also check a task before any candidate of it runs."""
+
+    def prepare(self, task: Task, config: EvalConfig) -> object:
+        """Validate the reference and time the baselines; raises InvalidReference or TaskError."""
+        ...
+
+
+MakeEvaluator = Callable[[int], LaneEvaluator]
+"""From the index of a device to its evaluator; picklable, called inside the lane."""
+Build = Callable[[Candidate, EvalConfig], object]
+"""Compiles ahead into a cache in which the evaluator finds the result; picklable."""
+
+
+class Engine(Protocol):
+    name: str
+    """As the user names it: `ray`, `local`."""
+    lanes: int
+
+    def submit_prepare(self, task: Task, config: EvalConfig) -> Future[None]:
+        """On a lane; raises InvalidReference, TaskError or DeviceError."""
+        ...
+
+    def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:
+        """Off the lanes. A candidate that does not compile is told so by its evaluation."""
+        ...
+
+    def submit_evaluate(
+        self, task: Task, candidate: Candidate, config: EvalConfig, to_beat: float | None
+    ) -> Future[Evaluation]:
+        """On a lane; our own faults come back as SANDBOX_ERROR."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalEngine:
+    """The loop's work on this machine's threads; the evaluators start their own processes."""
+
+    name = "local"
+
+    def __init__(
+        self,
+        make_evaluator: MakeEvaluator,
+        build: Build | None = None,
+        *,
+        lanes: int = 1,
+        builders: int | None = None,
+    ) -> None:
+        self.lanes = lanes
+        self._pool = LanePool("lane", [partial(make_evaluator, i) for i in range(lanes)])
+        self._build = build
+        self._builders = LanePool("build", [NoLane] * (builders or os.cpu_count() or 1))
+
+    def submit_prepare(self, task: Task, config: EvalConfig) -> Future[None]:
+        return self._pool.submit(lambda lane: prepare_on(lane, task, config), affinity=task.id)
+
+    def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:
+        return self._builders.submit(lambda _: build_with(self._build, candidate, config))
+
+    def submit_evaluate(
+        self, task: Task, candidate: Candidate, config: EvalConfig, to_beat: float | None
+    ) -> Future[Evaluation]:
+        return self._pool.submit(
+            lambda lane: evaluate_on(lane, task, candidate, config, to_beat),
+            affinity=task.id,
+            fallback=partial(sandbox_error, candidate, config),
+        )
+
+    def close(self) -> None:
+        self._builders.close(grace_s=1.0)
+        self._pool.close()
+
+
+def prepare_on(lane: LaneEvaluator, task: Task, config: EvalConfig) -> None:
+    """Validates the task; what the evaluator returns stays in the lane."""
+    lane.prepare(task, config)
+
+
+def build_with(build: Build | None, candidate: Candidate, config: EvalConfig) -> None:
+    """Fill the build cache, if there is anything to fill it with."""
+    if build is not None:
+        build(candidate, config)
+
+
+def evaluate_on(
+    lane: LaneEvaluator,
+    task: Task,
+    candidate: Candidate,
+    config: EvalConfig,
+    to_beat: float | None,
+) -> Evaluation:
+    """The pool's edge: our fault becomes a value; errors of the task or the device are raised."""
+    try:
+        return lane.evaluate(task, candidate, config, to_beat=to_beat)
+    except Exception as error:  # the pool's edge: one bad evaluation must not end the campaign
+        if isinstance(error, WarpsmithError) and not isinstance(error, SandboxFault):
+            raise
+        log.warning("evaluating %s failed: %r", candidate.id, error, exc_info=True)
+        return sandbox_error(candidate, config, error)
+
+
+def sandbox_error(candidate: Candidate, config: EvalConfig, error: Exception) -> Evaluation:
+    """An evaluation that says nothing about the candidate."""
+    detail = str(error) if isinstance(error, WarpsmithError) else repr(error)
+    return Evaluation(
+        candidate.task_id, candidate.id, config.id, Status.SANDBOX_ERROR, detail=detail
+    )

@@ -1,0 +1,1 @@
+"""The built-in proposer: row programs from a pool of features, without a language model."""

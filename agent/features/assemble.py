@@ -1,0 +1,115 @@
+"""Plan + features -> the candidate's complete source, for the CPU and for CUDA."""
+
+from __future__ import annotations
+
+from agent.features import cpp, cuda, host
+from agent.features.cpp import Features
+from agent.features.program import Plan, Program
+from sandbox.types import Candidate, Language, Task, digest
+
+CPP_HEAD = '''
+import ctypes
+import torch
+from torch.utils.cpp_extension import load_inline
+
+SOURCE = r"""
+{source}"""
+
+LIBRARY = ctypes.CDLL(
+    load_inline(
+        name="features_{key}",
+        cpp_sources=[SOURCE],
+        is_python_module=False,
+        no_implicit_headers=True,
+        extra_cflags={flags!r},
+        extra_ldflags=["-fopenmp"],
+    )
+)
+'''
+
+CUDA_HEAD = '''
+import cupy
+import torch
+from torch._C import _cuda_getCurrentRawStream as current_stream
+
+SOURCE = r"""
+{source}"""
+
+MODULE = cupy.RawModule(code=SOURCE, options={options!r}, backend="nvrtc")
+
+
+class Stream:
+    """What cupy's launcher reads of a stream, without cupy's own stack of current streams."""
+
+    def __init__(self, ptr):
+        self.ptr = ptr
+
+
+'''
+
+
+def candidate(task: Task, plan: Plan, features: Features) -> Candidate:
+    """One self-contained source with the reference's constructor and parameters."""
+    if task.device == "cpu":
+        return Candidate(task.id, Language.CPP, _cpp(task, plan, features))
+    return Candidate(task.id, Language.CUDA, _cuda(task, plan, features))
+
+
+def header(plan: Plan, features: Features, mapping: str) -> str:
+    """What the file does, for whoever reads it: mapping, launch shape and the expected bound."""
+    lines = ["// Made by the feature proposer: " + ", ".join(f"{k}={v}" for k, v in features.items())]
+    lines.append(f"// Mapping: {mapping}")
+    for i, program in enumerate(plan.programs):
+        ways = [f"{o.source}:{o.dtype}" for o in program.operands]
+        lines.append(f"// stage{i}: rows {program.rows}, columns {program.columns}; reads {', '.join(ways)}")
+    lines.append("// Bound: memory; each operand read once, each result written once.")
+    return "\n".join(lines) + "\n"
+
+
+def _cpp(task: Task, plan: Plan, features: Features) -> str:
+    mapping = "one thread per row" if features["form"] == "rows" else "one thread per chunk of a row"
+    source = header(plan, features, mapping) + cpp.PRELUDE
+    for i, program in enumerate(plan.programs):
+        source += "\n" + cpp.kernel(program, f"stage{i}", _fitting(plan, program, features))
+    flags = cpp.flags(features)
+    text = CPP_HEAD.format(source=source, key=digest([source, flags]), flags=flags)
+    calls = []
+    known = host.names(plan)
+    for i, program in enumerate(plan.programs):
+        pointers = [known[o.source] for o in program.operands] + [r.name for r in program.results]
+        kinds = ["ctypes.c_void_p"] * len(pointers)
+        sizes = host.sizes(program)
+        kinds += ["ctypes.c_float" if s.startswith("float(") else "ctypes.c_longlong" for s in sizes]
+        text += f"STAGE{i} = LIBRARY.stage{i}\nSTAGE{i}.restype = None\n"
+        text += f"STAGE{i}.argtypes = [{', '.join(kinds)}, ctypes.c_int]\n"
+        arguments = ", ".join([f"{p}.data_ptr()" for p in pointers] + sizes)
+        calls.append(
+            [
+                "threads = torch.get_num_threads() if rows * columns >= 16384 else 1",
+                f"STAGE{i}({arguments}, threads)",
+            ]
+        )
+    return text + "\n\n" + host.skeleton(task.source) + "\n" + host.forward(plan, calls)
+
+
+def _fitting(plan: Plan, program: Program, features: Features) -> Features:
+    """Later programs are small: they keep the form that their own sizes suggest."""
+    if program is plan.programs[0]:
+        return features
+    return {**features, "form": cpp.default(program)["form"]}
+
+
+def _cuda(task: Task, plan: Plan, features: Features) -> str:
+    source = header(plan, features, cuda.mapping(features)) + cuda.PRELUDE
+    known = host.names(plan)
+    handles, calls = "", []
+    for i, program in enumerate(plan.programs):
+        own = features if i == 0 else cuda.default(program)
+        kernels = cuda.kernels(program, f"stage{i}", own)
+        source += "\n" + kernels.source
+        handles += "".join(f'{n.upper()} = MODULE.get_function("{n}")\n' for n in kernels.names)
+        calls.append(cuda.launches(program, kernels, own, known))
+    text = CUDA_HEAD.format(source=source, options=cuda.OPTIONS)
+    return text + handles + "\n\n" + host.skeleton(task.source) + "\n" + host.forward(plan, calls)
+
+

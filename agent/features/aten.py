@@ -1,0 +1,342 @@
+"""How each ATen operator becomes terms. Not here: convolution, matmul, scans, sorting, indexing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from agent.features.lower import (
+    Group,
+    Handler,
+    Lowered,
+    Lowering,
+    Term,
+    Unsupported,
+    kind_of,
+)
+from sandbox.graph import Arg, Graph, Node, Ref
+
+
+def lower(graph: Graph) -> Lowered:
+    """The reference as terms; raises Unsupported."""
+    return Lowering(graph, HANDLERS).run()
+
+
+def _number(value: Arg) -> float | int:
+    if isinstance(value, bool | int | float):
+        return value
+    raise Unsupported(f"no feature template for the argument {value!r}")
+
+
+def _dims(value: Arg) -> list[int]:
+    if value is None:
+        return []
+    return [int(_number(v)) for v in value] if isinstance(value, tuple) else [int(_number(value))]
+
+
+def _unary(op: str, kind: str | None = None) -> Handler:
+    return lambda low, n: low.build.point(op, low.term(n.args[0]), kind=kind)
+
+
+def _keep(op: str) -> Handler:
+    """A unary operation that returns its argument's kind."""
+
+    def handler(low: Lowering, n: Node) -> Term:
+        term = low.term(n.args[0])
+        return low.build.point(op, term, kind="float" if term.kind == "float" else "int")
+
+    return handler
+
+
+def _binary(op: str, kind: str | None = None) -> Handler:
+    def handler(low: Lowering, n: Node) -> Term:
+        a, b = low.term(n.args[0]), low.term(n.args[1])
+        if low.arg(n, 2, "rounding_mode", None) is not None and op == "div":
+            raise Unsupported("no feature template for aten.div with a rounding mode")
+        alpha = low.arg(n, 2, "alpha", 1) if op in ("add", "sub", "rsub") else 1
+        if alpha != 1:
+            b = low.build.arithmetic("mul", b, _number(alpha))
+        if op == "rsub":
+            return low.build.arithmetic("sub", b, a)
+        return low.build.point(op, a, b, kind=kind) if kind else low.build.arithmetic(op, a, b)
+
+    return handler
+
+
+def _pow(low: Lowering, n: Node) -> Term:
+    base, exponent = low.term(n.args[0]), n.args[1]
+    if not isinstance(exponent, Ref) and base.kind == "float":
+        special = {2: "square", 3: "cube", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal", 1: "same"}
+        if exponent in special:
+            return low.build.point(special[_number(exponent)], base)
+    return low.build.point("pow", base, low.term(exponent))
+
+
+def _clamp(low: Lowering, n: Node) -> Term:
+    term = low.term(n.args[0])
+    lower, upper = low.arg(n, 1, "min", None), low.arg(n, 2, "max", None)
+    if lower is not None:
+        term = low.build.arithmetic("maximum", term, low.term(lower))
+    if upper is not None:
+        term = low.build.arithmetic("minimum", term, low.term(upper))
+    return term
+
+
+def _hardtanh(low: Lowering, n: Node) -> Term:
+    low_bound, high = _number(low.arg(n, 1, "min_val", -1.0)), _number(low.arg(n, 2, "max_val", 1.0))
+    term = low.build.arithmetic("maximum", low.term(n.args[0]), low_bound)
+    return low.build.arithmetic("minimum", term, high)
+
+
+def _leaky_relu(low: Lowering, n: Node) -> Term:
+    x, slope = low.term(n.args[0]), float(_number(low.arg(n, 1, "negative_slope", 0.01)))
+    above = low.build.point("gt", x, 0.0, kind="bool")
+    return low.build.point("where", above, x, low.build.point("mul", x, slope))
+
+
+def _elu(low: Lowering, n: Node) -> Term:
+    x = low.term(n.args[0])
+    alpha, scale, inner = (
+        float(_number(low.arg(n, i, k, 1.0)))
+        for i, k in ((1, "alpha"), (2, "scale"), (3, "input_scale"))
+    )
+    b = low.build
+    below = b.point("mul", b.point("expm1", b.point("mul", x, inner)), alpha * scale)
+    above = b.point("mul", x, scale) if scale != 1 else x
+    return b.point("where", b.point("gt", x, 0.0, kind="bool"), above, below)
+
+
+def _gelu(low: Lowering, n: Node) -> Term:
+    tanh = low.arg(n, 1, "approximate", "none") == "tanh"
+    return low.build.point("gelu_tanh" if tanh else "gelu", low.term(n.args[0]))
+
+
+def _where(low: Lowering, n: Node) -> Term:
+    c, a, b = (low.term(x) for x in n.args[:3])
+    kind = "float" if "float" in (a.kind, b.kind) else a.kind
+    return low.build.point("where", c, a, b, kind=kind)
+
+
+def _cast(low: Lowering, n: Node) -> Term:
+    term, dtype = low.term(n.args[0]), low.arg(n, 1, "dtype", None)
+    if not isinstance(dtype, str) or kind_of(dtype) == term.kind:
+        return low.build.point("same", term, kind=term.kind)
+    return low.build.point(f"to_{kind_of(dtype)}", term, kind=kind_of(dtype))
+
+
+def _full(low: Lowering, n: Node) -> Term:
+    kind = kind_of(n.meta.dtype)
+    name = n.op.split(".")[1]
+    values = {"zeros": 0, "zeros_like": 0, "ones": 1, "ones_like": 1}
+    place = 0 if name == "scalar_tensor" else 1
+    value = _number(values[name] if name in values else n.args[place])
+    return low.build.const({"float": float, "int": int, "bool": bool}[kind](value))
+
+
+def _view(low: Lowering, n: Node) -> Term:
+    """Same elements in the same order: regroup the atoms under the new sizes."""
+    term, builder = low.term(n.args[0]), low.build
+    atoms = [a for group in term.axes for a in group]
+    axes: list[Group] = []
+    for size in n.meta.shape:
+        group: list[int] = []
+        while atoms and builder.size(tuple(group)) < size:
+            group.append(atoms.pop(0))
+        if builder.size(tuple(group)) != size:
+            raise Unsupported("no feature template for a view that splits or broadcasts a dimension")
+        axes.append(tuple(group))
+    return builder.reshape(term, axes)
+
+
+def _unsqueeze(low: Lowering, n: Node) -> Term:
+    term = low.term(n.args[0])
+    place = int(_number(n.args[1])) % len(n.meta.shape)
+    return low.build.reshape(term, (*term.axes[:place], (), *term.axes[place:]))
+
+
+def _squeeze(low: Lowering, n: Node) -> Term:
+    term, shape = low.term(n.args[0]), _source(low, n).meta.shape
+    dims = _dims(n.args[1]) if len(n.args) > 1 else list(range(len(shape)))
+    gone = {d % len(shape) for d in dims if shape[d] == 1}
+    return low.build.reshape(term, [g for i, g in enumerate(_padded(term, shape)) if i not in gone])
+
+
+def _padded(term: Term, shape: tuple[int, ...]) -> tuple[Group, ...]:
+    return ((),) * (len(shape) - len(term.axes)) + term.axes
+
+
+def _expand(low: Lowering, n: Node) -> Term:
+    term = low.term(n.args[0])
+    return low.build.reshape(term, _padded(term, n.meta.shape))
+
+
+def _source(low: Lowering, n: Node) -> Node:
+    source = n.args[0]
+    assert isinstance(source, Ref)
+    return low.nodes[source.node]
+
+
+def _part(low: Lowering, term: Term, dim: int, start: int, size: int) -> Term:
+    """One of n equal parts of a loaded tensor along one dimension."""
+    builder, group = low.build, term.axes[dim]
+    whole = builder.size(group)
+    if (start, size) == (0, whole):
+        return term
+    plain = term.op == "load" and term.part is None and len(group) == 1
+    if not plain or size < 1 or whole % size or start % size or size == 1:
+        raise Unsupported("no feature template for slices other than equal parts of an input")
+    count = whole // size
+    atom = builder.atom(f"({builder.atoms[group[0]].expression} // {count})", size)
+    axes = (*term.axes[:dim], (atom,), *term.axes[dim + 1 :])
+    return builder.make("load", term.args, term.kind, axes, (start // size, count), atom)
+
+
+def _slice(low: Lowering, n: Node) -> Term:
+    dim, start, step = (int(_number(low.arg(n, i, k, d) or 0)) for i, k, d in SLICE)
+    if step != 1:
+        raise Unsupported("no feature template for strided slices")
+    term, shape = low.term(n.args[0]), _source(low, n).meta.shape
+    dim %= len(shape)
+    start = min(max(start + shape[dim] if start < 0 else start, 0), shape[dim])
+    return _part(low, term, dim, start, n.meta.shape[dim])
+
+
+SLICE = ((1, "dim", 0), (2, "start", 0), (4, "step", 1))
+
+
+def _getitem(low: Lowering, n: Node) -> Term:
+    source, place = _source(low, n), int(_number(n.args[1]))
+    if source.op.startswith("aten.split_with_sizes"):
+        shape = low.nodes[source.args[0].node].meta.shape if isinstance(source.args[0], Ref) else ()
+        dim = int(_number(low.arg(source, 2, "dim", 0))) % len(shape)
+        sizes = _dims(source.args[1])
+        return _part(low, low.term(source.args[0]), dim, sum(sizes[:place]), sizes[place])
+    if source.op.startswith("aten.var_mean"):
+        return (_var(low, source), _mean(low, source, place=None))[place]
+    if source.op.rsplit(".", 1)[0] in ("aten.native_layer_norm", "aten.max", "aten.min") and not place:
+        return low.values[source.name]
+    raise Unsupported(f"no feature template for output {place} of {source.op.rsplit('.', 1)[0]}")
+
+
+def _sum(low: Lowering, n: Node) -> Term:
+    dims, keep = _dims(low.arg(n, 1, "dim", None)), bool(low.arg(n, 2, "keepdim", False))
+    return low.build.reduce("sum", _shaped(low, n), dims, keep)
+
+
+def _shaped(low: Lowering, n: Node) -> Term:
+    """The reduced argument, every dimension of which must be a real one."""
+    term, shape = low.term(n.args[0]), _source(low, n).meta.shape
+    axes = _padded(term, shape)
+    if any(low.build.size(g) != size for g, size in zip(axes, shape, strict=True)):
+        raise Unsupported("no feature template for reductions of a broadcast tensor")
+    return low.build.reshape(term, axes)
+
+
+def _mean(low: Lowering, n: Node, place: int | None = 2) -> Term:
+    dims = _dims(low.arg(n, 1, "dim", None))
+    keep = bool(low.arg(n, place, "keepdim", False) if place else n.kwargs.get("keepdim", False))
+    return low.build.mean(_shaped(low, n), dims, keep)
+
+
+def _var(low: Lowering, n: Node) -> Term:
+    dims, keep = _dims(low.arg(n, 1, "dim", None)), bool(n.kwargs.get("keepdim", False))
+    correction = n.kwargs.get("correction", 1)
+    value = 1.0 if correction is None else float(_number(correction))
+    return low.build.variance(_shaped(low, n), dims, keep, value)
+
+
+def _extreme(op: str) -> Handler:
+    def handler(low: Lowering, n: Node) -> Term:
+        if low.term(n.args[0]).kind != "float":
+            raise Unsupported(f"no feature template for {n.op} of integers")
+        dims, keep = _dims(low.arg(n, 1, "dim", None)), bool(low.arg(n, 2, "keepdim", False))
+        return low.build.reduce(op, _shaped(low, n), dims, keep)
+
+    return handler
+
+
+def _vector_norm(low: Lowering, n: Node) -> Term:
+    order, b, term = low.arg(n, 1, "ord", 2), low.build, _shaped(low, n)
+    dims, keep = _dims(low.arg(n, 2, "dim", None)), bool(low.arg(n, 3, "keepdim", False))
+    if order == 2:
+        return b.point("sqrt", b.reduce("sum", b.point("square", term), dims, keep))
+    if order == 1:
+        return b.reduce("sum", b.point("abs", term), dims, keep)
+    if order == math.inf:
+        return b.reduce("max", b.point("abs", term), dims, keep)
+    raise Unsupported(f"no feature template for the {order}-norm")
+
+
+def _layer_norm(low: Lowering, n: Node) -> Term:
+    b, x = low.build, _shaped(low, n)
+    dims = list(range(len(x.axes) - len(_dims(n.args[1])), len(x.axes)))
+    eps = float(_number(n.args[4]))
+    mean, variance = b.mean(x, dims, True), b.variance(x, dims, True, 0)
+    out = b.point("mul", b.point("sub", x, mean), b.point("rsqrt", b.point("add", variance, eps)))
+    if n.args[2] is not None:
+        out = b.point("mul", out, low.term(n.args[2]))
+    return b.point("add", out, low.term(n.args[3])) if n.args[3] is not None else out
+
+
+def _softmax(low: Lowering, n: Node) -> Term:
+    b, x, dims = low.build, _shaped(low, n), _dims(n.args[1])
+    shifted = b.point("sub", x, b.reduce("max", x, dims, True))
+    powers = b.point("exp", shifted)
+    total = b.reduce("sum", powers, dims, True)
+    if n.op.startswith("aten._log_softmax"):
+        return b.point("sub", shifted, b.point("log", total))
+    return b.point("mul", powers, b.point("reciprocal", total))
+
+
+def _gather(low: Lowering, n: Node) -> Term:
+    """One element of each row, as in the negative log likelihood."""
+    x, dim, index = _shaped(low, n), int(_number(n.args[1])), low.term(n.args[2])
+    dim %= max(len(x.axes), 1)
+    if index.kind != "int" or index.axes[dim : dim + 1] != ((),):
+        raise Unsupported("no feature template for aten.gather of several elements of a row")
+    rest = [() if i == dim else g for i, g in enumerate(x.axes)]
+    axes = [low.build.unify(g, h) for g, h in zip(rest, index.axes, strict=True)]
+    return low.build.make("pick", (x, index, *(f"@{a}" for a in x.axes[dim])), x.kind, axes)
+
+
+def _nothing(low: Lowering, n: Node) -> None:
+    """An operator with several outputs, lowered where each is used."""
+
+
+def _table() -> dict[str, Handler]:
+    table: dict[str, Handler] = {}
+    for op in (
+        "exp expm1 log log1p log2 sqrt rsqrt reciprocal sin cos tanh erf sigmoid sign floor ceil"
+    ).split():
+        table[op] = _unary(op)
+    for op in ("neg", "abs", "relu"):
+        table[op] = _keep(op)
+    for op in ("isnan", "isinf", "logical_not", "bitwise_not"):
+        table[op] = _unary(op, "bool")
+    for op in ("add", "sub", "rsub", "mul", "div", "maximum", "minimum"):
+        table[op] = _binary(op)
+    for op in ("lt", "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or"):
+        table[op] = _binary(op, "bool")
+    singles: dict[str, Callable[[Lowering, Node], Term | None]] = {
+        "pow": _pow, "clamp": _clamp, "hardtanh": _hardtanh, "leaky_relu": _leaky_relu,
+        "elu": _elu, "gelu": _gelu, "where": _where, "_to_copy": _cast, "clone": _cast,
+        "unsqueeze": _unsqueeze, "squeeze": _squeeze, "expand": _expand, "slice": _slice,
+        "split_with_sizes": _nothing, "var_mean": _nothing, "sum": _sum, "mean": _mean,
+        "var": _var, "linalg_vector_norm": _vector_norm, "native_layer_norm": _layer_norm,
+        "gather": _gather,
+    }  # fmt: skip
+    table.update(singles)
+    table["clamp_min"] = table["maximum"]
+    table["clamp_max"] = table["minimum"]
+    table["silu"] = _unary("silu")
+    table.update(dict.fromkeys(("alias", "detach", "lift_fresh_copy"), _unary("same")))
+    table.update(dict.fromkeys(("view", "_unsafe_view", "reshape"), _view))
+    for name in ("full", "scalar_tensor", "full_like", "zeros", "zeros_like", "ones", "ones_like"):
+        table[name] = _full
+    table.update({"amax": _extreme("max"), "amin": _extreme("min")})
+    table.update({"max": _extreme("max"), "min": _extreme("min")})
+    table.update({"_softmax": _softmax, "_log_softmax": _softmax})
+    return {**{f"aten.{k}": v for k, v in table.items()}, "getitem": _getitem}
+
+
+HANDLERS = _table()

@@ -1,0 +1,345 @@
+"""Terms -> programs: kernels over (row, column) whose reductions all run along the columns.
+
+A program's values are either *elements* (one per row and column) or *row values*. `depth` counts the reductions a value
+waits for: softmax's maximum has depth 1, its sum 2, its result 2. A reference with reductions over different
+dimensions (cross-entropy: classes, then the batch) becomes several programs joined by workspaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agent.features.aten import lower
+from agent.features.lower import Lowered, Term, Unsupported, host_name
+from sandbox.graph import Arg, Graph, Ref
+
+Literal = float | int | bool
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that a program reads; addressed as row offset + part offset + column."""
+
+    name: str
+    source: str
+    """Python of the candidate: `x0`, `self.weight`, `w3` (a workspace of an earlier program)."""
+    dtype: str
+    row: str
+    """`none`, `full`, or `cyclic`: (row / div) % mod."""
+    column: bool
+    div: str = "1"
+    mod: str = "1"
+    part: tuple[int, int] = (0, 1)
+    """The k-th of n equal parts of each row."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """One scalar of the program, by name; `args` are names of values or literals."""
+
+    name: str
+    op: str
+    args: tuple[str | Literal, ...]
+    kind: str
+    element: bool
+    depth: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tensor that a program writes: an output of forward or a workspace."""
+
+    name: str
+    value: str
+    dtype: str
+    element: bool
+    shape: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One pass over (rows, columns); the sizes at the traced shape do not take part in equality."""
+
+    operands: tuple[Operand, ...]
+    values: tuple[Value, ...]
+    results: tuple[Result, ...]
+    rows: str
+    columns: str
+    reduces: bool
+    scalars: tuple[str, ...] = ()
+    """Python expressions passed as float arguments s0, s1, ..."""
+    row_count: int = field(default=1, compare=False)
+    column_count: int = field(default=1, compare=False)
+
+    def value(self, name: str) -> Value:
+        return next(v for v in self.values if v.name == name)
+
+    @property
+    def passes(self) -> int:
+        """Reduction sweeps; element results may need one sweep more."""
+        return max((v.depth for v in self.values if v.op.startswith("reduce.")), default=0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a code generator needs to know of a reference."""
+
+    programs: tuple[Program, ...]
+    inputs: int
+    """Positional arguments of forward."""
+    result: Arg
+    """What forward returns, each Ref naming a Result."""
+
+
+def plan(graphs: Sequence[Graph]) -> Plan:
+    """The one plan that is right for every shape of a task; raises Unsupported."""
+    plans = [_plan(graph) for graph in graphs]
+    first = plans[0]
+    for other in plans[1:]:
+        if other != first:
+            raise Unsupported("no feature template for a structure or constant that varies with the shape")
+    return first
+
+
+def _plan(graph: Graph) -> Plan:
+    lowered = lower(graph)
+    split = _Split(lowered)
+    inputs = sum(n.op == "input" for n in lowered.placeholders) + len(graph.scalars)
+    return Plan(split.programs(), inputs, lowered.result)
+
+
+def _flat(term: Term) -> list[int]:
+    return [a for group in term.axes for a in group]
+
+
+def _arguments(term: Term) -> list[Term]:
+    return [a for a in term.args if isinstance(a, Term)]
+
+
+class _Split:
+    """Assigns every reduction to a phase (one program each) by the atoms it reduces."""
+
+    def __init__(self, lowered: Lowered) -> None:
+        self.lowered, self.build = lowered, lowered.builder
+        self.phase: dict[Term, int] = {}
+        self.reduced: list[tuple[int, ...]] = []
+        for term in self.build.terms:
+            self.phase[term] = self._phase(term)
+        self.outputs = {f"out_{name}": lowered.values[name] for name in _names(lowered.result)}
+        if not self.outputs:
+            raise Unsupported("no feature template for a reference that returns no tensor")
+        self.workspaces: dict[Term, str] = {}
+
+    def atoms(self, term: Term) -> tuple[int, ...]:
+        """What a reduction or pick runs along."""
+        marks = [a for a in term.args if isinstance(a, str) and a.startswith("@")]
+        return tuple(sorted({self.build.find(int(a[1:])) for a in marks}))
+
+    def _phase(self, term: Term) -> int:
+        before = max((self.phase[a] for a in _arguments(term)), default=-1)
+        if not term.op.startswith("reduce."):
+            return before
+        along, first = self.atoms(term), max(before, 0)
+        for place in range(first, len(self.reduced)):
+            if self.reduced[place] == along:
+                return place
+        self.reduced.append(along)
+        return len(self.reduced) - 1
+
+    def programs(self) -> tuple[Program, ...]:
+        count = max(len(self.reduced), 1)
+        roots: list[dict[str, Term]] = [{} for _ in range(count)]
+        for name, term in self.outputs.items():
+            roots[max(self.phase[term], 0)][name] = term
+        for place in reversed(range(count)):
+            for term in self._crossing(roots[place], place):
+                self.workspaces[term] = f"w{term.index}"
+                roots[self.phase[term]][f"w{term.index}"] = term
+        return tuple(self._program(i, roots[i]) for i in range(count) if roots[i])
+
+    def _crossing(self, roots: dict[str, Term], place: int) -> list[Term]:
+        """Values of earlier phases that this phase reads."""
+        found = [t for t in self._closure(roots, place) if 0 <= self.phase[t] < place]
+        return [t for t in found if t.op != "const"]
+
+    def _closure(self, roots: dict[str, Term], place: int) -> list[Term]:
+        seen: dict[Term, None] = {}
+        stack = list(roots.values())
+        while stack:
+            term = stack.pop()
+            if term not in seen:
+                seen[term] = None
+                if not 0 <= self.phase[term] < place:
+                    stack.extend(_arguments(term))
+        return sorted(seen, key=lambda t: t.index)
+
+    def _program(self, place: int, roots: dict[str, Term]) -> Program:
+        terms = self._closure(roots, place)
+        reduces = any(t.op.startswith("reduce.") and self.phase[t] == place for t in terms)
+        order = self._order(terms)
+        columns = self._columns(order, terms, place if reduces else None)
+        rows = order[: len(order) - len(columns)]
+        return _Emit(self, place, roots, terms, rows, columns, reduces).program()
+
+    def _order(self, terms: list[Term]) -> list[int]:
+        widest = max(terms, key=lambda t: len(_flat(t)))
+        order = [self.build.find(a) for a in _flat(widest)]
+        union = {self.build.find(a) for t in terms for a in _flat(t)}
+        if len(set(order)) != len(order) or union != set(order):
+            raise Unsupported("no feature template for outer products or repeated dimensions")
+        return order
+
+    def _columns(self, order: list[int], terms: list[Term], place: int | None) -> list[int]:
+        if place is not None:
+            along = set(self.reduced[place])
+            tail = order[len(order) - len(along) :]
+            if set(tail) != along:
+                raise Unsupported("no feature template for reductions along a leading dimension")
+            return tail
+        loads = [t for t in terms if t.op == "load" or t in self.workspaces]
+        start = 0
+        for load in loads:
+            held = {self.build.find(a) for a in _flat(load)}
+            if not held:
+                continue
+            run = len(order)
+            inside = order[-1] in held if order else False
+            while run > 0 and (order[run - 1] in held) == inside:
+                run -= 1
+            start = max(start, run)
+            if load.sliced is not None:
+                start = max(start, order.index(self.build.find(load.sliced)))
+        return order[start:]
+
+
+class _Emit:
+    """One program's operands, values and results."""
+
+    def __init__(
+        self,
+        split: _Split,
+        place: int,
+        roots: dict[str, Term],
+        terms: list[Term],
+        rows: list[int],
+        columns: list[int],
+        reduces: bool,
+    ) -> None:
+        self.split, self.build, self.place = split, split.build, place
+        self.roots, self.terms, self.rows, self.columns = roots, terms, rows, columns
+        self.reduces = reduces
+        self.operands: list[Operand] = []
+        self.values: dict[Term, Value] = {}
+        self.scalars: list[str] = []
+
+    def expression(self, atoms: Sequence[int]) -> str:
+        return " * ".join(self.build.atoms[a].expression for a in atoms) or "1"
+
+    def program(self) -> Program:
+        for term in self.terms:
+            self.values[term] = self.value(term)
+        results = tuple(self.result(name, term) for name, term in self.roots.items())
+        named = {v.name: v for v in self.values.values()}
+        return Program(
+            tuple(self.operands),
+            tuple(named.values()),
+            results,
+            self.expression(self.rows),
+            self.expression(self.columns),
+            self.reduces,
+            tuple(self.scalars),
+            self.build.size(tuple(self.rows)),
+            self.build.size(tuple(self.columns)),
+        )
+
+    def value(self, term: Term) -> Value:
+        name = f"v{term.index}"
+        held = {self.build.find(a) for a in _flat(term)}
+        element = bool(held & set(self.columns))
+        if term.op == "load" or 0 <= self.split.phase[term] < self.place:
+            self.operands.append(self.operand(term, held))
+            return Value(name, "load", (self.operands[-1].name,), term.kind, element, 0)
+        if term.op == "count":
+            atoms = self.split.atoms(term)
+            if set(atoms) == set(self.columns):
+                return Value(name, "columns", (), "float", False, 0)
+            expression = self.expression(atoms)
+            if expression not in self.scalars:
+                self.scalars.append(expression)
+            return Value(name, "scalar", (self.scalars.index(expression),), "float", False, 0)
+        arguments = [self.values[a] for a in _arguments(term)]
+        if term.op == "same" and arguments[0].element == element:
+            return arguments[0]
+        if term.op == "pick" and set(self.split.atoms(term)) != set(self.columns):
+            raise Unsupported("no feature template for aten.gather along a leading dimension")
+        depth = max((a.depth for a in arguments), default=0) + term.op.startswith("reduce.")
+        literals = tuple(a for a in term.args if not isinstance(a, Term | str))
+        args = tuple(a.name for a in arguments) + literals
+        return Value(name, term.op, args, term.kind, element, depth)
+
+    def operand(self, term: Term, held: set[int]) -> Operand:
+        name = f"p{len(self.operands)}"
+        own = [self.build.find(a) for a in _flat(term)]
+        if own != [a for a in (*self.rows, *self.columns) if a in held]:
+            raise Unsupported("no feature template for transposed operands")
+        inside = held & set(self.columns)
+        if inside and inside != set(self.columns):
+            raise Unsupported("no feature template for a broadcast within the reduced dimensions")
+        if term.sliced is not None and self.build.find(term.sliced) != self.columns[0]:
+            raise Unsupported("no feature template for slices along this dimension")
+        above = [i for i, a in enumerate(self.rows) if a in held]
+        row, div, mod = "none", "1", "1"
+        if above and len(above) == len(self.rows):
+            row = "full"
+        elif above:
+            if above != list(range(above[0], above[-1] + 1)):
+                raise Unsupported("no feature template for a broadcast in the middle of an operand")
+            row = "cyclic"
+            div = self.expression(self.rows[above[-1] + 1 :])
+            mod = self.expression([self.rows[i] for i in above])
+        if term.op == "load":
+            node = self.split.lowered.nodes[str(term.args[0])]
+            source, dtype = host_name(node), node.meta.dtype
+        else:
+            source, dtype = self.split.workspaces[term], _workspace_dtype(term)
+        return Operand(name, source, dtype, row, bool(inside), div, mod, term.part or (0, 1))
+
+    def result(self, name: str, term: Term) -> Result:
+        held = {self.build.find(a) for a in _flat(term)}
+        element = bool(held & set(self.columns))
+        if held != {*self.rows, *(self.columns if element else ())}:
+            raise Unsupported("no feature template for a result that is smaller than its program")
+        if [self.build.find(a) for a in _flat(term)] != self.rows + self.columns * element:
+            raise Unsupported("no feature template for a transposed result")
+        shape = tuple(self.expression(g) for g in term.axes)
+        if name not in self.split.outputs:
+            return Result(name, self.values[term].name, _workspace_dtype(term), element, shape)
+        meta = self.split.lowered.nodes[name.removeprefix("out_")].meta
+        sizes = tuple(self.build.size(g) for g in term.axes)
+        padded = (1,) * (len(meta.shape) - len(sizes)) + sizes
+        if padded != meta.shape:
+            raise Unsupported("no feature template for a result that is a broadcast")
+        if not _contiguous(meta.shape, meta.stride):
+            raise Unsupported("no feature template for results that are not contiguous")
+        shape = ("1",) * (len(meta.shape) - len(sizes)) + shape
+        return Result(name, self.values[term].name, meta.dtype, element, shape)
+
+
+def _workspace_dtype(term: Term) -> str:
+    return {"float": "float32", "int": "int64", "bool": "bool"}[term.kind]
+
+
+def _contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and step != expected:
+            return False
+        expected *= max(size, 1)
+    return True
+
+
+def _names(result: Arg) -> list[str]:
+    if isinstance(result, Ref):
+        return [result.node]
+    return [name for r in result for name in _names(r)] if isinstance(result, tuple) else []

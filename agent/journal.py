@@ -1,0 +1,312 @@
+"""The journal: every proposal, evaluation, reward and second of a campaign, in one SQLite file.
+
+Append-only and written by one thread of one process. A proposal is recorded before it is
+evaluated, so a kill -9 leaves it pending and the next run takes it up first. An evaluation is keyed
+by purpose, task hash, candidate, config and environment, and is never repeated. It does not hold
+artefacts of builds, and it is not the place for logs.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from agent.storage import DISK_ERRORS, TABLES, DiskFull, Reserve, connect
+from agent.types import Attempt, Proposal, Usage
+from rewards.types import Reward
+from sandbox.errors import ConfigError
+from sandbox.records import from_record, to_record
+from sandbox.types import Candidate, Evaluation, Language, Task, digest
+
+FILE = "journal.sqlite"
+EVENT = "INSERT INTO events VALUES (NULL, ?, ?, ?, ?, ?, ?)"
+Write = Callable[..., sqlite3.Cursor]
+"""`Connection.execute`, inside a transaction."""
+
+
+class Purpose(StrEnum):
+    """Why a candidate was measured."""
+
+    SEARCH = "search"
+    CONFIRM = "confirm"
+    """Measured afresh after it was selected: the figure that may be published."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A proposal as the journal knows it."""
+
+    id: int
+    round: int
+    """Of its task, from 0."""
+    proposal: Proposal
+    duplicate: bool
+    """Its candidate was proposed before; it has no evaluation of its own."""
+    evaluation: Evaluation | None = None
+    reward: Reward | None = None
+    confirmation: Evaluation | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Proposed and to be evaluated."""
+        return not self.duplicate and self.evaluation is None
+
+    @property
+    def attempt(self) -> Attempt | None:
+        if self.evaluation is None or self.reward is None or self.duplicate:
+            return None
+        return Attempt(self.proposal, self.evaluation, self.reward)
+
+
+class Journal:
+    """Reads and appends; use as a context manager."""
+
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
+        self.folder = folder
+        self.path = folder / FILE
+        self.disk_full = False
+        """The disk was found full once: finish what is under way and stop."""
+        self._reserve = None if read_only else Reserve(folder)
+        self._database = connect(self.path, read_only=read_only)
+        self._database.row_factory = sqlite3.Row
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._reserve is not None:
+            self._reserve.give_up()
+        self._database.close()
+
+    # --- what a campaign is about ---------------------------------------------------------------
+
+    def record_config(self, config: object) -> None:
+        """The resolved config, as it was at each start; the first one is `config()`."""
+        record = json.dumps(to_record(config), sort_keys=True)
+
+        def body(write: Write) -> None:
+            write("INSERT OR IGNORE INTO meta VALUES ('config', ?)", (record,))
+            write(EVENT, (time.time(), "start", None, None, None, record))
+
+        self._transact(body)
+
+    def config(self) -> dict[str, Any] | None:
+        """The record of the config this run was first started with."""
+        row = self._database.execute("SELECT value FROM meta WHERE key = 'config'").fetchone()
+        return None if row is None else json.loads(row["value"])
+
+    def record_task(self, task: Task) -> None:
+        """Raises ConfigError if the run knows another task by this id."""
+        query = "SELECT task_hash FROM tasks WHERE task_id = ?"
+        row = self._database.execute(query, (task.id,)).fetchone()
+        if row is None:
+            values = (task.id, task.hash, json.dumps(to_record(task)))
+            self._transact(lambda write: write("INSERT INTO tasks VALUES (?, ?, ?)", values))
+        elif row["task_hash"] != task.hash:
+            raise ConfigError(
+                f"{task.id} is not the task that this run started with; use another --name"
+            )
+
+    def tasks(self) -> list[Task]:
+        rows = self._database.execute("SELECT record FROM tasks ORDER BY rowid")
+        return [from_record(Task, json.loads(row["record"])) for row in rows]
+
+    # --- proposals, evaluations, rewards --------------------------------------------------------
+
+    def record_proposals(self, round: int, proposals: Sequence[Proposal]) -> None:
+        """One round of one task, all or nothing; candidates the run has seen become duplicates."""
+
+        def body(write: Write) -> None:
+            for proposal in proposals:
+                candidate = proposal.candidate
+                fresh = write(
+                    "INSERT OR IGNORE INTO candidates VALUES (?, ?, ?, ?)",
+                    (candidate.id, candidate.task_id, candidate.language, candidate.source),
+                ).rowcount
+                row = _proposal_row(round, proposal, duplicate=not fresh)
+                marks = ", ".join("?" * len(row))
+                write(f"INSERT INTO proposals VALUES (NULL, {marks})", row)
+
+        self._transact(body)
+
+    def record_proposal(self, round: int, proposal: Proposal) -> None:
+        """`record_proposals` of one."""
+        self.record_proposals(round, [proposal])
+
+    def record_evaluation(
+        self,
+        task: Task,
+        evaluation: Evaluation,
+        *,
+        purpose: Purpose = Purpose.SEARCH,
+        reward: Reward | None = None,
+        function: str = "",
+    ) -> None:
+        """An evaluation with its reward by the named function; a repeated one is ignored."""
+        key = (
+            purpose.value,
+            task.hash,
+            evaluation.candidate_id,
+            evaluation.config_id,
+            digest(dict(evaluation.environment)),
+            evaluation.status.value,
+        )
+
+        def body(write: Write) -> None:
+            added = write(
+                "INSERT OR IGNORE INTO evaluations VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (time.time(), *key, json.dumps(to_record(evaluation))),
+            )
+            if added.rowcount and reward is not None:
+                write(
+                    "INSERT INTO rewards VALUES (NULL, ?, ?, ?, ?)",
+                    (added.lastrowid, function, reward.value, json.dumps(to_record(reward))),
+                )
+
+        self._transact(body)
+
+    def proposals(self, task_id: str) -> list[Recorded]:
+        """Every proposal on the task in the order made, with what is known about it."""
+        rows = self._database.execute(
+            "SELECT p.*, c.language, c.source FROM proposals p "
+            "JOIN candidates c USING (candidate_id) WHERE p.task_id = ? ORDER BY p.id",
+            (task_id,),
+        )
+        return [self._recorded(row) for row in rows.fetchall()]
+
+    def attempts(self, task_id: str) -> list[Attempt]:
+        """What a proposer is told: evaluated proposals in the order made, duplicates left out."""
+        return [r.attempt for r in self.proposals(task_id) if r.attempt is not None]
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def record_event(
+        self,
+        kind: str,
+        *,
+        task_id: str | None = None,
+        candidate_id: str | None = None,
+        seconds: float | None = None,
+        detail: str = "",
+    ) -> None:
+        """A stage that took seconds, or something a reader of the run should know."""
+        row = (time.time(), kind, task_id, candidate_id, seconds, detail)
+        self._transact(lambda write: write(EVENT, row))
+
+    def last_event(self, kind: str, task_id: str) -> str | None:
+        """Detail of the newest event of this kind on the task."""
+        row = self._database.execute(
+            "SELECT detail FROM events WHERE kind = ? AND task_id = ? ORDER BY id DESC LIMIT 1",
+            (kind, task_id),
+        ).fetchone()
+        return None if row is None else str(row["detail"])
+
+    def export_jsonl(self, path: Path) -> int:
+        """Write every row of every table, one JSON object a line; returns how many."""
+        count = 0
+        with path.open("w") as stream:
+            for table in TABLES:
+                for row in self._database.execute(f"SELECT * FROM {table} ORDER BY rowid"):
+                    record = {"table": table, **dict(row)}
+                    for key in ("record", "parents", "features"):
+                        if key in record:
+                            record[key] = json.loads(record[key])
+                    stream.write(json.dumps(record) + "\n")
+                    count += 1
+        return count
+
+    # --- rows -----------------------------------------------------------------------------------
+
+    def _recorded(self, row: sqlite3.Row) -> Recorded:
+        candidate = Candidate(row["task_id"], Language(row["language"]), row["source"])
+        usage = Usage(
+            row["prompt_tokens"], row["completion_tokens"], row["cost_usd"], row["seconds"]
+        )
+        proposal = Proposal(
+            candidate,
+            row["proposer"],
+            row["strategy"],
+            tuple(json.loads(row["parents"])),
+            json.loads(row["features"]),
+            row["prompt"],
+            row["reply"],
+            usage,
+        )
+        recorded = Recorded(row["id"], row["round"], proposal, bool(row["duplicate"]))
+        if recorded.duplicate:
+            return recorded
+        evaluation, reward = self._evaluation(row["candidate_id"], Purpose.SEARCH)
+        confirmation, _ = self._evaluation(row["candidate_id"], Purpose.CONFIRM)
+        return Recorded(
+            recorded.id, recorded.round, proposal, False, evaluation, reward, confirmation
+        )
+
+    def _evaluation(
+        self, candidate_id: str, purpose: Purpose
+    ) -> tuple[Evaluation | None, Reward | None]:
+        row = self._database.execute(
+            "SELECT e.record, r.record AS reward FROM evaluations e "
+            "LEFT JOIN rewards r ON r.evaluation_id = e.id "
+            "WHERE e.candidate_id = ? AND e.purpose = ? ORDER BY e.id LIMIT 1",
+            (candidate_id, purpose.value),
+        ).fetchone()
+        if row is None:
+            return None, None
+        reward = None if row["reward"] is None else from_record(Reward, json.loads(row["reward"]))
+        return from_record(Evaluation, json.loads(row["record"])), reward
+
+    def _transact(self, body: Callable[[Write], object]) -> None:
+        """Run `body` in one transaction; on a full disk, again after the reserve is given up."""
+        try:
+            self._try(body)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in DISK_ERRORS:
+                raise
+            self.disk_full = True
+            if self._reserve is None or not self._reserve.give_up():
+                raise DiskFull(
+                    f"{self.path}: cannot be written ({error}); what it holds is safe: "
+                    "free space and run the same command again"
+                ) from error
+            self._transact(body)
+
+    def _try(self, body: Callable[[Write], object]) -> None:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            body(self._database.execute)
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+
+
+def _proposal_row(round: int, proposal: Proposal, *, duplicate: bool) -> tuple[object, ...]:
+    """The columns of `proposals` after the id."""
+    usage = proposal.usage
+    return (
+        time.time(),
+        proposal.candidate.task_id,
+        round,
+        proposal.candidate.id,
+        duplicate,
+        proposal.proposer,
+        proposal.strategy,
+        json.dumps(proposal.parents),
+        json.dumps(dict(proposal.features)),
+        proposal.prompt,
+        proposal.reply,
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.cost_usd,
+        usage.seconds,
+    )

@@ -1,0 +1,157 @@
+"""What a campaign can say about each task, live and at its end: pure views of journal rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agent.journal import Journal, Recorded
+from agent.types import Attempt
+from sandbox.types import Baseline, Evaluation, Interval
+
+
+class Stage(StrEnum):
+    """Where a task stands."""
+
+    WAITING = "waiting"
+    PREPARING = "preparing"
+    PROPOSING = "proposing"
+    BUILDING = "building"
+    MEASURING = "measuring"
+    CONFIRMING = "confirming"
+    DONE = "done"
+    UNSUPPORTED = "unsupported"
+    INVALID = "invalid"
+    STOPPED = "stopped"
+
+    @property
+    def final(self) -> bool:
+        return self in (Stage.DONE, Stage.UNSUPPORTED, Stage.INVALID, Stage.STOPPED)
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """One row of the table."""
+
+    task_id: str
+    stage: Stage
+    tried: int = 0
+    """Distinct candidates with an evaluation."""
+    budget: int = 0
+    rounds: int = 0
+    best: Attempt | None = None
+    """Passed, with the highest lower bound of its speedup."""
+    confirmation: Evaluation | None = None
+    """Of the best, measured afresh after it was selected."""
+    reason: str = ""
+    """Why the task ended early or was not begun."""
+    mean_seconds: float | None = None
+    """Per evaluated candidate, all stages."""
+
+    @property
+    def figure(self) -> Evaluation | None:
+        """The evaluation whose numbers are shown: the confirmation where there is one."""
+        if self.confirmation is not None:
+            return self.confirmation
+        return None if self.best is None else self.best.evaluation
+
+    @property
+    def speedup(self) -> Interval | None:
+        """Of the best against eager."""
+        return None if self.figure is None else self.figure.speedup
+
+    @property
+    def against_compile(self) -> Interval | None:
+        """Of the best against `torch.compile`, default mode; None where that was not timed."""
+        baseline = self.compile_baseline
+        if self.speedup is None or baseline is None or baseline.speedup is None:
+            return None
+        return self.speedup.divided_by(baseline.speedup)
+
+    @property
+    def compile_baseline(self) -> Baseline | None:
+        baselines = self.figure.baselines if self.figure is not None else ()
+        return next((b for b in baselines if b.name == "compile"), None)
+
+    @property
+    def confirmed(self) -> bool:
+        return self.confirmation is not None and wins(self.confirmation)
+
+    @property
+    def verdict(self) -> str:
+        """The row's last word."""
+        if self.stage is Stage.UNSUPPORTED:
+            return "unsupported"
+        if self.stage is Stage.INVALID:
+            return "invalid reference"
+        if self.best is None:
+            return "none correct" if self.tried else "not tried"
+        if not wins(self.best.evaluation):
+            return "no win"
+        if self.confirmation is None:
+            return "unconfirmed win"
+        if not self.confirmed:
+            return "no win (not confirmed)"
+        return "win" if self.best.proposal.candidate.language.custom_kernel else "win (rewrite)"
+
+
+@dataclass(frozen=True)
+class CampaignResult:
+    tasks: tuple[TaskReport, ...]
+    seconds: float
+    """Of this call; a resumed run has had more."""
+    stopped: str | None = None
+    """Why it ended before its budgets were spent; None where it ran to the end."""
+
+    @property
+    def tried(self) -> int:
+        return sum(task.tried for task in self.tasks)
+
+
+def wins(evaluation: Evaluation) -> bool:
+    """Passed, and faster than eager beyond interval and noise floor."""
+    return evaluation.passed and evaluation.timing is not None and evaluation.timing.win
+
+
+def lower_bound(attempt: Attempt) -> float:
+    """What attempts are ranked by; 0 without a speedup."""
+    interval = attempt.evaluation.speedup
+    return 0.0 if interval is None else interval.low
+
+
+def best_of(records: Sequence[Recorded]) -> Recorded | None:
+    """The passed record with the highest lower bound; the earlier of equals."""
+    timed = [(r.attempt, r) for r in records]
+    ranked = [(lower_bound(a), r) for a, r in timed if a is not None and a.evaluation.speedup]
+    return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
+
+
+def report(
+    task_id: str, stage: Stage, records: Sequence[Recorded], *, budget: int = 0, reason: str = ""
+) -> TaskReport:
+    """The row of a task from its journal rows."""
+    done = [r.evaluation for r in records if r.evaluation is not None]
+    best = best_of(records)
+    total_s = sum(sum(e.seconds.values()) for e in done)
+    return TaskReport(
+        task_id,
+        stage,
+        tried=len(done),
+        budget=budget,
+        rounds=1 + max((r.round for r in records), default=-1),
+        best=None if best is None else best.attempt,
+        confirmation=None if best is None else best.confirmation,
+        reason=reason,
+        mean_seconds=total_s / len(done) if done else None,
+    )
+
+
+def reports(journal: Journal) -> tuple[TaskReport, ...]:
+    """Every task of a run as its journal has it; for `show`, while the run lives or later."""
+    rows = []
+    for task in journal.tasks():
+        stage, _, reason = (journal.last_event("stage", task.id) or Stage.WAITING).partition(" ")
+        records = journal.proposals(task.id)
+        rows.append(report(task.id, Stage(stage), records, reason=reason, budget=len(records)))
+    return tuple(rows)

@@ -1,0 +1,1 @@
+"""Prompt templates and their rendering; shared with training, so it imports no model client."""

@@ -1,0 +1,240 @@
+"""The engine on Ray: one exclusive lane per GPU, or per node on the CPU; builds on any free core.
+
+The only module that imports ray. Ray places work and notices lost nodes; hostile code never runs in
+a Ray worker itself but in the processes of the evaluator there, so a lost actor is a lost machine,
+not a bad kernel, and its job moves to another lane. A CPU lane reserves its node by Ray's own
+`node:IP` resource, so that a second campaign waits. Nodes that join later are not used. Compiled
+artefacts are shared between nodes only where the cache lies on a shared file system.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from agent.engine import Build, MakeEvaluator, build_with, evaluate_on, prepare_on, sandbox_error
+from agent.lanes import LaneLost, LanePool, NoLane
+from agent.reaper import Reaper
+from sandbox.errors import DeviceError
+from sandbox.types import Candidate, EvalConfig, Evaluation, Task
+
+# Before the import: without it Ray 2.60 writes ~/.ray/auth_token and prints about it.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+log = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 100 << 20
+"""Sources and evaluations are small; Ray's default is 30 % of the memory."""
+START_TIMEOUT_S = 120.0
+CLOSE_TIMEOUT_S = 5.0
+
+
+class LaneActor:
+    """Lives in a Ray worker and holds the evaluator of its lane."""
+
+    def __init__(self, make_evaluator: MakeEvaluator, threads: str | None) -> None:
+        # Ray sets OMP_NUM_THREADS to the actor's cores; both engines must measure alike.
+        os.environ.pop("OMP_NUM_THREADS", None)
+        if threads is not None:
+            os.environ["OMP_NUM_THREADS"] = threads
+        self._make_evaluator = make_evaluator
+
+    def open(self) -> None:
+        """Apart from the constructor, whose exceptions Ray reports as a dead actor."""
+        self._evaluator = self._make_evaluator(0)
+
+    def prepare(self, task: Task, config: EvalConfig) -> None:
+        prepare_on(self._evaluator, task, config)
+
+    def evaluate(
+        self, task: Task, candidate: Candidate, config: EvalConfig, to_beat: float | None
+    ) -> Evaluation:
+        return evaluate_on(self._evaluator, task, candidate, config, to_beat)
+
+    def close(self) -> None:
+        self._evaluator.close()
+
+
+@dataclass
+class RayLane:
+    """Our side of a lane actor: the evaluator's protocol, one blocking call at a time."""
+
+    make_evaluator: MakeEvaluator
+    options: dict[str, Any]
+    _actor: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        lane = ray.remote(LaneActor).options(max_restarts=0, max_task_retries=0, **self.options)
+        self._actor = lane.remote(self.make_evaluator, os.environ.get("OMP_NUM_THREADS"))
+        try:
+            _get(self._actor.open.remote(), timeout_s=START_TIMEOUT_S)
+        except GetTimeoutError as error:
+            ray.kill(self._actor)
+            raise DeviceError(
+                f"Ray placed no lane within {START_TIMEOUT_S:.0f} s; another campaign may hold it"
+            ) from error
+        except BaseException:
+            ray.kill(self._actor)
+            raise
+
+    def prepare(self, task: Task, config: EvalConfig) -> None:
+        _get(self._actor.prepare.remote(task, config))
+
+    def evaluate(
+        self,
+        task: Task,
+        candidate: Candidate,
+        config: EvalConfig,
+        *,
+        to_beat: float | None = None,
+    ) -> Evaluation:
+        evaluation = _get(self._actor.evaluate.remote(task, candidate, config, to_beat))
+        assert isinstance(evaluation, Evaluation)
+        return evaluation
+
+    def close(self) -> None:
+        try:
+            _get(self._actor.close.remote(), timeout_s=CLOSE_TIMEOUT_S)
+        except (LaneLost, GetTimeoutError) as error:
+            log.warning("closing a lane: %s", error)
+        ray.kill(self._actor)
+
+
+class RayEngine:
+    """Joins the cluster at `address`, or starts Ray on this machine."""
+
+    name = "ray"
+
+    def __init__(
+        self,
+        make_evaluator: MakeEvaluator,
+        build: Build | None = None,
+        *,
+        device: str = "cpu",
+        address: str | None = None,
+        gpu_type: str | None = None,
+        cpus: int | None = None,
+    ) -> None:
+        self._own = not ray.is_initialized()
+        if self._own:
+            _connect(address, cpus)
+        self._reaper = Reaper() if self._own and address is None else None
+        placements = _gpu_lanes(gpu_type) if device == "cuda" else _cpu_lanes()
+        if not placements:
+            self._shut_down()
+            wanted = f"GPU of type {gpu_type}" if gpu_type else "GPU" if device == "cuda" else "CPU"
+            raise DeviceError(f"the Ray cluster has no {wanted}; `ray status` shows what it has")
+        self.lanes = len(placements)
+        openers: list[Callable[[], RayLane]] = [
+            partial(self._open_lane, make_evaluator, options) for options in placements
+        ]
+        self._pool = LanePool("ray-lane", openers)
+        self._build = build
+        cores = int(ray.cluster_resources().get("CPU", 1))
+        self._builders = LanePool("ray-build", [NoLane] * max(1, min(cores, 64)))
+        self._remote_build = ray.remote(build_with).options(num_cpus=1, max_retries=2)
+
+    def submit_prepare(self, task: Task, config: EvalConfig) -> Future[None]:
+        return self._pool.submit(lambda lane: lane.prepare(task, config), affinity=task.id)
+
+    def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:
+        def run(_: NoLane) -> None:
+            _get(self._remote_build.remote(self._build, candidate, config))
+
+        return self._builders.submit(run)
+
+    def submit_evaluate(
+        self, task: Task, candidate: Candidate, config: EvalConfig, to_beat: float | None
+    ) -> Future[Evaluation]:
+        return self._pool.submit(
+            lambda lane: lane.evaluate(task, candidate, config, to_beat=to_beat),
+            affinity=task.id,
+            fallback=partial(sandbox_error, candidate, config),
+        )
+
+    def close(self) -> None:
+        self._builders.close(grace_s=1.0)
+        self._pool.close()
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        if self._own:
+            ray.shutdown()
+        if self._reaper is not None:
+            self._reaper.close()
+
+    def _open_lane(self, make_evaluator: MakeEvaluator, options: dict[str, Any]) -> RayLane:
+        lane = RayLane(make_evaluator, options)
+        if self._reaper is not None:  # Only now have all of Ray's own processes been started.
+            self._reaper.watch(p.pid for p in psutil.Process().children(recursive=True))
+        return lane
+
+
+def _connect(address: str | None, cpus: int | None) -> None:
+    """`local`, not None: None would silently join a cluster named by RAY_ADDRESS."""
+    root = str(Path(__file__).resolve().parents[1])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    common: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "runtime_env": {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}},
+    }
+    if address is not None:
+        try:
+            ray.init(address=address, **common)
+        except ConnectionError as error:
+            raise DeviceError(f"no Ray cluster answers at {address}: {error}") from error
+        return
+    ray.init(
+        address="local",
+        num_cpus=cpus or len(os.sched_getaffinity(0)),
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        **common,
+    )
+
+
+def _gpu_lanes(gpu_type: str | None) -> list[dict[str, Any]]:
+    """Not bound to a node: a lane that is lost may be opened again wherever a GPU is free."""
+    resource = "GPU" if gpu_type is None else f"accelerator_type:{gpu_type}"
+    nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get(resource, 0) > 0]
+    options: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1}
+    if gpu_type is not None:
+        options["accelerator_type"] = gpu_type
+    return [options] * sum(int(n["Resources"].get("GPU", 0)) for n in nodes)
+
+
+def _cpu_lanes() -> list[dict[str, Any]]:
+    lanes = []
+    for node in ray.nodes():
+        if node["Alive"] and node["Resources"].get("CPU", 0) > 0:
+            reserve = f"node:{node['NodeManagerAddress']}"
+            strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            lanes.append(
+                {"num_cpus": 0, "resources": {reserve: 1.0}, "scheduling_strategy": strategy}
+            )
+    return lanes
+
+
+def _get(reference: Any, timeout_s: float | None = None) -> Any:
+    """The remote result; the remote exception itself, or LaneLost where Ray lost the process."""
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except RayTaskError as error:
+        raise error.cause from None
+    except GetTimeoutError:
+        raise
+    except RayError as error:
+        raise LaneLost(str(error).splitlines()[0]) from error

@@ -1,0 +1,133 @@
+"""What may begin now: a campaign's jobs by round and task, and the rule for builds on the CPU.
+
+Pure bookkeeping: nothing is run here. On the CPU (`exclusive`) builds and lanes never overlap,
+since both need the same cores; whichever job is first in line decides whose turn it is.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from agent.journal import Recorded
+from agent.outcome import Stage
+from agent.types import Proposer
+from sandbox.types import Task
+
+
+class Kind(IntEnum):
+    """Of a job; the lower goes first among those of one round of one task."""
+
+    PROPOSE = 0
+    BUILD = 1
+    PREPARE = 2
+    EVALUATE = 3
+    CONFIRM = 4
+
+    @property
+    def on_lane(self) -> bool:
+        return self >= Kind.PREPARE
+
+    @property
+    def stage(self) -> Stage:
+        """Of a task while such a job of it runs."""
+        return (
+            Stage.PROPOSING,
+            Stage.BUILDING,
+            Stage.PREPARING,
+            Stage.MEASURING,
+            Stage.CONFIRMING,
+        )[self]
+
+
+@dataclass
+class TaskRun:
+    """One task's place in the loop."""
+
+    task: Task
+    index: int
+    proposers: Sequence[Proposer]
+    """Those that can work on it."""
+    budget: int = 0
+    stage: Stage = Stage.WAITING
+    reason: str = ""
+    prepared: bool = False
+    outstanding: int = 0
+    """Jobs queued or under way; a round is complete at 0."""
+    built: list[Recorded] = field(default_factory=list)
+    """Held until the task is prepared."""
+    exhausted: bool = False
+    """No proposer has anything more."""
+
+
+@dataclass(order=True)
+class Job:
+    """Ordered by round first, then by task: time is shared fairly."""
+
+    round: int
+    index: int
+    kind: Kind
+    record_id: int
+    run: TaskRun = field(compare=False)
+    record: Recorded | None = field(compare=False, default=None)
+    retried: bool = field(compare=False, default=False)
+    begun_s: float = field(compare=False, default=0.0)
+    """Clock when it was handed to the engine."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return (self.round, self.index)
+
+
+class Schedule:
+    """Jobs that wait, and how many of each sort run."""
+
+    def __init__(self, lanes: int, *, exclusive: bool, thinkers: int) -> None:
+        self._lanes, self._exclusive, self._thinkers = lanes, exclusive, thinkers
+        self._proposals: list[Job] = []
+        self._builds: list[Job] = []
+        self._lane_jobs: list[Job] = []
+        self._running = dict.fromkeys(Kind, 0)
+
+    def push(self, job: Job) -> None:
+        heapq.heappush(self._queue(job.kind), job)
+
+    def drop(self, kinds: Sequence[Kind], run: TaskRun | None = None) -> list[Job]:
+        """Take waiting jobs of these kinds (of one task) out, for good."""
+        dropped: list[Job] = []
+        for queue in (self._proposals, self._builds, self._lane_jobs):
+            out = [j for j in queue if j.kind in kinds and (run is None or j.run is run)]
+            queue[:] = [j for j in queue if j not in out]
+            heapq.heapify(queue)
+            dropped += out
+        return dropped
+
+    def ended(self, job: Job) -> None:
+        self._running[job.kind] -= 1
+
+    def begin(self) -> Iterator[Job]:
+        """Each job that may start now, counted as running from here on."""
+        while (job := self._next()) is not None:
+            self._running[job.kind] += 1
+            yield job
+
+    def _next(self) -> Job | None:
+        if self._proposals and self._running[Kind.PROPOSE] < self._thinkers:
+            return heapq.heappop(self._proposals)
+        measuring = sum(self._running[kind] for kind in Kind if kind.on_lane)
+        builds_turn = bool(self._builds) and (
+            not self._lane_jobs or self._builds[0].place <= self._lane_jobs[0].place
+        )
+        if self._builds and not (self._exclusive and (measuring or not builds_turn)):
+            return heapq.heappop(self._builds)
+        held = self._exclusive and (self._running[Kind.BUILD] > 0 or builds_turn)
+        if self._lane_jobs and measuring < self._lanes and not held:
+            return heapq.heappop(self._lane_jobs)
+        return None
+
+    def _queue(self, kind: Kind) -> list[Job]:
+        if kind.on_lane:
+            return self._lane_jobs
+        return self._builds if kind is Kind.BUILD else self._proposals

@@ -1,0 +1,1 @@
+"""Built-in problems in KernelBench's contract: read as text, never imported."""

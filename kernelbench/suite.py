@@ -1,0 +1,97 @@
+"""From what a user writes to Tasks. Nothing here executes a problem: files are parsed as text.
+
+| spec | tasks |
+|---|---|
+| `builtin`, `builtin/softmax`, `softmax` | all built-in problems, or one |
+| `kernelbench:PATH`, `kernelbench:PATH:level1/1-10` | a KernelBench checkout (selection.py) |
+| `hf:ScalingIntelligence/KernelBench:level1` | a data set on the Hugging Face Hub |
+| `path/to/problem.py`, `path/to/folder/` | files of your own, ids `file/NAME` |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernelbench.builtin import builtin_names, builtin_task, nearest_builtin
+from kernelbench.checkout import checkout_tasks
+from kernelbench.hub import hub_tasks
+from kernelbench.problem import DEVICE_KEYS, first_line, make_task, read_problem
+from kernelbench.selection import Selection, parse_selection
+from sandbox.errors import ConfigError, TaskError
+from sandbox.types import Task
+
+FORMS = "builtin/NAME, kernelbench:PATH, hf:NAME, or the path of a problem.py or of a folder"
+
+
+@dataclass(frozen=True)
+class TaskSummary:
+    """One line of `warpsmith tasks list`."""
+
+    id: str
+    about: str
+    """First docstring line; empty if the problem has none."""
+    dtype: str
+    shapes: tuple[str, ...]
+
+
+def load_tasks(spec: str, device: str, dtype: str | None = None) -> list[Task]:
+    """Tasks that `spec` names, in order, never none; `dtype` overrides the problems' own.
+
+    Raises TaskError where the spec or a file cannot be used.
+    """
+    if device not in DEVICE_KEYS:
+        raise ConfigError(f"device is {device!r}; expected 'cpu' or 'cuda'")
+    scheme, _, rest = spec.partition(":")
+    if scheme == "kernelbench":
+        path, selection = _checkout_spec(rest)
+        return checkout_tasks(path, selection, device, dtype)
+    if scheme == "hf":
+        dataset, _, chosen = rest.partition(":")
+        return hub_tasks(dataset, parse_selection(chosen), device, dtype)
+    if spec == "builtin":
+        return [builtin_task(name, device, dtype) for name in builtin_names()]
+    if spec.removeprefix("builtin/") in builtin_names():
+        return [builtin_task(spec.removeprefix("builtin/"), device, dtype)]
+    return [_file_task(path, device, dtype) for path in _files(spec)]
+
+
+def list_tasks(spec: str, device: str) -> list[TaskSummary]:
+    return [summarise(task) for task in load_tasks(spec, device)]
+
+
+def summarise(task: Task) -> TaskSummary:
+    shapes = tuple(shape.name for shape in task.shapes)
+    return TaskSummary(task.id, first_line(task.source), task.dtype, shapes)
+
+
+def _checkout_spec(rest: str) -> tuple[Path, Selection]:
+    """Path and selection; a path may hold colons, a selection does not."""
+    if not rest:
+        raise TaskError("kernelbench: needs a path; expected kernelbench:PATH or with :level1/1-10")
+    path, colon, chosen = rest.rpartition(":")
+    if not colon or Path(rest).expanduser().is_dir():
+        return Path(rest).expanduser(), Selection()
+    return Path(path).expanduser(), parse_selection(chosen)
+
+
+def _files(spec: str) -> list[Path]:
+    path = Path(spec).expanduser()
+    if spec and path.is_dir():
+        files = sorted(p for p in path.glob("*.py") if not p.name.startswith("_"))
+        if not files:
+            raise TaskError(
+                f"folder {spec} holds no problem files; for levels use kernelbench:PATH"
+            )
+        return files
+    if spec.endswith(".py") and path.is_file():
+        return [path]
+    if spec.endswith(".py"):
+        raise TaskError(f"{spec}: no such file")
+    near = nearest_builtin(spec)
+    hint = f"did you mean {near!r}?" if near else f"expected {FORMS}"
+    raise TaskError(f"unknown task {spec!r}; {hint}")
+
+
+def _file_task(path: Path, device: str, dtype: str | None) -> Task:
+    return make_task(f"file/{path.stem}", read_problem(path), device, dtype)

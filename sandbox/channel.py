@@ -1,0 +1,123 @@
+"""Capped JSON frames over a private socket pair, with a per-run nonce; never pickle.
+
+A frame is a 4-byte little-endian length and UTF-8 JSON `{"nonce": ..., "body": ...}`. File descriptors
+travel beside frames (SCM_RIGHTS), supervisor to worker only. The nonce keeps stray writers out; a
+candidate in the same process as its harness can still speak for it, so what arrives is a *claim*.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+FRAME_LIMIT = 4 << 20
+"""Bytes; a reply is metadata, tensors never travel here."""
+_HEADER = struct.Struct("<I")
+_MAX_FDS = 8
+
+
+class ChannelClosed(Exception):
+    """The other end is gone."""
+
+
+class ChannelTimeout(Exception):
+    """No whole frame arrived before the deadline."""
+
+
+class ChannelProtocol(Exception):
+    """The other end sent something that is no frame of ours."""
+
+
+class Channel:
+    """One end of the pair. Not thread-safe."""
+
+    def __init__(self, sock: socket.socket, nonce: str) -> None:
+        self._socket = sock
+        self._nonce = nonce
+        self._fds: list[int] = []
+
+    def send(self, body: Any, fds: Sequence[int] = ()) -> None:
+        """Send one frame; raises ChannelClosed when the other end is gone."""
+        payload = json.dumps({"nonce": self._nonce, "body": body}).encode()
+        if len(payload) > FRAME_LIMIT:
+            raise ChannelProtocol(f"frame of {len(payload)} bytes; the limit is {FRAME_LIMIT}")
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            self._socket.sendmsg([_HEADER.pack(len(payload))], rights)
+            self._socket.sendall(payload)
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+
+    def receive(
+        self, timeout_s: float | None = None, watch: Callable[[], None] | None = None
+    ) -> Any:
+        """The next frame's body.
+
+        `watch` is called every 50 ms while waiting and may raise. Raises ChannelTimeout after `timeout_s`
+        seconds, ChannelClosed at end of file, ChannelProtocol on a malformed or foreign frame.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        (length,) = _HEADER.unpack(self._read(_HEADER.size, deadline, watch))
+        if length > FRAME_LIMIT:
+            raise ChannelProtocol(f"frame of {length} bytes; the limit is {FRAME_LIMIT}")
+        payload = self._read(length, deadline, watch)
+        try:
+            frame = json.loads(payload)
+            nonce, body = frame["nonce"], frame["body"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ChannelProtocol("a frame that is not our JSON") from error
+        if nonce != self._nonce:
+            raise ChannelProtocol("a frame with the wrong nonce")
+        return body
+
+    def take_fds(self) -> list[int]:
+        """File descriptors that came with the frames received so far."""
+        fds, self._fds = self._fds, []
+        return fds
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def _read(self, size: int, deadline: float | None, watch: Callable[[], None] | None) -> bytes:
+        chunks = bytearray()
+        while len(chunks) < size:
+            self._wait(deadline, watch)
+            try:
+                data, ancillary, _, _ = self._socket.recvmsg(
+                    size - len(chunks), socket.CMSG_SPACE(_MAX_FDS * 4)
+                )
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            for level, kind, payload in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    fds = array.array("i")
+                    fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+                    self._fds.extend(fds)
+            if not data:
+                raise ChannelClosed("end of file")
+            chunks += data
+        return bytes(chunks)
+
+    def _wait(self, deadline: float | None, watch: Callable[[], None] | None) -> None:
+        if deadline is None and watch is None:
+            return
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise ChannelTimeout
+            step = left if watch is None else min(0.05, 0.05 if left is None else left)
+            if poller.poll(None if step is None else max(step * 1000, 1)):
+                return
+            if watch is not None:
+                watch()

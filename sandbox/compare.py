@@ -1,0 +1,142 @@
+"""How far an output is from the truth: whole tensor, per row, and per element of its row's scale.
+
+Norm-wise error alone misses a dropped tail; elementwise `allclose` is blind on U[0,1) inputs and too strict
+near zero (research: KernelBench fact sheet, section 1). Runs in the supervisor on private copies.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from sandbox.observation import Errors
+
+CHUNK_ELEMENTS = 1 << 24
+"""Elements compared at a time, so that float64 copies stay below half a gigabyte."""
+SHORT_ROW = 16
+"""Rows shorter than this are joined with their neighbours: too few elements for a scale."""
+QUIET_ROW = 1e-3
+"""A row this much quieter than the tensor is judged by the tensor's scale."""
+
+
+def errors(out: torch.Tensor, truth: torch.Tensor) -> Errors:
+    """Errors of one leaf; `out` and `truth` have one shape, any dtypes, any device alike.
+
+    Integer and bool leaves are exact: `misplaced` counts the elements that differ.
+    """
+    if out.numel() == 0:
+        return Errors()
+    if not truth.is_floating_point():
+        return Errors(misplaced=int((out != truth).sum()))
+    rows, length = row_shape(truth)
+    out, truth = out.reshape(rows, length), truth.reshape(rows, length)
+    squares, energies, peaks, misplaced = [], [], [], 0
+    step = max(1, CHUNK_ELEMENTS // length)
+    for start in range(0, rows, step):
+        expected = truth[start : start + step].double()
+        difference = out[start : start + step].double() - expected
+        energy = (expected * expected).sum(1)
+        square = (difference * difference).sum(1)
+        if not bool(torch.isfinite(energy.sum() + square.sum())):
+            difference, expected, count = _finite(out[start : start + step], expected)
+            energy = (expected * expected).sum(1)
+            square = (difference * difference).sum(1)
+            misplaced += count
+        energies.append(energy)
+        squares.append(square)
+        peaks.append(difference.abs().amax(1))
+    return _summary(torch.cat(squares), torch.cat(energies), torch.cat(peaks), length, misplaced)
+
+
+def row_shape(tensor: torch.Tensor) -> tuple[int, int]:
+    """(rows, row length): the last dimension, joined with earlier ones while shorter than SHORT_ROW."""
+    length = 1
+    for size in reversed(tensor.shape):
+        length *= size
+        if length >= SHORT_ROW:
+            break
+    return tensor.numel() // length, length
+
+
+def _finite(out: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Both with their agreeing non-finite places zeroed, and how many places disagree."""
+    actual = out.double()
+    agree = (actual == expected) | (actual.isnan() & expected.isnan())
+    both = actual.isfinite() & expected.isfinite()
+    zero = torch.zeros((), dtype=torch.float64, device=out.device)
+    difference = torch.where(both, actual - expected, zero)
+    return difference, torch.where(both, expected, zero), int((~both & ~agree).sum())
+
+
+def _summary(
+    square: torch.Tensor,
+    energy: torch.Tensor,
+    peak: torch.Tensor,
+    length: int,
+    misplaced: int,
+) -> Errors:
+    total_square, total_energy = float(square.sum()), float(energy.sum())
+    if total_square == 0.0:
+        return Errors(misplaced=misplaced)
+    if total_energy == 0.0:
+        return Errors(math.inf, math.inf, math.inf, misplaced)
+    typical = math.sqrt(total_energy / (energy.numel() * length))
+    scale = (energy / length).sqrt().clamp_min(QUIET_ROW * typical)
+    return Errors(
+        norm=math.sqrt(total_square / total_energy),
+        row=float(((square / length).sqrt() / scale).max()),
+        element=float((peak / scale).max()),
+        misplaced=misplaced,
+    )
+
+
+def identical(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Bytes equal; both uint8, of one size."""
+    usable = left.numel() // 8 * 8
+    return torch.equal(
+        left[:usable].view(torch.int64), right[:usable].view(torch.int64)
+    ) and torch.equal(left[usable:], right[usable:])
+
+
+def ties_explain(indices: torch.Tensor, expected: torch.Tensor, inputs: list[torch.Tensor]) -> bool:
+    """True when differing indices pick equal values from some input along some dimension.
+
+    Sorting, top-k and arg-reductions may break ties differently; an index repeated where the reference
+    repeats none is no tie.
+    """
+    if indices.is_floating_point() or indices.dtype == torch.bool:
+        return False
+    for values in inputs:
+        for dim in range(values.ndim):
+            for keep in (True, False):
+                if _same_picks(indices, expected, values, dim, keep):
+                    return True
+    return False
+
+
+def _same_picks(
+    indices: torch.Tensor, expected: torch.Tensor, values: torch.Tensor, dim: int, keep: bool
+) -> bool:
+    picks, wanted = (
+        (indices.long(), expected.long())
+        if keep
+        else (indices.long().unsqueeze(dim), expected.long().unsqueeze(dim))
+        if indices.ndim == values.ndim - 1
+        else (None, None)
+    )
+    if picks is None or wanted is None or picks.ndim != values.ndim:
+        return False
+    others = [i for i in range(values.ndim) if i != dim]
+    if any(picks.shape[i] != values.shape[i] for i in others):
+        return False
+    size = values.shape[dim]
+    if size == 0 or bool((picks < 0).any()) or bool((picks >= size).any()):
+        return False
+    if bool((wanted < 0).any()) or bool((wanted >= size).any()):
+        return False
+    if not torch.equal(values.gather(dim, picks), values.gather(dim, wanted)):
+        return False
+    ordered = picks.sort(dim).values
+    repeats = (ordered.diff(dim=dim) == 0).any()
+    return not bool(repeats)

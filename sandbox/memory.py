@@ -1,0 +1,184 @@
+"""Arenas: dedicated allocations shared with exactly one worker, never torch's caching pool.
+
+On the CPU an arena is a memfd; on a GPU a `cuMemAlloc` of whole 2 MiB pages, because an IPC handle exposes
+the whole underlying allocation. The CUDA driver is called through ctypes: torch offers no IPC for
+memory it does not pool.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from sandbox.errors import DeviceError
+from sandbox.trees import Layout, Leaf
+
+PAGE = 2 << 20
+"""CUDA's allocation granularity; smaller requests share a page and so an IPC handle."""
+
+
+class Arena(Protocol):
+    """Bytes that the supervisor and one worker share."""
+
+    bytes: torch.Tensor
+    """(size,) uint8 view of the whole arena."""
+
+    def ticket(self) -> dict[str, Any]:
+        """JSON the worker needs to open it; a host arena's descriptor travels beside it."""
+        ...
+
+    @property
+    def fds(self) -> list[int]: ...
+
+    def close(self) -> None: ...
+
+
+class HostArena:
+    """Anonymous shared memory: no name that another process could open."""
+
+    def __init__(self, size: int) -> None:
+        self._fd = os.memfd_create("arena", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, size)
+        self._map = mmap.mmap(self._fd, size)
+        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+
+    def ticket(self) -> dict[str, Any]:
+        return {"kind": "host", "size": self.bytes.numel()}
+
+    @property
+    def fds(self) -> list[int]:
+        return [self._fd]
+
+    def close(self) -> None:
+        os.close(self._fd)
+        self.bytes = torch.empty(0, dtype=torch.uint8)  # the mapping goes with its last view
+
+
+class DeviceArena:
+    """One `cuMemAlloc` in the current context, shareable by CUDA IPC."""
+
+    def __init__(self, size: int) -> None:
+        size = (size + PAGE - 1) // PAGE * PAGE
+        torch.cuda.init()
+        torch.cuda.current_stream()
+        pointer = ctypes.c_uint64()
+        driver().call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+        self._pointer = pointer
+        self.bytes = _view(pointer.value, size)
+
+    def ticket(self) -> dict[str, Any]:
+        handle = (ctypes.c_char * 64)()
+        driver().call("cuIpcGetMemHandle", ctypes.byref(handle), self._pointer)
+        return {"kind": "cuda", "size": self.bytes.numel(), "handle": handle.raw.hex()}
+
+    @property
+    def fds(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+        driver().call("cuMemFree_v2", self._pointer)
+
+
+def allocate(size: int, device: str) -> Arena:
+    """A fresh arena of at least `size` bytes; raises DeviceError when the device has no room."""
+    return DeviceArena(max(size, 1)) if device == "cuda" else HostArena(max(size, 1))
+
+
+def open_ticket(ticket: dict[str, Any], fd: int | None) -> torch.Tensor:
+    """In a worker: the (size,) uint8 view of the arena that a ticket describes."""
+    if ticket["kind"] == "host":
+        assert fd is not None
+        mapping = mmap.mmap(fd, ticket["size"])
+        os.close(fd)
+        return torch.frombuffer(mapping, dtype=torch.uint8)
+    torch.cuda.init()
+    torch.zeros(1, device="cuda")
+    handle = _IpcHandle.from_buffer_copy(bytes.fromhex(ticket["handle"]))
+    pointer = ctypes.c_uint64()
+    # 1 = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is (CUDA driver API, cuIpcOpenMemHandle).
+    driver().call("cuIpcOpenMemHandle_v2", ctypes.byref(pointer), handle, ctypes.c_uint(1))
+    return _view(pointer.value, ticket["size"])
+
+
+def leaf_view(arena: torch.Tensor, layout: Layout, index: int, leaf: int) -> torch.Tensor:
+    """Leaf number `leaf` of set number `index` as a tensor over the arena's bytes."""
+    spec = layout.leaves[leaf]
+    start = index * layout.stride + layout.offsets[leaf]
+    flat = arena[start : start + spec.bytes].view(dtype_of(spec))
+    return flat.as_strided(spec.shape, spec.stride)
+
+
+def dtype_of(leaf: Leaf) -> torch.dtype:
+    dtype = getattr(torch, leaf.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def describe(tensor: torch.Tensor) -> Leaf:
+    """The Leaf that stores a tensor of this shape; expanded or gapped strides become dense."""
+    leaf = Leaf(
+        tuple(tensor.shape),
+        str(tensor.dtype).removeprefix("torch."),
+        tuple(tensor.stride()),
+        tensor.element_size(),
+    )
+    return leaf if leaf.elements == tensor.numel() else leaf.dense()
+
+
+class _IpcHandle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_char * 64),)
+
+
+@dataclass
+class _Pointer:
+    """What torch.as_tensor needs to see foreign device memory (CUDA array interface, version 3)."""
+
+    pointer: int
+    size: int
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": (self.size,),
+            "typestr": "|u1",
+            "data": (self.pointer, False),
+            "version": 3,
+        }
+
+
+def _view(pointer: int, size: int) -> torch.Tensor:
+    return torch.as_tensor(_Pointer(pointer, size), device="cuda")
+
+
+class _Driver:
+    def __init__(self) -> None:
+        try:
+            self._library = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise DeviceError(
+                "no NVIDIA driver (libcuda.so.1): install one, or use device cpu"
+            ) from error
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a driver function; raises DeviceError with the driver's own words."""
+        code = getattr(self._library, name)(*arguments)
+        if code != 0:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorString(code, ctypes.byref(text))
+            raise DeviceError(f"{name}: {(text.value or b'?').decode()} (error {code})")
+
+
+_loaded: list[_Driver] = []
+
+
+def driver() -> _Driver:
+    """The CUDA driver, opened at first use."""
+    if not _loaded:
+        _loaded.append(_Driver())
+    return _loaded[0]

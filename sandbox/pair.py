@@ -1,0 +1,302 @@
+"""One process pair: a reference worker and a candidate worker on equal inputs (DESIGN, section 5).
+
+The candidate is disclosed one batch of fresh inputs per "go"; outputs leave through poisoned slots; its
+used inputs are poisoned before it hands outputs over, so that work deferred past "done" reads garbage.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sandbox import compare, trees
+from sandbox.observation import CaseObservation, Errors, RoundObservation
+from sandbox.plan import Plan
+from sandbox.subject import Signature, Subject
+from sandbox.types import EvalConfig
+
+SOLO_ROUNDS = 3
+DRIFT = 0.15
+"""Relative slow-down of the reference, beyond five times its solo spread, that voids a round."""
+
+
+class ProcessPair:
+    """Drives both sides; the caller owns the subjects and closes them."""
+
+    def __init__(
+        self,
+        number: int,
+        reference: Subject,
+        candidate: Subject,
+        signature: Signature,
+        plan: Plan,
+        config: EvalConfig,
+        synchronize: Callable[[], None],
+        *,
+        new_weights: bool = True,
+    ) -> None:
+        """`new_weights`: overwrite parameters at secret moments, as a training loop would."""
+        self.number = number
+        self.reference = reference
+        self.candidate = candidate
+        self.signature = signature
+        self.plan = plan
+        self.config = config
+        self.synchronize = synchronize
+        self.new_weights = new_weights and bool(signature.state)
+        self.solo: list[float] = []
+        self.secret = random.Random(secrets.randbits(64))
+
+    def start(self, first_call_timeout_s: float) -> None:
+        """Attach arenas, give both sides one state, make first calls, time the reference solo."""
+        total = self.plan.sets + self.plan.warm
+        for side in (self.reference, self.candidate):
+            side.attach_all(self.signature, total, self.plan.sets)
+        self.share_state()
+        self.fill(range(total))
+        self.share_inputs(0, total)
+        for side in (self.reference, self.candidate):
+            side.request("warm", first_call_timeout_s, sets=self.plan.warm_sets)
+        self.candidate.worker.freeze()
+        try:
+            for _ in range(SOLO_ROUNDS):
+                self.reference.warm(self.plan.warm_sets)
+                self.solo.append(self.reference.go(self.plan.timed) / self.plan.sets)
+        finally:
+            self.candidate.worker.thaw()
+
+    def rounds(
+        self, bounds: Sequence[Errors]
+    ) -> Iterable[tuple[RoundObservation, CaseObservation]]:
+        """Timed rounds with the comparison of every output; which ones are single-set is secret."""
+        for single in self.schedule():
+            if self.new_weights and self.secret.random() < 2 / self.config.rounds:
+                self.reference.request(
+                    "restyle", self.config.run_timeout_s, state_seed=secrets.randbits(31)
+                )
+                self.share_state()
+            yield self.round(single, bounds)
+
+    def schedule(self) -> list[bool]:
+        """True for single-set rounds: at least one, at a secret place."""
+        count = max(1, round(self.config.rounds * self.config.single_share))
+        kinds = [True] * count + [False] * (self.config.rounds - count)
+        self.secret.shuffle(kinds)
+        return kinds
+
+    def round(
+        self, single: bool, bounds: Sequence[Errors]
+    ) -> tuple[RoundObservation, CaseObservation]:
+        sets = list(range(self.plan.single)) if single else self.plan.timed
+        self.secret.shuffle(sets)
+        self.fill(sets)
+        for side in (self.reference, self.candidate):
+            side.poison("slots", 0, self.plan.sets)
+        if single:
+            self.candidate.poison("inputs", 0, self.plan.sets)
+        else:
+            self.share_inputs(0, self.plan.sets)
+        times: dict[Subject, tuple[float, float]] = {}
+        case = CaseObservation("timed rounds")
+        order = [self.reference, self.candidate]
+        self.secret.shuffle(order)
+        if (
+            self.signature.mutates
+        ):  # the candidate's inputs are copied from the reference's unused ones
+            order = [self.candidate, self.reference]
+        for side in order:
+            if side is self.candidate:
+                seconds, collect, case = self.run_candidate(sets, single, case)
+            else:
+                seconds, collect = self.run_reference(sets, single)
+            times[side] = (seconds, collect)
+        case = replace(case, **self.differences(sets), bounds=tuple(bounds))
+        (reference_s, reference_collect), (candidate_s, candidate_collect) = (
+            times[self.reference],
+            times[self.candidate],
+        )
+        return (
+            RoundObservation(
+                pair=self.number,
+                single=single,
+                calls=len(sets),
+                reference_s=reference_s,
+                candidate_s=candidate_s,
+                reference_collect_s=reference_collect,
+                candidate_collect_s=candidate_collect,
+                void="" if single else self.drift(reference_s / len(sets)),
+            ),
+            case,
+        )
+
+    def run_reference(self, sets: list[int], single: bool) -> tuple[float, float]:
+        """The reference's turn, with the candidate's whole process tree stopped."""
+        self.candidate.worker.freeze()
+        try:
+            self.ready(self.reference)
+            if single:
+                seconds = sum(self.reference.go([index]) for index in sets)
+            else:
+                seconds = self.reference.go(sets)
+            collect, _ = self.reference.collect(sets)
+        finally:
+            self.candidate.worker.thaw()
+        return seconds, collect
+
+    def run_candidate(
+        self, sets: list[int], single: bool, case: CaseObservation
+    ) -> tuple[float, float, CaseObservation]:
+        """The candidate's turn: its inputs are checked and poisoned before it hands outputs over."""
+        self.ready(self.candidate)
+        if single:
+            seconds = 0.0
+            for index in sets:
+                self.share_inputs(index, 1)
+                seconds += self.candidate.go([index])
+        else:
+            seconds = self.candidate.go(sets)
+        mutated = False
+        if not self.signature.mutates:
+            mutated = not all(
+                compare.identical(
+                    self.reference.set_bytes("inputs", index),
+                    self.candidate.set_bytes("inputs", index),
+                )
+                for index in sets
+            )
+            if not self.signature.aliases:
+                self.candidate.poison("inputs", 0, self.plan.sets)
+                self.synchronize()
+        collect, claim = self.candidate.collect(sets)
+        return (
+            seconds,
+            collect,
+            replace(case, inputs_mutated=mutated, **structure(claim, self.signature, len(sets))),
+        )
+
+    def ready(self, side: Subject) -> None:
+        """Warm up on other sets; restore the state that calls would move."""
+        side.warm(self.plan.warm_sets)
+        if self.signature.moves_state:
+            side.request("restate", self.config.run_timeout_s)
+        self.synchronize()
+
+    def differences(self, sets: list[int]) -> dict[str, Any]:
+        """Worst errors over all sets of the round, against the reference worker's outputs."""
+        worst = [Errors() for _ in self.signature.outputs]
+        for leaf, spec in enumerate(self.signature.outputs):
+            outs = [self.candidate.leaf("slots", index, leaf) for index in sets]
+            truths = [self.reference.leaf("slots", index, leaf) for index in sets]
+            if spec.elements * len(sets) <= compare.CHUNK_ELEMENTS:
+                # One comparison for many small outputs; a scalar's scale is then the whole batch's.
+                outs, truths = [torch.stack(outs)], [torch.stack(truths)]
+            for out, truth in zip(outs, truths, strict=True):
+                worst[leaf] = worst[leaf].worst(compare.errors(out, truth))
+            if worst[leaf].misplaced and not spec.floating:
+                worst[leaf] = self.forgive_ties(leaf, sets, worst[leaf])
+        found: dict[str, Any] = {"errors": tuple(worst)}
+        if self.signature.mutates:
+            found["inputs_mutated"] = not all(map(self.same_inputs, sets))
+        return found
+
+    def forgive_ties(self, leaf: int, sets: list[int], found: Errors) -> Errors:
+        """Index outputs that break ties otherwise are right."""
+        for index in sets:
+            ours, theirs = (
+                self.reference.leaf("slots", index, leaf),
+                self.candidate.leaf("slots", index, leaf),
+            )
+            values = [
+                self.reference.leaf("inputs", index, i)
+                for i, spec in enumerate(self.signature.inputs)
+                if spec.floating
+            ]
+            if not torch.equal(ours, theirs) and not compare.ties_explain(theirs, ours, values):
+                return found
+        return replace(found, misplaced=0)
+
+    def same_inputs(self, index: int) -> bool:
+        """For references that write their inputs: both sides left the same values there."""
+        return all(
+            compare.errors(
+                self.candidate.leaf("inputs", index, leaf),
+                self.reference.leaf("inputs", index, leaf),
+            ).within(Errors(1e-4, 1e-3, 1e-2))
+            for leaf in range(len(self.signature.inputs))
+        )
+
+    def fill(self, sets: Iterable[int], scale: float = 1.0) -> None:
+        """Fresh values in the reference's input sets, under a seed nobody else knows."""
+        self.reference.request(
+            "fill",
+            self.config.run_timeout_s,
+            sets=list(sets),
+            seed=secrets.randbits(60),
+            scale=scale,
+        )
+
+    def share_inputs(self, first: int, count: int) -> None:
+        source = self.reference.set_bytes("inputs", first, count)
+        self.candidate.set_bytes("inputs", first, count).copy_(source)
+        self.synchronize()
+
+    def share_state(self) -> None:
+        """The candidate's parameters and buffers become the reference's."""
+        if not self.signature.state or not self.new_weights:
+            return
+        self.reference.request("publish", self.config.run_timeout_s)
+        self.candidate.arenas["state"].bytes.copy_(self.reference.arenas["state"].bytes)
+        self.synchronize()
+        self.candidate.request("restate", self.config.run_timeout_s)
+
+    def drift(self, seconds: float) -> str:
+        """Why a round is void: the reference ran slower beside the candidate than alone."""
+        middle = statistics.median(self.solo)
+        spread = statistics.median(abs(x - middle) for x in self.solo)
+        limit = middle * (1 + DRIFT) + 5 * spread
+        if seconds <= limit:
+            return ""
+        return f"reference took {seconds * 1e6:.1f} us a call, {middle * 1e6:.1f} us alone"
+
+
+def structure(claim: dict[str, Any], signature: Signature, sets: int) -> dict[str, str]:
+    """How the outputs the candidate describes differ from the reference's; claims, so only harmful ones."""
+    try:
+        kinds = [parse_kind(kind) for kind in claim["kinds"]]
+        complete = len(claim["sets"]) == sets
+    except (KeyError, TypeError, ValueError):
+        return {"structure_differs": "the outputs were described in no known form"}
+    found = {"structure_differs": "", "shape_differs": "", "dtype_differs": "", "foreign_type": ""}
+    if not kinds or not complete:
+        found["structure_differs"] = "outputs of several calls differ in structure"
+    for tree, leaves in kinds:
+        if len(leaves) != len(signature.outputs) or not trees.same_structure(
+            signature.output_tree, tree
+        ):
+            found["structure_differs"] = (
+                f"{len(leaves)} tensors in another structure than the reference's "
+                f"{len(signature.outputs)}"
+            )
+            continue
+        for spec, stride, leaf in zip(signature.outputs, signature.classes, leaves, strict=True):
+            shape, dtype, stride_class, type_name = leaf
+            if tuple(shape) != spec.shape:
+                found["shape_differs"] = f"{tuple(shape)}, expected {spec.shape}"
+            elif dtype != spec.dtype:
+                found["dtype_differs"] = f"{dtype}, expected {spec.dtype}"
+            elif stride_class not in ("contiguous", stride):
+                found["shape_differs"] = f"a {stride_class} layout, expected {stride}"
+            if type_name not in ("Tensor", "Parameter"):
+                found["foreign_type"] = str(type_name)[:100]
+    return found
+
+
+def parse_kind(kind: Any) -> tuple[Any, list[list[Any]]]:
+    tree, leaves = kind
+    return tree, [[list(map(int, leaf[0])), *map(str, leaf[1:4])] for leaf in leaves]

@@ -1,0 +1,56 @@
+"""The memory planner: how many input sets a timed batch holds, within what the device has free."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sandbox.errors import InvalidReference
+from sandbox.subject import Signature
+from sandbox.types import EvalConfig
+
+MEMORY_SHARE = 0.6
+"""Of free memory for arenas and retained outputs; the rest is the models' own temporaries."""
+WARM_SETS = 2
+SINGLE_CALLS = 8
+"""Calls in a round that discloses one input set per "go"."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Input arenas hold `sets` timed sets, then `warm` warm-up sets; slots hold `sets`."""
+
+    sets: int
+    warm: int
+
+    @property
+    def timed(self) -> list[int]:
+        return list(range(self.sets))
+
+    @property
+    def warm_sets(self) -> list[int]:
+        return list(range(self.sets, self.sets + self.warm))
+
+    @property
+    def single(self) -> int:
+        return min(self.sets, SINGLE_CALLS)
+
+
+def plan(signature: Signature, config: EvalConfig, free_bytes: int) -> Plan:
+    """As many sets as fill `batch_ms` and fit: inputs and slots on both sides, outputs retained on both.
+
+    Raises InvalidReference when not even one set fits.
+    """
+    budget = MEMORY_SHARE * free_bytes
+    per_set = 2 * signature.input_bytes + 4 * signature.output_bytes
+    wanted = math.ceil(config.batch_ms / 1e3 / max(signature.latency_s, 1e-7))
+    # Each warm-up set costs inputs on both sides and, while it runs, an output.
+    warm_bytes = 2 * signature.input_bytes + signature.output_bytes
+    for warm in (WARM_SETS, 1):
+        fits = int((budget - warm * warm_bytes) // per_set)
+        if fits >= 1:
+            return Plan(max(1, min(wanted, fits, config.max_sets)), warm)
+    raise InvalidReference(
+        f"one input set needs {(per_set + warm_bytes) >> 20} MiB for both sides; "
+        f"{int(budget) >> 20} MiB are free: use a smaller shape or a larger device"
+    )

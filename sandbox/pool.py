@@ -1,0 +1,236 @@
+"""A task's secret cases with their float64 truth and the error each may have; computed once per task.
+
+Truth is the reference in float64 (DESIGN, section 6). The bound on a candidate's error is the largest of
+the dtype's class constant, a multiple of the reference's own error, and what rounding the inputs would
+do to the output (conditioning).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sandbox import compare, pair
+from sandbox.errors import InvalidReference
+from sandbox.observation import Errors, FailureKind
+from sandbox.spawn import WorkerFailed
+from sandbox.subject import Signature, Subject
+from sandbox.trees import Layout, Leaf
+from sandbox.types import EvalConfig
+
+CLASS_NORM = {"float64": 1e-12, "float32": 5e-6, "float16": 3e-4, "bfloat16": 2e-3}
+"""Norm-wise error of a matmul at any K per dtype (measured; research/kernelbench.md, section 1)."""
+ROW_FACTOR, ELEMENT_FACTOR = 4.0, 16.0
+"""How far a row or an element of an honest kernel lies above the tensor's norm error."""
+JITTER = 2.0**-24
+"""Half an ulp of float32, relative: the rounding no kernel can avoid."""
+JITTER_FACTOR = 8.0
+POOL_SHARE = 0.15
+"""Of free memory that stored cases may take."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs with what must come out."""
+
+    name: str
+    inputs: torch.Tensor
+    """(bytes,) uint8, private copy of one input set."""
+    truth: tuple[torch.Tensor, ...]
+    """Per output leaf: float64 for floating ones."""
+    bounds: tuple[Errors, ...]
+    own: tuple[Errors, ...]
+    """The reference's own errors."""
+    state_after: torch.Tensor | None
+    """(bytes,) uint8: parameters and buffers after the call, where calls move them."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The cases of one shape."""
+
+    signature: Signature
+    state: torch.Tensor
+    """(bytes,) uint8: the parameters and buffers all cases share."""
+    cases: tuple[Case, ...]
+    oracle: str
+    """`float64`, or `float32` where the reference does not run in float64."""
+
+
+def build_pool(subject: Subject, signature: Signature, config: EvalConfig, free_bytes: int) -> Pool:
+    """Make the cases with the reference's worker, open at this shape.
+
+    Raises InvalidReference for a stochastic, data-dependent or degenerate reference.
+    """
+    if not signature.outputs:
+        raise InvalidReference("forward() returns no tensor")
+    if not signature.repeatable:
+        raise InvalidReference("stochastic: equal inputs give different outputs under another seed")
+    subject.attach_all(signature, 1, 1)
+    subject.attach("oracle", Layout(tuple(map(truth_leaf, signature.outputs)), 1))
+    subject.request("publish", config.run_timeout_s)
+    state = subject.arenas["state"].bytes.clone()
+    maker = _CaseMaker(subject, signature, config)
+    per_case = signature.input_bytes + 2 * subject.layouts["oracle"].stride
+    room = max(2, int(POOL_SHARE * free_bytes) // max(per_case, 1))
+    cases = [maker.make("given", 1.0), maker.make("given, fresh values", 1.0)]
+    for scale in config.scales if signature.inputs else ():
+        if len(cases) < room:
+            cases.append(maker.make(f"inputs x {scale:g}", scale))
+    kept = tuple(case for case in cases if case is not None)
+    if not kept or cases[0] is None:
+        raise InvalidReference("the output is not finite on the inputs as given")
+    refuse_degenerate(kept, signature)
+    for name in ("inputs", "slots", "oracle"):
+        subject.detach(name)
+    return Pool(signature, state, kept, maker.oracle)
+
+
+class _CaseMaker:
+    def __init__(self, subject: Subject, signature: Signature, config: EvalConfig) -> None:
+        self.subject = subject
+        self.signature = signature
+        self.config = config
+        self.oracle = "float64"
+
+    def make(self, name: str, scale: float) -> Case | None:
+        """The case, or None where truth or reference leaves the finite range."""
+        subject, limit = self.subject, self.config.run_timeout_s
+        subject.request("restate", limit)
+        subject.request("fill", limit, sets=[0], seed=secrets.randbits(60), scale=scale)
+        inputs = subject.set_bytes("inputs", 0).clone()
+        truth = self.truth(0.0)
+        jittered = self.truth(JITTER)
+        subject.poison("slots", 0, 1)
+        subject.set_bytes("inputs", 0).copy_(inputs)
+        subject.warm([])
+        subject.go([0])
+        _, claim = subject.collect([0])
+        self.check_structure(claim)
+        outputs = [subject.leaf("slots", 0, i).clone() for i in range(len(self.signature.outputs))]
+        if truth is None:
+            truth = [out.double() if out.is_floating_point() else out for out in outputs]
+        if not all(bool(t.isfinite().all()) for t in [*truth, *outputs] if t.is_floating_point()):
+            return None
+        own = tuple(compare.errors(out, t) for out, t in zip(outputs, truth, strict=True))
+        shaken = (
+            [Errors()] * len(truth)
+            if jittered is None
+            else [compare.errors(j, t) for j, t in zip(jittered, truth, strict=True)]
+        )
+        limits = tuple(
+            bound(leaf, mine, shake, self.config)
+            for leaf, mine, shake in zip(self.signature.outputs, own, shaken, strict=True)
+        )
+        return Case(name, inputs, tuple(truth), limits, own, self.state_after())
+
+    def truth(self, jitter: float) -> list[torch.Tensor] | None:
+        """The float64 outputs for input set 0; None where the reference refuses float64."""
+        if self.oracle != "float64":
+            return None
+        try:
+            self.subject.request(
+                "oracle",
+                self.config.run_timeout_s,
+                set=0,
+                jitter=jitter,
+                seed=secrets.randbits(31),
+            )
+        except WorkerFailed as failed:
+            if failed.failure.kind is not FailureKind.CLAIMED:
+                raise
+            self.oracle = "float32"
+            return None
+        return [
+            self.subject.leaf("oracle", 0, i).clone() for i in range(len(self.signature.outputs))
+        ]
+
+    def check_structure(self, claim: dict[str, object]) -> None:
+        differs = {k: v for k, v in pair.structure(claim, self.signature, 1).items() if v}
+        differs.pop("foreign_type", None)
+        if differs:
+            words = "; ".join(differs.values())
+            raise InvalidReference(
+                f"data-dependent outputs: on other values forward() gives {words}"
+            )
+
+    def state_after(self) -> torch.Tensor | None:
+        if not self.signature.moves_state:
+            return None
+        self.subject.request("publish", self.config.run_timeout_s)
+        return self.subject.arenas["state"].bytes.clone()
+
+
+def truth_leaf(leaf: Leaf) -> Leaf:
+    """The slot of an output leaf's truth."""
+    dense = leaf.dense()
+    return Leaf(dense.shape, "float64", dense.stride, 8) if leaf.floating else dense
+
+
+def bound(leaf: Leaf, own: Errors, shaken: Errors, config: EvalConfig) -> Errors:
+    """The error a candidate may have on one leaf of one case."""
+    if not leaf.floating:
+        return Errors()
+    base = CLASS_NORM.get(leaf.dtype, CLASS_NORM["float32"])
+    factor = config.reference_error_factor
+    return Errors(
+        norm=max(base, factor * own.norm, JITTER_FACTOR * shaken.norm),
+        row=max(ROW_FACTOR * base, factor * own.row, JITTER_FACTOR * shaken.row),
+        element=max(ELEMENT_FACTOR * base, factor * own.element, JITTER_FACTOR * shaken.element),
+    )
+
+
+def timed_bounds(case: Case) -> tuple[Errors, ...]:
+    """For timed rounds, where truth is the reference worker's output and so carries its own error."""
+    return tuple(
+        Errors(b.norm + 2 * o.norm, b.row + 2 * o.row, b.element + 2 * o.element)
+        for b, o in zip(case.bounds, case.own, strict=True)
+    )
+
+
+def refuse_degenerate(cases: Sequence[Case], signature: Signature) -> None:
+    """Raise InvalidReference where a candidate that computes nothing would pass.
+
+    Null candidates: zeros, the mean as a constant, the previous call's output, and the input echoed
+    (only where the reference itself may return its input: elsewhere aliasing is refused anyway).
+    """
+    if signature.aliases and signature.mutates is False and _echoes(cases[0], signature):
+        raise InvalidReference("degenerate: returning an input unchanged passes")
+    nulls = {
+        "all zeros": lambda truth: torch.zeros_like(truth),
+        "one constant": lambda truth: (
+            torch.full_like(truth, float(truth.double().mean()))
+            if truth.is_floating_point()
+            else torch.full_like(truth, int(truth.flatten()[0]))
+        ),
+    }
+    sized = [case for case in cases if any(t.numel() for t in case.truth)]
+    for words, make in nulls.items():
+        if sized and all(
+            compare.errors(make(t), t).within(b)
+            for case in sized
+            for t, b in zip(case.truth, case.bounds, strict=True)
+            if t.numel()
+        ):
+            raise InvalidReference(f"degenerate: {words} passes as output")
+    if len(cases) > 1 and signature.inputs:
+        first, second = cases[0], cases[1]
+        if all(
+            compare.errors(a, b).within(limit)
+            for a, b, limit in zip(first.truth, second.truth, second.bounds, strict=True)
+        ):
+            raise InvalidReference("degenerate: the output does not depend on the inputs' values")
+
+
+def _echoes(case: Case, signature: Signature) -> bool:
+    layout = Layout(signature.inputs, 1)
+    from sandbox.memory import leaf_view
+
+    views = [leaf_view(case.inputs, layout, 0, i) for i in range(len(signature.inputs))]
+    return all(
+        any(v.shape == t.shape and compare.errors(v, t).within(b) for v in views)
+        for t, b in zip(case.truth, case.bounds, strict=True)
+    )

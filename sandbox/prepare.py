@@ -1,0 +1,198 @@
+"""What a task needs before its first candidate: admission, cases, null experiment, baselines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sandbox.device import DeviceFacts, free_bytes
+from sandbox.errors import InvalidReference, SandboxFault
+from sandbox.observation import Errors, FailureKind, RoundObservation
+from sandbox.pair import ProcessPair
+from sandbox.plan import Plan, plan
+from sandbox.pool import Pool, build_pool
+from sandbox.records import from_record, to_record
+from sandbox.spawn import WorkerFailed
+from sandbox.statistics import Null, interval, summarise
+from sandbox.subject import Opening, Signature, Stand
+from sandbox.types import SCHEMA_VERSION, Baseline, EvalConfig, Task, digest
+
+COMPILE_TIMEOUT_S = 600.0
+"""For a baseline's first call: max-autotune benchmarks hundreds of kernels."""
+BASELINE_BOUND = Errors(1.0, 1.0, 1e9)
+"""Baselines are trusted; they are timed, not judged."""
+DEVICE_BASELINES = {"cpu": ("compile",), "cuda": ("compile", "max_autotune", "cuda_graph")}
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Everything evaluations of one task share."""
+
+    task: Task
+    pools: tuple[Pool, ...]
+    """One per shape; the first is timed."""
+    plan: Plan
+    null: Null
+    baselines: tuple[Baseline, ...]
+    floor_s: float | None
+    """Compulsory bytes over bandwidth, where the footprint makes it binding."""
+
+    @property
+    def signature(self) -> Signature:
+        return self.pools[0].signature
+
+
+class Preparer:
+    """Prepares tasks on one device with one stand; results are cached on disk where they may be."""
+
+    def __init__(
+        self, stand: Stand, facts: DeviceFacts, cache: Path, synchronize: Callable[[], None]
+    ) -> None:
+        self.stand = stand
+        self.facts = facts
+        self.cache = cache
+        self.synchronize = synchronize
+
+    def prepare(self, task: Task, config: EvalConfig) -> Preparation:
+        """Raises InvalidReference where the task cannot be scored."""
+        pools = self.pools(task, config, randomise=True)
+        scheme = plan(pools[0].signature, config, free_bytes(task.device))
+        null, baselines = self.measured(task, config, pools[0].signature, scheme)
+        return Preparation(
+            task, pools, scheme, null, baselines, self.floor_s(pools[0].signature, scheme)
+        )
+
+    def pools(self, task: Task, config: EvalConfig, *, randomise: bool) -> tuple[Pool, ...]:
+        """The secret cases of every shape."""
+        subject, pools = None, []
+        try:
+            for shape in range(len(task.shapes)):
+                opening = Opening(shape, randomise)
+                if subject is None:
+                    subject, signature = self.stand.reference(task, config, opening)
+                else:
+                    subject.release()
+                    signature = self.stand.open_reference(subject, opening)
+                pools.append(build_pool(subject, signature, config, free_bytes(task.device)))
+        except WorkerFailed as failed:
+            raise reference_failed(task, failed) from failed
+        except InvalidReference as error:
+            raise InvalidReference(f"{task.id}: {error}") from None
+        finally:
+            if subject is not None:
+                subject.close()
+        return tuple(pools)
+
+    def floor_s(self, signature: Signature, scheme: Plan) -> float | None:
+        """None where caches could serve the batch, or where the reference itself is below the floor."""
+        per_call = sum(leaf.bytes for leaf in (*signature.inputs, *signature.outputs))
+        if per_call * scheme.sets <= 8 * self.facts.cache_bytes:
+            return None
+        floor = self.facts.floor_s(per_call)
+        return floor if signature.latency_s > floor else None
+
+    def measured(
+        self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan
+    ) -> tuple[Null, tuple[Baseline, ...]]:
+        """Null experiment and baselines, from the cache or timed now."""
+        names = [n for n in config.baselines if n in DEVICE_BASELINES[task.device]]
+        protocol = replace(config, baselines=(), scales=(), preset="").id
+        key = digest([task.hash, protocol, names, self.facts.fingerprint, SCHEMA_VERSION])
+        path = self.cache / "baselines" / f"{key}.json"
+        if path.exists():
+            record = json.loads(path.read_text())
+            found = from_record(tuple[Baseline, ...], record["baselines"])
+            return Null(tuple(record["null"])), found
+        null = self.null(task, config, signature, scheme)
+        found = tuple(self.baseline(task, config, signature, scheme, name, null) for name in names)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(
+            json.dumps({"null": null.log_ratios, "baselines": to_record(found), "task": task.id})
+        )
+        temporary.replace(path)
+        return null, found
+
+    def null(self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan) -> Null:
+        """The reference against itself, over fresh process pairs."""
+        try:
+            rounds = self.race(task, config, signature, scheme, None)
+        except WorkerFailed as failed:
+            raise reference_failed(task, failed) from failed
+        return Null(tuple(pair.log_speedup for pair in summarise(rounds)))
+
+    def baseline(
+        self,
+        task: Task,
+        config: EvalConfig,
+        signature: Signature,
+        scheme: Plan,
+        name: str,
+        null: Null,
+    ) -> Baseline:
+        """One baseline against eager; its failure is recorded, not raised."""
+        try:
+            pairs = summarise(self.race(task, config, signature, scheme, name))
+        except WorkerFailed as failed:
+            return Baseline(name, None, None, str(failed)[:300])
+        if not pairs:
+            return Baseline(name, None, None, "every round was disturbed")
+        latency_ms = sum(p.candidate_ms for p in pairs) / len(pairs)
+        return Baseline(name, latency_ms, interval(pairs, null, config))
+
+    def race(
+        self,
+        task: Task,
+        config: EvalConfig,
+        signature: Signature,
+        scheme: Plan,
+        wrap: str | None,
+    ) -> list[RoundObservation]:
+        """Rounds of `min_pairs` pairs of the reference against itself, wrapped as `wrap` says."""
+        rounds: list[RoundObservation] = []
+        bounds = [BASELINE_BOUND] * len(signature.outputs)
+        with tempfile.TemporaryDirectory() as kept:
+            preload = [(Path(kept), "home/inductor")]
+            for number in range(config.min_pairs):
+                reference, left = self.stand.reference(task, config, Opening(seed=signature.seed))
+                try:
+                    opening = Opening(seed=signature.seed, wrap=wrap)
+                    other, _ = self.stand.reference(task, config, opening, preload)
+                    try:
+                        pair = ProcessPair(
+                            number, reference, other, left, scheme, config, self.synchronize
+                        )
+                        pair.start(COMPILE_TIMEOUT_S)
+                        rounds += [seen for seen, _ in pair.rounds(bounds)]
+                        if wrap is not None and number == 0:
+                            compiled = other.worker.scratch / "home" / "inductor"
+                            _copy(compiled, Path(kept))
+                    finally:
+                        other.close()
+                finally:
+                    reference.close()
+        return rounds
+
+
+def reference_failed(task: Task, failed: WorkerFailed) -> Exception:
+    """A reference that raises, hangs or dies is the task's fault; a garbled reply is ours."""
+    failure = failed.failure
+    words = failure.message.strip().splitlines()
+    first = words[0][:300] if words else ""
+    if failure.kind is FailureKind.CLAIMED:
+        kind = failure.types[0] if failure.types else "error"
+        return InvalidReference(f"{task.id}: the reference failed with {kind}: {first}")
+    if failure.kind in (FailureKind.TIMEOUT, FailureKind.MEMORY, FailureKind.DIED):
+        return InvalidReference(f"{task.id}: the reference's worker: {first}")
+    return SandboxFault(f"{task.id}: the reference's worker: {first}")
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)

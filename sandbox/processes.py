@@ -1,0 +1,150 @@
+"""A worker's process tree, seen from the supervisor: kill, freeze, measure, count.
+
+The tree is the process group, because the walls refuse setsid and ignore setpgid. Keep the leader
+unreaped until `kill_tree` has returned, or its number may belong to another group. Without walls
+(`Grade.WEAK`) a process can leave the group and escape all of this.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.errors import SandboxFault
+
+POLL_S = 0.001
+SETTLE_S = 2.0
+"""A signalled process stops or dies once it leaves the kernel; a driver call may take this long."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One line of /proc/<pid>/stat."""
+
+    pid: int
+    group: int
+    state: str
+
+    @property
+    def ended(self) -> bool:
+        """Zombie or dead: it runs no more and holds no memory."""
+        return self.state in "ZX"
+
+
+def kill_tree(pgid: int, uid: int | None = None) -> None:
+    """SIGKILL the group, and every process of `uid` where the slot has its own, until none runs.
+
+    Raises SandboxFault if one is still there after 2 s (stuck in a driver).
+    """
+    _check(pgid, uid)
+
+    def gone() -> bool:
+        _signal(pgid, signal.SIGKILL)
+        alive = count_processes(pgid) > 0
+        for pid in _processes_of(uid) if uid is not None else ():
+            _kill(pid)
+            alive = True
+        return not alive
+
+    if not _settle(gone):
+        raise SandboxFault(f"process group {pgid} survived SIGKILL for {SETTLE_S} s: driver hung?")
+
+
+def freeze_tree(pgid: int) -> None:
+    """SIGSTOP the group; returns once every process is stopped, raises SandboxFault after 2 s."""
+    _check(pgid, None)
+    _signal(pgid, signal.SIGSTOP)
+    if not _settle(lambda: all(process.state in "Tt" for process in _living(pgid))):
+        raise SandboxFault(f"process group {pgid} did not stop within {SETTLE_S} s: driver hung?")
+
+
+def thaw_tree(pgid: int) -> None:
+    """SIGCONT the group."""
+    _check(pgid, None)
+    _signal(pgid, signal.SIGCONT)
+
+
+def tree_memory_bytes(pgid: int) -> int:
+    """Anonymous resident memory of the group; files and shared memory (the arenas) are left out.
+
+    Pages still shared with the zygote since the fork count once per process.
+    """
+    return sum(_anonymous_bytes(process.pid) for process in _living(pgid))
+
+
+def count_processes(pgid: int) -> int:
+    """Processes of the group that have not ended; threads are not counted."""
+    return len(_living(pgid))
+
+
+def _check(pgid: int, uid: int | None) -> None:
+    if pgid <= 1 or pgid == os.getpgrp():
+        raise ValueError(f"process group is {pgid}; expected a worker's own group")
+    if uid is not None and uid in (0, os.getuid()):
+        raise ValueError(f"uid is {uid}; expected a slot's own uid: this would end the supervisor")
+
+
+def _living(pgid: int) -> list[Process]:
+    return [process for process in _processes() if process.group == pgid and not process.ended]
+
+
+def _processes() -> Iterator[Process]:
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            stat = _read(f"/proc/{name}/stat")
+            if stat is not None:
+                # The command in parentheses may itself contain spaces and parentheses (proc(5)).
+                state, _, group = stat.rpartition(")")[2].split()[:3]
+                yield Process(int(name), int(group), state)
+
+
+def _processes_of(uid: int) -> Iterator[int]:
+    for process in _processes():
+        if not process.ended:
+            fields = _status(process.pid)
+            if "Uid" in fields and int(fields["Uid"].split()[0]) == uid:
+                yield process.pid
+
+
+def _anonymous_bytes(pid: int) -> int:
+    return 1024 * int(_status(pid).get("RssAnon", "0 kB").split()[0])
+
+
+def _status(pid: int) -> dict[str, str]:
+    """/proc/<pid>/status; empty where the process ended meanwhile."""
+    lines = (_read(f"/proc/{pid}/status") or "").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _signal(pgid: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(pgid, number)
+    except ProcessLookupError:
+        return  # the whole group has ended
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # it ended meanwhile
+
+
+def _settle(done: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + SETTLE_S
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True

@@ -1,0 +1,173 @@
+"""From timed rounds to an interval: charged times, medians within a pair, a t-interval over pairs.
+
+The process pair is the unit of sampling (a clustered interval): launch-bound calls differ by 3-6 % between
+processes, so rounds of one pair are not independent. Bonferroni over the allowed looks keeps the level
+whenever sampling stops.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sandbox.observation import RoundObservation
+from sandbox.types import EvalConfig, Interval, Pair
+
+
+@dataclass(frozen=True)
+class Null:
+    """The null experiment: the reference against itself, one log ratio per process pair."""
+
+    log_ratios: tuple[float, ...] = ()
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of a pair's log ratio about zero, its known mean."""
+        if not self.log_ratios:
+            return 0.0
+        return math.sqrt(sum(x * x for x in self.log_ratios) / len(self.log_ratios))
+
+    @property
+    def floor(self) -> float:
+        """The largest log ratio that equal code was seen to make."""
+        return max((abs(x) for x in self.log_ratios), default=0.0)
+
+
+def summarise(rounds: Sequence[RoundObservation]) -> list[Pair]:
+    """One Pair per process pair that has a valid batch round."""
+    pairs = []
+    for number in sorted({r.pair for r in rounds}):
+        mine = [r for r in rounds if r.pair == number and not r.single]
+        valid = [r for r in mine if not r.void]
+        if not valid:
+            continue
+        hidden = charged_collect(valid)
+        reference = [r.reference_s / r.calls for r in valid]
+        candidate = [(r.candidate_s + hidden) / r.calls for r in valid]
+        logs = [math.log(a / b) for a, b in zip(reference, candidate, strict=True)]
+        pairs.append(
+            Pair(
+                reference_ms=statistics.median(reference) * 1e3,
+                candidate_ms=statistics.median(candidate) * 1e3,
+                log_speedup=statistics.median(logs),
+                rounds=len(valid),
+                voided=len(mine) - len(valid),
+            )
+        )
+    return pairs
+
+
+def charged_collect(rounds: Sequence[RoundObservation]) -> float:
+    """Seconds per round by which the candidate's collect is systematically longer than the reference's.
+
+    max(0, excess) round by round would charge honest code half its noise, so the median excess is
+    charged, once it stands out of that noise and of one per cent of the batch.
+    """
+    excess = [r.candidate_collect_s - r.reference_collect_s for r in rounds]
+    middle = statistics.median(excess)
+    spread = statistics.median(abs(x - middle) for x in excess)
+    batch = statistics.median(r.candidate_s for r in rounds)
+    return middle if middle > max(3 * spread, 0.01 * batch, 20e-6) else 0.0
+
+
+def merged_excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
+    """(excess, noise) in seconds per call of single-set calls over batched ones, reference's overhead off.
+
+    A candidate that merges the calls of a batch pays in full when it sees one set at a time. None without
+    rounds of both kinds.
+    """
+    valid = [r for r in rounds if not r.void]
+    overheads: list[float] = []
+    for number in {r.pair for r in valid}:
+        batch = [r for r in valid if r.pair == number and not r.single]
+        single = [r for r in valid if r.pair == number and r.single]
+        if not batch or not single:
+            continue
+        base_reference = statistics.median(r.reference_s / r.calls for r in batch)
+        base_candidate = statistics.median(r.candidate_s / r.calls for r in batch)
+        overheads += [
+            (r.candidate_s / r.calls - base_candidate) - (r.reference_s / r.calls - base_reference)
+            for r in single
+        ]
+    if not overheads:
+        return None
+    middle = statistics.median(overheads)
+    return middle, statistics.median(abs(x - middle) for x in overheads)
+
+
+def interval(pairs: Sequence[Pair], null: Null, config: EvalConfig) -> Interval:
+    """The speedup over pairs with its t-interval; the null experiment's spread is pooled in.
+
+    Pooling is refused when the pairs scatter far more than the null did. With one pair the null alone
+    gives the spread.
+    """
+    logs = [p.log_speedup for p in pairs]
+    value = statistics.fmean(logs)
+    looks = config.max_pairs - config.min_pairs + 1
+    level = 1 - (1 - config.confidence) / looks
+    own_dof, null_dof = len(logs) - 1, len(null.log_ratios)
+    own = statistics.variance(logs) if own_dof else 0.0
+    prior = null.deviation**2
+    if own_dof and (not null_dof or own > 4 * prior):
+        variance, dof = own, own_dof
+    elif own_dof or null_dof:
+        dof = own_dof + null_dof
+        variance = (own * own_dof + prior * null_dof) / dof
+    else:
+        variance, dof = 0.05**2, 1
+    half = t_quantile(0.5 + level / 2, dof) * math.sqrt(variance / len(logs))
+    half = max(half, 1e-4)
+    middle = math.exp(value)
+    return Interval(middle, middle * math.exp(-half), middle * math.exp(half), config.confidence)
+
+
+def enough(pairs: Sequence[Pair], null: Null, config: EvalConfig, to_beat: float | None) -> bool:
+    """True when another pair would not change the decision.
+
+    A candidate whose upper bound misses `to_beat` (or eager itself) is hopeless after any pair; others
+    need `min_pairs` and then stop at the target width.
+    """
+    if not pairs:
+        return False
+    if len(pairs) >= config.max_pairs:
+        return True
+    now = interval(pairs, null, config)
+    slack = math.exp(2 * null.floor)
+    if now.high * slack < max(to_beat or 0.0, 1.0):
+        return True
+    if len(pairs) < config.min_pairs:
+        return False
+    width = math.log(now.high / now.low) / 2
+    return width <= max(config.target_half_width, null.floor)
+
+
+def t_quantile(probability: float, dof: int) -> float:
+    """Quantile of Student's t, by bisection on the closed-form CDF for integer degrees of freedom."""
+    low, high = 0.0, 1.0
+    while t_cdf(high, dof) < probability:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_cdf(middle, dof) < probability else (low, middle)
+    return (low + high) / 2
+
+
+def t_cdf(t: float, dof: int) -> float:
+    """P(T <= t) for integer dof (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(dof))
+    cosine2 = math.cos(angle) ** 2
+    if dof % 2:
+        term, total = math.cos(angle), math.cos(angle) if dof > 1 else 0.0
+        for k in range(3, dof, 2):
+            term *= cosine2 * (k - 1) / k
+            total += term
+        inside = 2 / math.pi * (angle + math.sin(angle) * total)
+    else:
+        term = total = 1.0
+        for k in range(2, dof, 2):
+            term *= cosine2 * (k - 1) / k
+            total += term
+        inside = math.sin(angle) * total
+    return 0.5 + inside / 2

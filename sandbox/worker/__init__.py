@@ -1,0 +1,1 @@
+"""What runs inside a worker process: the identical harness for reference and candidate. Never the supervisor."""

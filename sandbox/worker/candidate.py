@@ -1,0 +1,56 @@
+"""The untrusted side: loads the candidate and builds ModelNew. Everything it replies is a claim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandbox import memory
+from sandbox.worker import extensions, models
+from sandbox.worker.session import Request, Session
+
+
+class CandidateSession(Session):
+    module: Any = None
+
+    def do_load(self, request: Request, fds: list[int]) -> Request:
+        """Import the candidate; `load_inline` finds what the build stage compiled."""
+        extensions.intercept(self.folder)
+        compile(request["source"], "candidate.py", "exec")
+        self.module = models.load_module(request["source"], "candidate", self.folder)
+        models.require(self.module, "ModelNew")
+        return {}
+
+    def do_open(self, request: Request, fds: list[int]) -> Request:
+        """Construct ModelNew under the reference's seed and list its parameters and buffers."""
+        arguments = models.decode(request["init"])
+        self.model = self.call = models.build_model(
+            self.module.ModelNew, arguments, request["seed"], self.device, self.dtype
+        )
+        return {
+            "state": [
+                [name, memory.describe(tensor).dense().to_json()]
+                for name, tensor in models.state_of(self.model)
+            ]
+        }
+
+    def do_bind(self, request: Request, fds: list[int]) -> Request:
+        """Put the candidate's tensors in the order of the reference's state; "" where it has none."""
+        named = dict(models.state_of(self.model))
+        self.state_tensors = [named.get(name) for name in request["names"]]
+        return {}
+
+
+class BuildSession(Session):
+    """A build process: runs the import only, so that every `load_inline` in it compiles."""
+
+    def do_build(self, request: Request, fds: list[int]) -> Request:
+        built = extensions.record(self.folder)
+        compile(request["source"], "candidate.py", "exec")
+        note = ""
+        try:
+            models.load_module(request["source"], "candidate", self.folder)
+        except extensions.BuildFailed:
+            raise
+        except Exception as error:  # noqa: BLE001  the import may need a GPU: the run stage decides
+            note = f"{type(error).__name__}: {error}"
+        return {"artifacts": built, "note": note[:2000]}

@@ -1,0 +1,103 @@
+"""`torch.utils.cpp_extension.load_inline` and `load`, intercepted inside a walled process.
+
+The build process compiles every call into a numbered folder; the run process finds the n-th call's
+library in its private copy of those folders when the arguments are the same, and compiles otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import cpp_extension
+
+ARTIFACTS = "artifacts"
+"""Folder under a worker's scratch folder; one numbered folder per call."""
+
+
+class BuildFailed(Exception):
+    """The compiler or linker refused the candidate's source."""
+
+
+def arguments_hash(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
+    """Names one call: equal hashes compile to equal libraries on one toolchain."""
+    text = json.dumps([name, arguments, options], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def record(folder: Path) -> list[dict[str, Any]]:
+    """In a build process: compile each call into `artifacts/N` and list what was made."""
+    built: list[dict[str, Any]] = []
+
+    def make(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        def build(*arguments: Any, **options: Any) -> Any:
+            key = arguments_hash(kind, arguments, options)
+            target = folder / ARTIFACTS / str(len(built))
+            module = _compile(original, target, arguments, options)
+            libraries = [p.name for p in target.glob("*.so")]
+            built.append({"index": len(built), "key": key, "libraries": libraries})
+            return module
+
+        return build
+
+    _patch(make)
+    return built
+
+
+def intercept(folder: Path) -> None:
+    """In a run process: load the library built for the same call, or compile it here."""
+    calls = 0
+
+    def make(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        def fetch(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            key = arguments_hash(kind, arguments, options)
+            target = folder / ARTIFACTS / str(calls)
+            calls += 1
+            name = options.get("name", arguments[0] if arguments else "extension")
+            library = target / f"{name}.so"
+            recorded = target / "key"
+            if library.exists() and recorded.exists() and recorded.read_text() == key:
+                return _load(name, library, options.get("is_python_module", True))
+            return _compile(original, folder / "late" / str(calls), arguments, options)
+
+        return fetch
+
+    _patch(make)
+
+
+def _patch(make: Callable[[Callable[..., Any], str], Callable[..., Any]]) -> None:
+    cpp_extension.load_inline = make(cpp_extension.load_inline, "load_inline")
+    cpp_extension.load = make(cpp_extension.load, "load")
+
+
+def _compile(
+    original: Callable[..., Any],
+    target: Path,
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Any:
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        return original(*arguments, **{**options, "build_directory": str(target)})
+    except (RuntimeError, OSError) as error:
+        raise BuildFailed(str(error)) from error
+
+
+def _load(name: str, library: Path, python_module: bool) -> Any:
+    if not python_module:
+        torch.ops.load_library(str(library))
+        return str(library)
+    spec = importlib.util.spec_from_file_location(name, library)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    return module

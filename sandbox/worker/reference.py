@@ -1,0 +1,250 @@
+"""The trusted side: builds Model, makes inputs, computes the oracle, runs baselines.
+
+Task files are trusted, yet they run here and not in the supervisor.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import torch
+
+from sandbox import memory, trees
+from sandbox.trees import Layout
+from sandbox.worker import models
+from sandbox.worker.session import Request, Session
+
+
+class ReferenceSession(Session):
+    module: Any = None
+    init: Any = None
+
+    def do_load(self, request: Request, fds: list[int]) -> Request:
+        self.module = models.load_module(request["source"], "reference", self.folder)
+        models.require(self.module, "Model", "get_inputs", "get_init_inputs")
+        return {}
+
+    def do_open(self, request: Request, fds: list[int]) -> Request:
+        """Build the model at one shape with randomised state, and describe inputs, outputs and state."""
+        for name, value in request["constants"]:
+            setattr(self.module, name, value)
+        models.seed_all(request["seed"])
+        self.init = models.cast(list(self.module.get_init_inputs()), "cpu", torch.float32)
+        self.model = models.build_model(
+            self.module.Model, self.init, request["seed"], self.device, self.dtype
+        )
+        if request["state_seed"] is not None:
+            randomise(self.model, request["state_seed"])
+        self.state_tensors = [tensor for _, tensor in models.state_of(self.model)]
+        self.call = wrapped(self.model, request.get("wrap"))
+        inputs = self.make_inputs(request["seed"], 1.0)
+        tree, tensors = trees.flatten(inputs, torch.is_tensor)
+        return {
+            "inputs": {"tree": tree, "leaves": [memory.describe(t).to_json() for t in tensors]},
+            "init": models.encode(self.init),
+            "state": [
+                [name, memory.describe(tensor).dense().to_json()]
+                for name, tensor in models.state_of(self.model)
+            ],
+        }
+
+    def do_examine(self, request: Request, fds: list[int]) -> Request:
+        """Run the model twice on equal inputs under different RNG states: outputs, side effects, latency."""
+        inputs = self.make_inputs(request["seed"], 1.0)
+        _, tensors = trees.flatten(inputs, torch.is_tensor)
+        before = [t.clone() for t in tensors]
+        state = [t.clone() for t in self.state_tensors]
+        models.seed_all(request["seed"] + 1)
+        tree, first = trees.flatten(self.model(*inputs), torch.is_tensor)
+        mutates = not all(map(same, before, tensors))
+        moves = not all(map(same, state, self.state_tensors))
+        storages = {t.untyped_storage().data_ptr() for t in [*tensors, *self.state_tensors]}
+        aliases = any(t.untyped_storage().data_ptr() in storages for t in first if t.numel())
+        outputs = [memory.describe(t).dense().to_json() for t in first]
+        classes = [trees.stride_class(t.shape, t.stride()) for t in first]
+        kept = [t.clone() for t in first]
+        del first
+        for tensor, old in zip([*tensors, *self.state_tensors], [*before, *state], strict=True):
+            tensor.copy_(old)
+        models.seed_all(request["seed"] + 2)
+        _, second = trees.flatten(self.model(*inputs), torch.is_tensor)
+        repeat = all(map(close, kept, second)) and len(kept) == len(second)
+        for tensor, old in zip(self.state_tensors, state, strict=True):
+            tensor.copy_(old)
+        return {
+            "outputs": {"tree": tree, "leaves": outputs, "classes": classes},
+            "repeatable": repeat,
+            "mutates": mutates,
+            "moves_state": moves,
+            "aliases": aliases,
+            "latency_s": self.latency(inputs),
+        }
+
+    def do_restyle(self, request: Request, fds: list[int]) -> Request:
+        """Randomise parameters and buffers afresh, as new weights would arrive."""
+        randomise(self.model, request["state_seed"])
+        self.synchronize()
+        return {}
+
+    def do_fill(self, request: Request, fds: list[int]) -> Request:
+        """Fill input sets with fresh values: `get_inputs` under the supervisor's secret seed, scaled."""
+        for index in request["sets"]:
+            inputs = self.make_inputs(request["seed"] + index, request["scale"])
+            tree, tensors = trees.flatten(inputs, torch.is_tensor)
+            if tree != self.input_tree:
+                raise models.ContractError("get_inputs() returns another structure each time")
+            for leaf, tensor in enumerate(tensors):
+                slot = memory.leaf_view(self.arenas["inputs"], self.inputs, index, leaf)
+                if slot.shape != tensor.shape:
+                    raise models.ContractError("get_inputs() returns other shapes each time")
+                slot.copy_(tensor)
+        self.synchronize()
+        return {}
+
+    def do_oracle(self, request: Request, fds: list[int]) -> Request:
+        """The float64 truth of one input set into the `oracle` arena, inputs optionally jittered.
+
+        `jitter` is the relative rounding noise put on float inputs: its effect on the output says how
+        well conditioned the case is.
+        """
+        inputs = [
+            t.double() if torch.is_tensor(t) and t.is_floating_point() else t
+            for t in self.flat_arguments(request["set"])
+        ]
+        if request["jitter"]:
+            models.seed_all(request["seed"])
+            inputs = [
+                t * (1 + request["jitter"] * torch.empty_like(t).uniform_(-1, 1))
+                if t.is_floating_point()
+                else t
+                for t in inputs
+            ]
+        model = copy.deepcopy(self.model).double()
+        torch.set_default_dtype(torch.float64)
+        try:
+            outputs = model(*trees.unflatten(self.input_tree, inputs))
+        finally:
+            torch.set_default_dtype(torch.float32)
+        _, tensors = trees.flatten(outputs, torch.is_tensor)
+        layout = self.oracle
+        for leaf, tensor in enumerate(tensors):
+            memory.leaf_view(self.arenas["oracle"], layout, 0, leaf).copy_(tensor)
+        self.synchronize()
+        return {}
+
+    oracle = Layout((), 0)
+
+    def flat_arguments(self, index: int) -> list[torch.Tensor]:
+        arena = self.arenas["inputs"]
+        return [
+            memory.leaf_view(arena, self.inputs, index, leaf).clone()
+            for leaf in range(len(self.inputs.leaves))
+        ]
+
+    def make_inputs(self, seed: int, scale: float) -> list[Any]:
+        models.seed_all(seed)
+        with torch.device(self.device):
+            inputs = models.cast(list(self.module.get_inputs()), self.device, self.dtype)
+        if scale != 1.0:
+            tree, tensors = trees.flatten(inputs, torch.is_tensor)
+            scaled = [t * scale if t.is_floating_point() else t for t in tensors]
+            inputs = trees.unflatten(tree, scaled)
+        return list(inputs)
+
+    def latency(self, inputs: list[Any]) -> float:
+        """Seconds per call, after two warm-up calls; a planning figure, not a measurement."""
+        for _ in range(2):
+            self.model(*inputs)
+        self.synchronize()
+        calls, start = 0, time.perf_counter()
+        while calls < 3 or (time.perf_counter() - start < 0.01 and calls < 1000):
+            self.model(*inputs)
+            calls += 1
+        self.synchronize()
+        return (time.perf_counter() - start) / calls
+
+
+def randomise(model: torch.nn.Module, seed: int) -> None:
+    """Move every floating parameter and buffer off its initial value, keeping its scale and sign.
+
+    Identity-initialised scales, zero biases and unit variances hide dropped operations.
+    """
+    models.seed_all(seed)
+    for _, tensor in models.state_of(model):
+        if not tensor.is_floating_point() or tensor.numel() == 0:
+            continue
+        noise = torch.randn_like(tensor)
+        low, high = tensor.min(), tensor.max()
+        if bool(low == high) and bool(low == 0):
+            tensor.copy_(0.25 * noise)
+        elif bool(low > 0):
+            tensor.mul_(torch.exp(0.25 * noise))
+        else:
+            tensor.mul_(1 + 0.25 * noise)
+
+
+def wrapped(model: torch.nn.Module, how: str | None) -> Any:
+    """The model as a baseline runs it."""
+    if how is None:
+        return model
+    if how == "compile":
+        return torch.compile(model)
+    if how == "max_autotune":
+        return torch.compile(model, mode="max-autotune-no-cudagraphs")
+    if how == "cuda_graph":
+        return GraphReplay(model)
+    raise ValueError(f"unknown baseline {how!r}")
+
+
+class GraphReplay:
+    """Copy-in, CUDA-graph replay, clone-out: the honest price of a graph on fresh inputs."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.static: list[torch.Tensor] = []
+        self.tree: dict[str, Any] = {}
+        self.output: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        tree, tensors = trees.flatten(list(arguments), torch.is_tensor)
+        if self.graph is None:
+            self.capture(tree, tensors)
+        assert self.graph is not None
+        for static, fresh in zip(self.static, tensors, strict=True):
+            static.copy_(fresh)
+        self.graph.replay()
+        tree, outputs = trees.flatten(self.output, torch.is_tensor)
+        return trees.unflatten(tree, [t.clone() for t in outputs])
+
+    def capture(self, tree: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+        self.static = [t.clone() for t in tensors]
+        arguments = trees.unflatten(tree, self.static)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self.model(*arguments)
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.output = self.model(*arguments)
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Bitwise equal, NaN included."""
+    return torch.equal(
+        left.contiguous().reshape(-1).view(torch.uint8),
+        right.contiguous().reshape(-1).view(torch.uint8),
+    )
+
+
+def close(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Equal up to what atomics may reorder: 1e-3 of the largest magnitude; integers exactly."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    if not left.is_floating_point() or left.numel() == 0:
+        return torch.equal(left, right)
+    scale = float(left.abs().max().nan_to_num(posinf=0.0))
+    return torch.allclose(left.float(), right.float(), rtol=1e-3, atol=1e-3 * scale, equal_nan=True)

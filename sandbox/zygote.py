@@ -1,0 +1,155 @@
+"""The warm process that workers are forked from: torch imported, no operator run, no CUDA context.
+
+Run as `python -m sandbox.zygote FD`. A fork from here is ready in milliseconds, where a fresh interpreter
+needs 1.4-4 s to import torch. No operator may run here: an OpenMP pool or a CUDA context does not
+survive a fork. Ends, with all its workers, at end of file on its control socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from sandbox.channel import Channel, ChannelClosed
+
+PR_SET_CHILD_SUBREAPER = 36
+"""linux/prctl.h: orphans of dead workers become our children, so that none outlives us."""
+
+
+def main(fd: int) -> None:
+    """Serve fork requests on control socket `fd` until the supervisor goes away."""
+    preload()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    control = Channel(socket.socket(fileno=fd), "zygote")
+    control.send({"ready": os.getpid()})
+    workers: dict[int, int | None] = {}
+    while True:
+        try:
+            request = control.receive()
+        except ChannelClosed:
+            break
+        if request["op"] == "spawn":
+            fds = control.take_fds()
+            request["parent"] = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                become_worker(request, fds, fd)
+            for each in fds:
+                os.close(each)
+            workers[pid] = None
+            control.send({"pid": pid})
+        elif request["op"] == "wait":
+            control.send({"status": reap(request["pid"], workers, request["timeout_s"])})
+    for pid in workers:
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def preload() -> None:
+    """Import what every worker needs; nothing here may start a thread or touch a device."""
+    import torch
+    import torch.utils.cpp_extension
+
+    import sandbox.worker.main  # noqa: F401
+
+    if torch.version.cuda is not None:
+        for name in ("cupy", "triton", "triton.language"):
+            with contextlib.suppress(ImportError):
+                __import__(name)
+
+
+def become_worker(request: dict[str, Any], fds: list[int], control_fd: int) -> None:
+    """In the child: own session, own descriptors, walls up, then serve."""
+    from sandbox.worker.main import serve
+
+    code = 70
+    try:
+        os.setsid()
+        os.close(control_fd)
+        channel_fd, out_fd, err_fd = fds
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (out_fd, 1), (err_fd, 2)):
+            os.dup2(source, target)
+            os.close(source)
+        keep = channel_fd
+        os.closerange(3, keep)
+        os.closerange(keep + 1, 4096)
+        channel = Channel(socket.socket(fileno=channel_fd), request["nonce"])
+        scratch = Path(request["scratch"])
+        settle(scratch, request["environment"])
+        walls = enclosed(request)
+        channel.send({"hello": os.getpid(), "walls": walls})
+        code = 0
+        serve(channel, request["role"], scratch)
+    except BaseException as error:  # noqa: BLE001  a forked child must never run its parent's loop
+        sys.stderr.write(f"worker failed to start: {type(error).__name__}: {error}\n")
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def settle(scratch: Path, environment: dict[str, str]) -> None:
+    """Point every cache and temporary folder into the scratch folder."""
+    os.environ.update(environment)
+    os.chdir(scratch)
+    # tempfile caches its folder in the zygote: without this NVRTC through cupy writes to the old one.
+    tempfile.tempdir = None
+
+
+def enclosed(request: dict[str, Any]) -> dict[str, Any]:
+    """Raise the walls and say which hold."""
+    from sandbox.walls.enclose import Enclosure, enclose
+
+    limits = request["limits"]
+    walls = enclose(
+        Enclosure(
+            scratch=Path(request["scratch"]),
+            readable=tuple(map(Path, request["readable"])),
+            uid=request["uid"],
+            devices=request["devices"],
+            cpu_seconds=limits["cpu_seconds"],
+            file_bytes=limits["file_bytes"],
+            processes=limits["processes"],
+            address_space_bytes=None,
+            parent_pid=request["parent"],
+        )
+    )
+    return {
+        "grade": walls.grade.value,
+        "layers": list(walls.layers),
+        "missing": list(walls.missing),
+    }
+
+
+def reap(pid: int, workers: dict[int, int | None], timeout_s: float) -> int | None:
+    """The wait status of a worker that died; None while it is still being torn down.
+
+    Never blocks for long: the driver may take a while to unmap a killed worker's context, and the next
+    fork must not wait for that. Orphans are reaped on the way.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            done, raw = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return workers.pop(pid, None)
+        if done in workers:
+            workers[done] = raw
+        if workers.get(pid) is not None:
+            return workers.pop(pid)
+        if done == 0:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.001)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

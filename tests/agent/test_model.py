@@ -1,0 +1,226 @@
+"""OpenAIModel against a real HTTP server on this machine."""
+
+import asyncio
+import json
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.model import ModelError, OpenAIModel, Reply, ScriptedModel
+from agent.prompts.message import Message
+from sandbox.errors import ConfigError
+from tests.doubles.openai_server import OpenAIServer, Step
+
+ASK: list[Message] = [Message(role="user", content="Write a kernel.")]
+
+
+def client(server: OpenAIServer, **settings: Any) -> OpenAIModel:
+    defaults: dict[str, Any] = {"api_key": "k", "retries": 0}
+    return OpenAIModel(server.model, server.url, **defaults | settings)
+
+
+def test_a_reply_carries_text_reasoning_tokens_and_why_it_ended() -> None:
+    step = Step("code", reasoning="hmm", finish_reason="length", delay_s=0.05)
+    with OpenAIServer([step]) as server:
+        [reply] = client(server).complete(ASK, 1)
+    assert (reply.text, reply.reasoning, reply.finish_reason) == ("code", "hmm", "length")
+    assert (reply.prompt_tokens, reply.completion_tokens) == (11, 7)
+    assert reply.seconds >= 0.05
+
+
+def test_n_choices_of_one_request_share_its_tokens() -> None:
+    with OpenAIServer(["a", "b", "c"]) as server:
+        replies = client(server).complete(ASK, 3)
+    assert len(server.requests) == 1
+    assert [reply.text for reply in replies] == ["a", "b", "c"]
+    assert sum(reply.prompt_tokens for reply in replies) == 11
+    assert sum(reply.completion_tokens for reply in replies) == 21
+
+
+def test_a_server_that_ignores_n_is_asked_again_for_the_rest() -> None:
+    with OpenAIServer(["a", "b", "c"], honours_n=False) as server:
+        replies = client(server).complete(ASK, 3)
+    assert sorted(reply.text for reply in replies) == ["a", "b", "c"]
+    assert [request.body.get("n") for request in server.requests] == [3, None, None]
+
+
+def test_a_server_that_refuses_n_is_asked_one_by_one() -> None:
+    with OpenAIServer([Step("n must be 1", status=400), "a", "b"]) as server:
+        replies = client(server).complete(ASK, 2)
+    assert sorted(reply.text for reply in replies) == ["a", "b"]
+
+
+def test_a_sparse_answer_is_still_a_reply() -> None:
+    step = Step(body='{"choices": [{"message": {"content": null}}]}')
+    with OpenAIServer([step]) as server:
+        assert client(server).complete(ASK, 1)[0].text == ""
+
+
+def test_requests_in_flight_stay_within_the_limit() -> None:
+    with OpenAIServer([Step("a", delay_s=0.05)] * 9, honours_n=False) as server:
+        client(server, concurrency=3).complete(ASK, 9)
+    assert server.most_in_flight == 3
+
+
+def test_each_prompt_gets_its_own_reply_in_order() -> None:
+    prompts = [[Message(role="user", content=str(i))] for i in range(3)]
+    with OpenAIServer(["a", "b", "c"]) as server:
+        replies = client(server, concurrency=1).complete_each(prompts)
+    assert [reply.text for reply in replies if reply] == ["a", "b", "c"]
+    asked = [request.body["messages"][0]["content"] for request in server.requests]
+    assert asked == ["0", "1", "2"]
+
+
+def test_one_failed_prompt_does_not_lose_the_others() -> None:
+    with OpenAIServer(["a", Step("prompt too long", status=400), "c"]) as server:
+        replies = client(server, concurrency=1).complete_each([ASK] * 3)
+    assert [reply and reply.text for reply in replies] == ["a", None, "c"]
+
+
+def test_no_prompts_and_no_replies_wanted_ask_nothing() -> None:
+    with OpenAIServer([]) as server:
+        assert client(server).complete(ASK, 0) == []
+        assert client(server).complete_each([]) == []
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_busy_server_is_tried_again(status: int) -> None:
+    with OpenAIServer([Step("busy", status=status), "a"]) as server:
+        [reply] = client(server, retries=1).complete(ASK, 1)
+    assert reply.text == "a"
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (Step("slow down", status=429), "rate limit or quota (429) after 1 tries"),
+        (Step("boom", status=500), "server error after 1 tries"),
+        (Step("prompt too long", status=400), "refused: Error code: 400"),
+        (Step("forbidden", status=403), "key was refused (403); check OPENAI_API_KEY"),
+        (Step(body="<html>\nhello</html>"), "not a chat completion"),
+        (Step(body="[]"), "not a chat completion"),
+        (Step(body="{}"), "not a chat completion"),
+        (Step(body='{"choices": []}'), "not a chat completion"),
+        (Step(body='{"choices": [{"index": 0}]}'), "not a chat completion"),
+        (Step(body='{"choices": "none"}'), "not a chat completion"),
+        (Step(body='{"choices": [{"message": {"content": [1]}}]}'), "not a chat completion"),
+        (Step(body='{"choices": [{"message": {}}], "usage": 3}'), "not a chat completion"),
+        (Step(delay_s=1.0), "no reply within 0.2 s"),
+    ],
+)
+def test_a_failure_is_one_line_that_says_what_to_do(step: Step, words: str) -> None:
+    with (
+        OpenAIServer([step]) as server,
+        pytest.raises(ModelError) as raised,
+    ):
+        client(server, timeout_s=0.2).complete(ASK, 1)
+    assert words in str(raised.value)
+    assert server.url in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unreachable_server_is_named() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{held.getsockname()[1]}/v1"
+        model = OpenAIModel("m", url, api_key="k", retries=0)
+        with pytest.raises(ModelError, match=f"{url}: cannot be reached"):
+            model.complete(ASK, 1)
+
+
+def test_an_unknown_model_is_answered_with_those_there_are() -> None:
+    with OpenAIServer([], model="qwen") as server:
+        model = OpenAIModel("qwem", server.url, api_key="k", retries=0)
+        with pytest.raises(ModelError, match=r"no such model or address .*; it serves: qwen"):
+            model.complete(ASK, 1)
+
+
+def test_a_bad_key_is_refused_and_never_shown() -> None:
+    with OpenAIServer([], key="right") as server:
+        model = client(server, api_key="sk-very-secret")
+        with pytest.raises(ModelError, match="check OPENAI_API_KEY") as raised:
+            model.complete(ASK, 1)
+    assert "sk-very-secret" not in f"{raised.value} {model!r}"
+
+
+def test_a_key_echoed_by_the_server_is_not_repeated() -> None:
+    step = Step("bad request by sk-very-secret", status=400)
+    with OpenAIServer([step]) as server, pytest.raises(ModelError, match="by <key>"):
+        client(server, api_key="sk-very-secret").complete(ASK, 1)
+
+
+def test_a_missing_key_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+        OpenAIModel("m", "http://localhost:1/v1")
+
+
+def test_address_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with OpenAIServer(["a"], key="from-environment") as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
+        assert OpenAIModel(server.model).complete(ASK, 1)[0].text == "a"
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/v1", "http://"])
+def test_an_address_that_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="expected a URL"):
+        OpenAIModel("m", url, api_key="k")
+
+
+def test_sampling_settings_are_sent_only_where_given() -> None:
+    with OpenAIServer(["a", "b"]) as server:
+        client(server).complete(ASK, 1)
+        client(server, temperature=0.7, max_tokens=99).complete(ASK, 1)
+    first, second = (request.body for request in server.requests)
+    assert first == {"model": "scripted", "messages": ASK}
+    assert (second["temperature"], second["max_tokens"]) == (0.7, 99)
+
+
+def test_a_model_works_inside_a_running_event_loop_and_after_pickling() -> None:
+    async def inside() -> list[Reply]:
+        return model.complete(ASK, 1)
+
+    with OpenAIServer(["a"]) as server:
+        model: OpenAIModel = pickle.loads(pickle.dumps(client(server)))
+        assert asyncio.run(inside())[0].text == "a"
+
+
+def test_the_server_double_also_runs_as_a_program(tmp_path: Path) -> None:
+    script = tmp_path / "replies.json"
+    script.write_text(json.dumps([{"text": "slow", "status": 429}, "a"]), encoding="utf-8")
+    command = [sys.executable, "-m", "tests.doubles.openai_server", "--replies", str(script)]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().split()[-1]
+            assert OpenAIModel("scripted", url, api_key="k").complete(ASK, 1)[0].text == "a"
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda m: m.complete(ASK, 2), lambda m: m.complete_each([ASK, ASK])],
+    ids=["complete", "complete_each"],
+)
+def test_the_scripted_model_answers_in_order_then_ends(
+    ask: Callable[[ScriptedModel], list[Reply]],
+) -> None:
+    model = ScriptedModel(["a", Reply("b", finish_reason="length")])
+    assert [(reply.text, reply.finish_reason) for reply in ask(model)] == [
+        ("a", "stop"),
+        ("b", "length"),
+    ]
+    assert model.prompts == [ASK, ASK]
+    with pytest.raises(ModelError, match="ends after 2 replies"):
+        model.complete(ASK, 1)

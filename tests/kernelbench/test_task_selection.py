@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernelbench.selection import Entry, Item, Selection, parse_selection
+from sandbox.errors import TaskError
+
+NUMBERS = st.integers(0, 999_999)
+RANGES = st.tuples(NUMBERS, NUMBERS).map(lambda ends: Item(min(ends), max(ends)))
+NAMES = st.builds(
+    lambda n, name: Item(n, n, f"{n}_{name}"),
+    NUMBERS,
+    st.from_regex(r"[A-Za-z_]{1,9}", fullmatch=True),
+)
+ITEMS = st.lists(RANGES | NAMES, max_size=4).map(tuple)
+SELECTIONS = st.just(Selection()) | st.builds(Selection, st.sampled_from([1, 2, 3]), ITEMS)
+
+
+def entries(level: int, *names: str) -> list[Entry]:
+    return [Entry(level, int(name.split("_")[0]), name) for name in names]
+
+
+@given(SELECTIONS)
+def test_a_selection_is_read_back_from_its_text(selection: Selection) -> None:
+    assert parse_selection(str(selection)) == selection
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_selection_or_a_task_error(text: str) -> None:
+    with contextlib.suppress(TaskError):
+        assert isinstance(parse_selection(text), Selection)
+
+
+@given(SELECTIONS, st.sets(st.tuples(st.sampled_from([1, 2, 3]), st.integers(1, 100)), max_size=20))
+def test_pick_is_a_sorted_subset_of_the_selected_levels(
+    selection: Selection, places: set[tuple[int, int]]
+) -> None:
+    known = [Entry(level, number, f"{number}_X") for level, number in places]
+    try:
+        picked = selection.pick(known, "here")
+    except TaskError:
+        return
+    assert picked == sorted(picked, key=lambda e: (e.level, e.number))
+    assert {*picked} <= {e for e in known if e.level in selection.levels}
+    assert picked
+
+
+def test_numbers_sort_as_numbers_not_as_text() -> None:
+    known = entries(1, "100_C", "19_B", "2_A")
+    assert [e.number for e in parse_selection("level1").pick(known, "here")] == [2, 19, 100]
+
+
+def test_ranges_names_and_numbers_combine() -> None:
+    known = entries(1, "1_A", "2_B", "3_C", "40_D")
+    picked = parse_selection("level1/1-2,40_D").pick(known, "here")
+    assert [e.name for e in picked] == ["1_A", "2_B", "40_D"]
+
+
+@pytest.mark.parametrize("text", ["level1/7", "level1/1,7-9", "level1/1_Other", "level2"])
+def test_a_part_that_finds_nothing_is_an_error(text: str) -> None:
+    with pytest.raises(TaskError, match=r"here: (level1 has no|no problems of level2)"):
+        parse_selection(text).pick(entries(1, "1_A", "2_B"), "here")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("level4/1", "level4 needs Hugging Face models"),
+        ("level9", "level9 does not exist; expected level1"),
+        ("1-10", "selection '1-10' is not understood; expected level1"),
+        ("level1/a-b", "item 'a-b' is not understood"),
+        ("level1/1,", "item '' is not understood"),
+        ("level1/9-3", "range 9-3 is empty"),
+    ],
+)
+def test_a_wrong_selection_says_what_is_expected(text: str, message: str) -> None:
+    with pytest.raises(TaskError, match=message):
+        parse_selection(text)

@@ -1,0 +1,157 @@
+"""The supervisor's side: a process group can be killed, frozen, thawed, measured and counted."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sandbox.processes import count_processes, freeze_tree, kill_tree, thaw_tree, tree_memory_bytes
+
+SLOT_UID = 60_002
+CHUNK = 32 << 20
+
+
+@contextmanager
+def worker(act: Callable[[], None]) -> Iterator[int]:
+    """A child that leads its own group and runs `act`; yields its pid."""
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        act()
+        os._exit(0)
+    try:
+        while os.getpgid(child) != child:
+            time.sleep(0.001)
+        yield child
+    finally:
+        kill_tree(child)
+        os.waitpid(child, 0)
+
+
+def wait_until(true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 5
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def fork_sleepers(count: int) -> None:
+    """`count` children, each with one child of its own, all asleep."""
+    for _ in range(count):
+        if os.fork() == 0:
+            os.fork()
+            break
+    time.sleep(60)
+
+
+def test_kill_tree_kills_grandchildren() -> None:
+    with worker(lambda: fork_sleepers(3)) as pgid:
+        assert wait_until(lambda: count_processes(pgid) == 7)
+        kill_tree(pgid)
+        assert count_processes(pgid) == 0
+
+
+def test_kill_tree_beats_a_process_that_forks_for_ever() -> None:
+    def bomb() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        while True:
+            if os.fork() == 0:
+                time.sleep(0.02)
+                os._exit(0)
+            time.sleep(0.001)
+
+    with worker(bomb) as pgid:
+        assert wait_until(lambda: count_processes(pgid) > 5)
+        kill_tree(pgid)
+        assert count_processes(pgid) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a uid of its own")
+def test_kill_tree_sweeps_the_slots_uid_beyond_the_group() -> None:
+    reader, writer = os.pipe()
+
+    def escape() -> None:
+        os.setresuid(SLOT_UID, SLOT_UID, SLOT_UID)
+        os.close(reader)
+        if os.fork() == 0:
+            os.setsid()  # no walls here: this one leaves the group
+            os.write(writer, b"x")
+            time.sleep(60)
+        os.close(writer)
+        time.sleep(60)
+
+    with worker(escape) as pgid:
+        os.close(writer)
+        assert os.read(reader, 1) == b"x"
+        kill_tree(pgid, SLOT_UID)
+        assert os.read(reader, 1) == b""  # the escaped process held the last writing end
+
+
+def test_a_frozen_tree_stands_still_until_it_is_thawed() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+
+    def drain() -> int:
+        try:
+            return len(os.read(reader, 1 << 16))
+        except BlockingIOError:
+            return 0
+
+    def tick() -> None:
+        os.fork()
+        while True:
+            os.write(writer, b".")
+            time.sleep(0.001)
+
+    with worker(tick) as pgid:
+        assert wait_until(lambda: drain() > 0)
+        freeze_tree(pgid)
+        drain()
+        time.sleep(0.05)
+        assert drain() == 0
+        thaw_tree(pgid)
+        assert wait_until(lambda: drain() > 0)
+
+
+def test_a_frozen_tree_can_be_killed() -> None:
+    with worker(lambda: fork_sleepers(1)) as pgid:
+        freeze_tree(pgid)
+        kill_tree(pgid)
+        assert count_processes(pgid) == 0
+
+
+def test_memory_of_the_whole_tree_is_counted() -> None:
+    def hold() -> None:
+        os.fork()
+        block = bytearray(CHUNK)
+        block[:] = b"x" * CHUNK
+        time.sleep(60)
+
+    with worker(lambda: time.sleep(60)) as idle:
+        unused = tree_memory_bytes(idle)
+    with worker(hold) as pgid:
+        assert wait_until(lambda: tree_memory_bytes(pgid) > 2 * (CHUNK + unused) * 0.9)
+
+
+def test_a_group_that_has_ended_counts_nothing() -> None:
+    with worker(lambda: None) as pgid:
+        assert wait_until(lambda: count_processes(pgid) == 0)
+        assert tree_memory_bytes(pgid) == 0
+        freeze_tree(pgid)
+        thaw_tree(pgid)
+
+
+@pytest.mark.parametrize("pgid", [0, 1, os.getpgrp()])
+def test_the_supervisors_own_group_is_refused(pgid: int) -> None:
+    with pytest.raises(ValueError, match="own group"):
+        kill_tree(pgid)
+
+
+def test_the_supervisors_own_uid_is_refused() -> None:
+    with worker(lambda: time.sleep(60)) as pgid, pytest.raises(ValueError, match="own uid"):
+        kill_tree(pgid, os.getuid())
