@@ -2,14 +2,17 @@
 
 Decisions depend on the journal alone: a round is proposed when the round before it is complete, and
 `to_beat` is the best of earlier rounds, so that every engine decides alike and a resumed run goes
-on as if it had not been killed. A task's winner is measured afresh after it was selected (DESIGN
-section 5, rule 6); the last fifth of `max_seconds` is kept for that. Strategies live in proposers.
+on as if it had not been killed. A few tasks are under way at once, since evaluators keep a few
+references warm; the time left is shared evenly over tasks as they begin. A task's winner is
+measured afresh after it was selected (DESIGN section 5, rule 6), for which the last fifth of
+`max_seconds` is kept. Strategies live in proposers.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
@@ -27,6 +30,8 @@ from sandbox.types import EvalConfig, Evaluation, Status, Task
 
 log = logging.getLogger(__name__)
 
+TASKS_AT_ONCE = 4
+"""As many as an evaluator keeps prepared."""
 BARREN_ROUNDS = 3
 """Rounds in a row without a new candidate that end a task."""
 CONFIRM_SHARE = 0.2
@@ -47,6 +52,8 @@ class CampaignConfig:
     """Over all tasks, shared evenly before the start."""
     max_seconds: float | None = None
     """Of this call; what is under way when it ends is still recorded."""
+    tasks_at_once: int | None = None
+    """By default 4, or twice the lanes where that is more."""
     confirm: bool = True
     """Measure each winner afresh after it was selected."""
 
@@ -109,7 +116,8 @@ class _Campaign:
         )
         self.thinkers = LanePool("propose", [NoLane] * PROPOSERS_AT_ONCE)
         self.running: dict[Future[Any], Job] = {}
-        self.searching = True
+        self.waiting = deque(run for run in runs if run.proposers)
+        self.tasks_at_once = config.tasks_at_once or max(TASKS_AT_ONCE, 2 * engine.lanes)
         self.stopped: str | None = None
         self.failure: WarpsmithError | None = None
         self.proven = False
@@ -118,9 +126,12 @@ class _Campaign:
     def run(self) -> CampaignResult:
         try:
             for run in self.runs:
-                self._begin(run)
+                self.journal.record_task(run.task)
+                if not run.proposers:
+                    self._enter(run, Stage.UNSUPPORTED, run.reason)
             while True:
                 self._check_limits()
+                self._begin_tasks()
                 for job in self.schedule.begin():
                     self._submit(job)
                 if not self.running:
@@ -149,18 +160,21 @@ class _Campaign:
         limit_s = self.config.max_seconds
         if self.stopped is not None or limit_s is None:
             return
-        elapsed_s = time.monotonic() - self.began_s
-        if elapsed_s >= limit_s:
+        now_s = time.monotonic()
+        if now_s - self.began_s >= limit_s:
             self._stop(f"max_seconds ({limit_s:g}) is over")
-        elif self.searching and elapsed_s >= limit_s * (1 - CONFIRM_SHARE * self.config.confirm):
-            self.searching = False
-            self._drop([kind for kind in Kind if kind is not Kind.CONFIRM])
-            for run in self.runs:
+            return
+        for run in self.runs:
+            late = run.search_until_s is not None and now_s >= run.search_until_s
+            if late and run.searching and not run.stage.final:
+                run.searching = False
+                self._drop([kind for kind in Kind if kind is not Kind.CONFIRM], run)
                 self._advance(run)
 
     def _stop(self, reason: str) -> None:
         """Begin nothing more; what is under way is awaited and recorded."""
-        self.stopped, self.searching = reason, False
+        self.stopped = reason
+        self.waiting.clear()
         self._drop(list(Kind))
 
     def _fail(self, error: WarpsmithError) -> None:
@@ -173,11 +187,22 @@ class _Campaign:
 
     # --- one task -------------------------------------------------------------------------------
 
+    def _begin_tasks(self) -> None:
+        """Keep `tasks_at_once` under way; each begins with an even share of the time left."""
+        active = sum(run.begun and not run.stage.final for run in self.runs)
+        while self.waiting and active < self.tasks_at_once:
+            left = len(self.waiting) + active
+            run = self.waiting.popleft()
+            run.begun = True
+            if (limit_s := self.config.max_seconds) is not None:
+                now_s = time.monotonic()
+                end_s = self.began_s + limit_s * (1 - CONFIRM_SHARE * self.config.confirm)
+                share = min(1.0, self.tasks_at_once / left)
+                run.search_until_s = now_s + max(0.0, end_s - now_s) * share
+            self._begin(run)
+            active += not run.stage.final
+
     def _begin(self, run: TaskRun) -> None:
-        self.journal.record_task(run.task)
-        if not run.proposers:
-            self._enter(run, Stage.UNSUPPORTED, run.reason)
-            return
         records = self.journal.proposals(run.task.id)
         self.proven = self.proven or any(
             r.evaluation is not None and r.evaluation.status is not Status.SANDBOX_ERROR
@@ -199,7 +224,7 @@ class _Campaign:
         if run.outstanding or run.stage.final or self.stopped is not None:
             return
         records = self.journal.proposals(run.task.id)
-        if self.searching and not self._search_over(run, records):
+        if run.searching and not self._search_over(run, records):
             self._push(run, Kind.PROPOSE, _next_round(records))
             return
         winner = self._winner(records)
@@ -234,7 +259,7 @@ class _Campaign:
         retried: bool = False,
     ) -> None:
         """Queue a job, unless its task or the campaign has come to an end."""
-        allowed = self.searching or (kind is Kind.CONFIRM and self.stopped is None)
+        allowed = self.stopped is None and (run.searching or kind is Kind.CONFIRM)
         if allowed and not run.stage.final:
             record_id = 0 if record is None else record.id
             self.schedule.push(Job(round, run.index, kind, record_id, run, record, retried))

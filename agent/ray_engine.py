@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from agent.engine import Build, MakeEvaluator, build_with, evaluate_on, prepare_on, sandbox_error
 from agent.lanes import LaneLost, LanePool, NoLane
 from agent.reaper import Reaper
@@ -130,7 +128,9 @@ class RayEngine:
         self._own = not ray.is_initialized()
         if self._own:
             _connect(address, cpus)
-        self._reaper = Reaper() if self._own and address is None else None
+        self._reaper: Reaper | None = None
+        if self._own and address is None:
+            self._reaper = Reaper(ray.get_runtime_context().get_node_id())
         placements = _gpu_lanes(gpu_type) if device == "cuda" else _cpu_lanes()
         if not placements:
             self._shut_down()
@@ -138,7 +138,7 @@ class RayEngine:
             raise DeviceError(f"the Ray cluster has no {wanted}; `ray status` shows what it has")
         self.lanes = len(placements)
         openers: list[Callable[[], RayLane]] = [
-            partial(self._open_lane, make_evaluator, options) for options in placements
+            partial(RayLane, make_evaluator, options) for options in placements
         ]
         self._pool = LanePool("ray-lane", openers)
         self._build = build
@@ -174,12 +174,6 @@ class RayEngine:
             ray.shutdown()
         if self._reaper is not None:
             self._reaper.close()
-
-    def _open_lane(self, make_evaluator: MakeEvaluator, options: dict[str, Any]) -> RayLane:
-        lane = RayLane(make_evaluator, options)
-        if self._reaper is not None:  # Only now have all of Ray's own processes been started.
-            self._reaper.watch(p.pid for p in psutil.Process().children(recursive=True))
-        return lane
 
 
 def _connect(address: str | None, cpus: int | None) -> None:

@@ -51,6 +51,7 @@ class TaskRun:
     proposers: Sequence[Proposer]
     """Those that can work on it."""
     budget: int = 0
+    begun: bool = False
     stage: Stage = Stage.WAITING
     reason: str = ""
     prepared: bool = False
@@ -58,6 +59,9 @@ class TaskRun:
     """Jobs queued or under way; a round is complete at 0."""
     built: list[Recorded] = field(default_factory=list)
     """Held until the task is prepared."""
+    search_until_s: float | None = None
+    """Clock when its share of the time for searching is over."""
+    searching: bool = True
     exhausted: bool = False
     """No proposer has anything more."""
 

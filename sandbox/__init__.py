@@ -1,1 +1,3 @@
-"""What is a task, a candidate, a verdict; build, run, measure, judge. Trusts nobody, imports none of the others."""
+"""What is a task, a candidate, a verdict; build, run, measure, judge. Trusts nobody, imports
+none of the others.
+"""

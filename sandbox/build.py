@@ -1,7 +1,7 @@
 """Builds ahead of the run: `load_inline` calls compiled in a walled process without a GPU.
 
-The cache is keyed by candidate and toolchain, never by what the build process says: a hostile build can
-only spoil its own candidate. Only this process copies artefacts into it.
+The cache is keyed by candidate and toolchain, never by what the build process says: a hostile build
+can only spoil its own candidate. Only this process copies artefacts into it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from sandbox.device import cache_root, fingerprint
+from sandbox.device import arch_list, cache_root, fingerprint
 from sandbox.observation import Failure, FailureKind
 from sandbox.spawn import WorkerFailed, Zygote
 from sandbox.types import SCHEMA_VERSION, Candidate, EvalConfig, digest
@@ -35,7 +35,9 @@ class BuildReport:
     failure: Failure | None = None
     log: str = ""
     artifacts: Path | None = None
-    """Folder of numbered `load_inline` results for the run's private copy; None if there are none."""
+    """Folder of numbered `load_inline` results for the run's private copy; None if there are
+    none.
+    """
     cached: bool = False
 
 
@@ -43,12 +45,15 @@ class Builder:
     """Compiles candidates of one toolchain; safe to use from several threads and processes."""
 
     def __init__(self, cache: Path | None = None) -> None:
-        toolchain = digest([fingerprint("cpu"), str(torch.version.cuda), SCHEMA_VERSION])
+        arch = os.environ.get("TORCH_CUDA_ARCH_LIST") or arch_list()
+        toolchain = digest([fingerprint("cpu"), str(torch.version.cuda), arch, SCHEMA_VERSION])
         self._folder = (cache or cache_root()) / "builds" / toolchain
-        self._zygote = Zygote("cpu")
+        self._zygote = Zygote("cpu", environment={"TORCH_CUDA_ARCH_LIST": arch} if arch else {})
 
     def build(self, candidate: Candidate, config: EvalConfig) -> BuildReport:
-        """Compile, or find what an equal candidate compiled to; raises SandboxFault for our faults."""
+        """Compile, or find what an equal candidate compiled to; raises SandboxFault for our
+        faults.
+        """
         if not candidate.language.needs_build:
             return BuildReport(0.0)
         target = self._folder / candidate.id
@@ -95,7 +100,9 @@ class Builder:
 
 
 def _keep(source: Path, reply: dict[str, Any], target: Path) -> None:
-    """Copy the libraries a build process made; only regular files of sane size, under our own names."""
+    """Copy the libraries a build process made; only regular files of sane size, under our own
+    names.
+    """
     for position, item in enumerate(list(reply["artifacts"])[:MAX_LIBRARIES]):
         folder = target / "artifacts" / str(position)
         folder.mkdir(parents=True)

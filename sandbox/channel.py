@@ -1,8 +1,9 @@
 """Capped JSON frames over a private socket pair, with a per-run nonce; never pickle.
 
-A frame is a 4-byte little-endian length and UTF-8 JSON `{"nonce": ..., "body": ...}`. File descriptors
-travel beside frames (SCM_RIGHTS), supervisor to worker only. The nonce keeps stray writers out; a
-candidate in the same process as its harness can still speak for it, so what arrives is a *claim*.
+A frame is a 4-byte little-endian length and UTF-8 JSON `{"nonce": ..., "body": ...}`. File
+descriptors travel beside frames (SCM_RIGHTS), supervisor to worker only. The nonce keeps stray
+writers out; a candidate in the same process as its harness can still speak for it, so what arrives
+is a *claim*.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ class Channel:
     ) -> Any:
         """The next frame's body.
 
-        `watch` is called every 50 ms while waiting and may raise. Raises ChannelTimeout after `timeout_s`
-        seconds, ChannelClosed at end of file, ChannelProtocol on a malformed or foreign frame.
+        `watch` is called every 50 ms while waiting and may raise. Raises ChannelTimeout after
+        `timeout_s` seconds, ChannelClosed at end of file, ChannelProtocol on a malformed or foreign
+        frame.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         (length,) = _HEADER.unpack(self._read(_HEADER.size, deadline, watch))

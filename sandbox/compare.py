@@ -1,7 +1,8 @@
 """How far an output is from the truth: whole tensor, per row, and per element of its row's scale.
 
-Norm-wise error alone misses a dropped tail; elementwise `allclose` is blind on U[0,1) inputs and too strict
-near zero (research: KernelBench fact sheet, section 1). Runs in the supervisor on private copies.
+Norm-wise error alone misses a dropped tail; elementwise `allclose` is blind on U[0,1) inputs and
+too strict near zero (research: KernelBench fact sheet, section 1). Runs in the supervisor on
+private copies.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def errors(out: torch.Tensor, truth: torch.Tensor) -> Errors:
 
 
 def row_shape(tensor: torch.Tensor) -> tuple[int, int]:
-    """(rows, row length): the last dimension, joined with earlier ones while shorter than SHORT_ROW."""
+    """(rows, row length): the last dimension, joined with earlier ones while shorter than
+    SHORT_ROW.
+    """
     length = 1
     for size in reversed(tensor.shape):
         length *= size
@@ -102,8 +105,8 @@ def identical(left: torch.Tensor, right: torch.Tensor) -> bool:
 def ties_explain(indices: torch.Tensor, expected: torch.Tensor, inputs: list[torch.Tensor]) -> bool:
     """True when differing indices pick equal values from some input along some dimension.
 
-    Sorting, top-k and arg-reductions may break ties differently; an index repeated where the reference
-    repeats none is no tie.
+    Sorting, top-k and arg-reductions may break ties differently; an index repeated where the
+    reference repeats none is no tie.
     """
     if indices.is_floating_point() or indices.dtype == torch.bool:
         return False

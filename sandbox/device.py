@@ -1,7 +1,8 @@
-"""What the device can do, measured once per device and driver and cached: the roofline behind each floor.
+"""What the device can do, measured once per device and driver and cached: the roofline behind each
+floor.
 
-The only module that imports cupy: an empty kernel's launch cost is a fact of the device, and candidates
-in language `cuda` use the same launcher.
+The only module that imports cupy: an empty kernel's launch cost is a fact of the device, and
+candidates in language `cuda` use the same launcher.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import platform
 import shutil
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -132,10 +132,7 @@ def _measure_cpu(environment: dict[str, str]) -> DeviceFacts:
 def _measure_cuda(environment: dict[str, str]) -> DeviceFacts:
     properties = torch.cuda.get_device_properties(0)
     size = min(2 << 30, int(torch.cuda.mem_get_info()[0]) // 8)
-    source = torch.ones(size, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    copy_s = _best(lambda: target.copy_(source), torch.cuda.synchronize, 10)
-    del source, target
+    copy_s = _copy_s(size)
     flops = {}
     for name, dtype, tf32 in (
         ("float32", torch.float32, False),
@@ -162,8 +159,16 @@ def _measure_cuda(environment: dict[str, str]) -> DeviceFacts:
     )
 
 
+def _copy_s(size: int) -> float:
+    source = torch.ones(size, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return _best(lambda: target.copy_(source), torch.cuda.synchronize, 10)
+
+
 def _launch_s() -> float:
-    """Seconds per launch of an empty kernel in a CUDA graph of 1000: the least any kernel can cost."""
+    """Seconds per launch of an empty kernel in a CUDA graph of 1000: the least any kernel can
+    cost.
+    """
     import cupy
 
     kernel = cupy.RawModule(code='extern "C" __global__ void nothing() {}').get_function("nothing")
@@ -231,8 +236,12 @@ def _driver_version() -> str:
     return out[0] if out else "unknown"
 
 
-def compute_capability() -> str | None:
-    """`9.0` for TORCH_CUDA_ARCH_LIST, or None without a GPU."""
-    if "torch" not in sys.modules or not torch.cuda.is_available():
+def arch_list() -> str | None:
+    """`9.0` for TORCH_CUDA_ARCH_LIST, or None without a GPU; asked without creating a context."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
         return None
-    return "{}.{}".format(*torch.cuda.get_device_capability())
+    query = [tool, "--query-gpu=compute_cap", "--format=csv,noheader"]
+    out = subprocess.run(query, capture_output=True, text=True, check=False)
+    found = {line.strip() for line in out.stdout.splitlines() if line.strip()[:1].isdigit()}
+    return ";".join(sorted(found)) if out.returncode == 0 and found else None

@@ -21,7 +21,9 @@ class DeviceError(WarpsmithError):
 
 
 class InvalidReference(WarpsmithError):
-    """The task itself cannot be scored: failing, stochastic, constant or data-dependent reference."""
+    """The task itself cannot be scored: failing, stochastic, constant or data-dependent
+    reference.
+    """
 
 
 class SandboxFault(WarpsmithError):

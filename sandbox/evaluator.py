@@ -1,4 +1,6 @@
-"""The evaluator of one device: what a lane runs. Holds the zygote, the builder and prepared tasks."""
+"""The evaluator of one device: what a lane runs. Holds the zygote, the builder and prepared
+tasks.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ class LocalEvaluator:
     def prepare(self, task: Task, config: EvalConfig) -> Preparation:
         """Admit the task and time its baselines, or return what is warm.
 
-        Raises InvalidReference where the task cannot be scored, TaskError where it is for another device.
+        Raises InvalidReference where the task cannot be scored, TaskError where it is for another
+        device.
         """
         if task.device != self.device:
             raise TaskError(
@@ -90,7 +93,9 @@ class LocalEvaluator:
     def evaluate(
         self, task: Task, candidate: Candidate, config: EvalConfig, *, to_beat: float | None = None
     ) -> Evaluation:
-        """Judge and time one candidate; never raises for a candidate's, a task's or a worker's fault."""
+        """Judge and time one candidate; never raises for a candidate's, a task's or a worker's
+        fault.
+        """
         start = time.monotonic()
         for attempt in range(ATTEMPTS):
             try:

@@ -1,9 +1,9 @@
 """A task's reference as data: a flat list of ATen operators with shapes, dtypes and strides.
 
-References are trusted, but they do not run in the calling process: `trace` starts `python -m sandbox.graph`, which
-executes the source under FakeTensorMode (no memory is touched, so gigabyte shapes cost nothing) and decomposes it to
-core ATen. Not covered: references whose operators depend on values, which raise TaskError.
-Standard library only at import; torch is imported in the child.
+References are trusted, but they do not run in the calling process: `trace` starts `python -m
+sandbox.graph`, which executes the source under FakeTensorMode (no memory is touched, so gigabyte
+shapes cost nothing) and decomposes it to core ATen. Not covered: references whose operators depend
+on values, which raise TaskError. Standard library only at import; torch is imported in the child.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Node:
     outputs: tuple[TensorMeta, ...] = ()
     """One per returned tensor; several for operators that return a tuple."""
     target: str = ""
-    """The position of an `input` in get_inputs(), the dotted attribute of a `parameter` or `buffer`."""
+    """The position of an `input` in get_inputs(), the dotted attribute of a `parameter` or
+    `buffer`.
+    """
 
     @property
     def meta(self) -> TensorMeta:

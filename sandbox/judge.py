@@ -1,7 +1,8 @@
-"""The judge: Observation -> Evaluation. A pure function: no clock, device, environment or randomness.
+"""The judge: Observation -> Evaluation. A pure function: no clock, device, environment or
+randomness.
 
-The order of the checks is the order of trust: what the sandbox did wrong, what the process did, what it
-claims against itself, what was measured on values, and only then time.
+The order of the checks is the order of trust: what the sandbox did wrong, what the process did,
+what it claims against itself, what was measured on values, and only then time.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ COMPILE_TYPES = frozenset(
 MEMORY_TYPES = frozenset({"MemoryError", "OutOfMemoryError"})
 CONTRACT_TYPES = frozenset({"ContractError"})
 PRECISION_CLASSES = (("float32", 1e-5), ("tf32", 8e-4), ("bfloat16", 6e-3), ("float8", 8e-2))
-"""Norm error up to which a result counts as this class (twice to three times the measured constant)."""
+"""Norm error up to which a result counts as this class (twice to three times the measured
+constant).
+"""
 MERGED_SHARE = 0.35
 MERGED_FLOOR_S = 40e-6
-"""Single-set calls may cost this much more than batched ones before they count as merged: a call alone
-through the pipe costs about 160 us more than inside a batch, with tens of microseconds of spread."""
+"""Single-set calls may cost this much more than batched ones before they count as merged: a call
+alone through the pipe costs about 160 us more than inside a batch, with tens of microseconds of
+spread.
+"""
 FLOOR_SHARE = 0.9
 
 

@@ -7,7 +7,9 @@ import threading
 
 
 class Log:
-    """The read end of a pipe, drained by a thread; holds at most `limit` bytes whatever is printed."""
+    """The read end of a pipe, drained by a thread; holds at most `limit` bytes whatever is
+    printed.
+    """
 
     def __init__(self, limit: int) -> None:
         self._half = limit // 2

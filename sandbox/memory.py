@@ -1,8 +1,8 @@
 """Arenas: dedicated allocations shared with exactly one worker, never torch's caching pool.
 
-On the CPU an arena is a memfd; on a GPU a `cuMemAlloc` of whole 2 MiB pages, because an IPC handle exposes
-the whole underlying allocation. The CUDA driver is called through ctypes: torch offers no IPC for
-memory it does not pool.
+On the CPU an arena is a memfd; on a GPU a `cuMemAlloc` of whole 2 MiB pages, because an IPC handle
+exposes the whole underlying allocation. The CUDA driver is called through ctypes: torch offers no
+IPC for memory it does not pool.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ class DeviceArena:
 
     def __init__(self, size: int) -> None:
         size = (size + PAGE - 1) // PAGE * PAGE
-        torch.cuda.init()
-        torch.cuda.current_stream()
+        torch.zeros(1, device="cuda")  # binds torch's primary context to this thread
         pointer = ctypes.c_uint64()
         driver().call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
         self._pointer = pointer
@@ -101,7 +100,8 @@ def open_ticket(ticket: dict[str, Any], fd: int | None) -> torch.Tensor:
     torch.zeros(1, device="cuda")
     handle = _IpcHandle.from_buffer_copy(bytes.fromhex(ticket["handle"]))
     pointer = ctypes.c_uint64()
-    # 1 = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is (CUDA driver API, cuIpcOpenMemHandle).
+    # 1 = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is (CUDA driver API,
+    # cuIpcOpenMemHandle).
     driver().call("cuIpcOpenMemHandle_v2", ctypes.byref(pointer), handle, ctypes.c_uint(1))
     return _view(pointer.value, ticket["size"])
 

@@ -1,6 +1,7 @@
 """What one evaluation saw: what the supervisor *measured* and what a worker *claims*, never mixed.
 
-`judge` turns an Observation into an Evaluation; it reads claims only where they can hurt the claimant.
+`judge` turns an Observation into an Evaluation; it reads claims only where they can hurt the
+claimant.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ class Observation:
     launches_at_least: float | None = None
     """Seconds that as many calls need at the device's measured minimal launch cost."""
     floor_s: float | None = None
-    """Seconds per call that compulsory bytes need at measured bandwidth; None where it does not bind."""
+    """Seconds per call that compulsory bytes need at measured bandwidth; None where it does not
+    bind.
+    """
     noise_floor: float = 0.0
     build_log: str = ""
     stdout: str = ""

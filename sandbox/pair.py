@@ -1,7 +1,8 @@
 """One process pair: a reference worker and a candidate worker on equal inputs (DESIGN, section 5).
 
-The candidate is disclosed one batch of fresh inputs per "go"; outputs leave through poisoned slots; its
-used inputs are poisoned before it hands outputs over, so that work deferred past "done" reads garbage.
+The candidate is disclosed one batch of fresh inputs per "go"; outputs leave through poisoned slots;
+its used inputs are poisoned before it hands outputs over, so that work deferred past "done" reads
+garbage.
 """
 
 from __future__ import annotations
@@ -152,7 +153,9 @@ class ProcessPair:
     def run_candidate(
         self, sets: list[int], single: bool, case: CaseObservation
     ) -> tuple[float, float, CaseObservation]:
-        """The candidate's turn: its inputs are checked and poisoned before it hands outputs over."""
+        """The candidate's turn: its inputs are checked and poisoned before it hands outputs
+        over.
+        """
         self.ready(self.candidate)
         if single:
             seconds = 0.0
@@ -266,7 +269,9 @@ class ProcessPair:
 
 
 def structure(claim: dict[str, Any], signature: Signature, sets: int) -> dict[str, str]:
-    """How the outputs the candidate describes differ from the reference's; claims, so only harmful ones."""
+    """How the outputs the candidate describes differ from the reference's; claims, so only
+    harmful ones.
+    """
     try:
         kinds = [parse_kind(kind) for kind in claim["kinds"]]
         complete = len(claim["sets"]) == sets

@@ -37,7 +37,8 @@ class Plan:
 
 
 def plan(signature: Signature, config: EvalConfig, free_bytes: int) -> Plan:
-    """As many sets as fill `batch_ms` and fit: inputs and slots on both sides, outputs retained on both.
+    """As many sets as fill `batch_ms` and fit: inputs and slots on both sides, outputs retained on
+    both.
 
     Raises InvalidReference when not even one set fits.
     """

@@ -1,8 +1,9 @@
-"""A task's secret cases with their float64 truth and the error each may have; computed once per task.
+"""A task's secret cases with their float64 truth and the error each may have; computed once per
+task.
 
-Truth is the reference in float64 (DESIGN, section 6). The bound on a candidate's error is the largest of
-the dtype's class constant, a multiple of the reference's own error, and what rounding the inputs would
-do to the output (conditioning).
+Truth is the reference in float64 (DESIGN, section 6). The bound on a candidate's error is the
+largest of the dtype's class constant, a multiple of the reference's own error, and what rounding
+the inputs would do to the output (conditioning).
 """
 
 from __future__ import annotations
@@ -184,7 +185,9 @@ def bound(leaf: Leaf, own: Errors, shaken: Errors, config: EvalConfig) -> Errors
 
 
 def timed_bounds(case: Case) -> tuple[Errors, ...]:
-    """For timed rounds, where truth is the reference worker's output and so carries its own error."""
+    """For timed rounds, where truth is the reference worker's output and so carries its own
+    error.
+    """
     return tuple(
         Errors(b.norm + 2 * o.norm, b.row + 2 * o.row, b.element + 2 * o.element)
         for b, o in zip(case.bounds, case.own, strict=True)

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from sandbox.device import DeviceFacts, free_bytes
 from sandbox.errors import InvalidReference, SandboxFault
@@ -90,7 +89,9 @@ class Preparer:
         return tuple(pools)
 
     def floor_s(self, signature: Signature, scheme: Plan) -> float | None:
-        """None where caches could serve the batch, or where the reference itself is below the floor."""
+        """None where caches could serve the batch, or where the reference itself is below the
+        floor.
+        """
         per_call = sum(leaf.bytes for leaf in (*signature.inputs, *signature.outputs))
         if per_call * scheme.sets <= 8 * self.facts.cache_bytes:
             return None

@@ -26,7 +26,9 @@ def to_record(value: object) -> Any:
 
 
 def from_record(kind: type[T], record: Any) -> T:
-    """The dataclass `kind` from what `to_record` made; raises TypeError or ValueError if it does not fit."""
+    """The dataclass `kind` from what `to_record` made; raises TypeError or ValueError if it does
+    not fit.
+    """
     return typing.cast(T, _build(kind, record))
 
 

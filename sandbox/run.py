@@ -1,4 +1,6 @@
-"""One candidate's way through build, load, verify and time; yields an Observation, concludes nothing."""
+"""One candidate's way through build, load, verify and time; yields an Observation, concludes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from pathlib import Path
 from sandbox import triage
 from sandbox.build import Builder
 from sandbox.device import DeviceFacts
+from sandbox.judge import judge_case
 from sandbox.observation import (
     CaseObservation,
     Errors,
@@ -28,7 +31,6 @@ from sandbox.spawn import WorkerFailed
 from sandbox.statistics import enough, summarise
 from sandbox.subject import Opening, Stand, Subject
 from sandbox.types import Candidate, EvalConfig, Status
-from sandbox.judge import judge_case
 from sandbox.verify import verify
 
 MEMORY_TYPES = frozenset({"MemoryError", "OutOfMemoryError"})
@@ -97,7 +99,9 @@ class Run:
             self.preload.append((report.artifacts, "artifacts"))
 
     def check(self, kept: Path) -> None:
-        """Load the candidate and verify it on every shape; its compiler caches serve later workers."""
+        """Load the candidate and verify it on every shape; its compiler caches serve later
+        workers.
+        """
         with self.stage("load"):
             subject = self.start()
         try:
@@ -124,7 +128,9 @@ class Run:
             self.end(subject)
 
     def seeded_pools(self) -> tuple[Pool, ...]:
-        """Cases whose parameters are as constructed, for candidates matched only by a shared seed."""
+        """Cases whose parameters are as constructed, for candidates matched only by a shared
+        seed.
+        """
         return self.preparer.pools(self.preparation.task, self.config, randomise=False)
 
     def sound(self) -> bool:
@@ -201,7 +207,9 @@ class Run:
 
 
 def blame(failure: Failure) -> Failure:
-    """A reference that fails beside a candidate is our fault, unless the memory was taken from it."""
+    """A reference that fails beside a candidate is our fault, unless the memory was taken from
+    it.
+    """
     if failure.stage != "reference":
         return failure
     if MEMORY_TYPES & set(failure.types):

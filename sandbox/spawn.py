@@ -1,4 +1,6 @@
-"""The supervisor's side of workers: start a zygote, fork workers from it, talk to them, end them."""
+"""The supervisor's side of workers: start a zygote, fork workers from it, talk to them, end
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,10 @@ class WorkerFailed(Exception):
 class Zygote:
     """One warm process per lane; restarted when it dies. Safe to use from several threads."""
 
-    def __init__(self, device: str, device_index: int = 0) -> None:
+    def __init__(
+        self, device: str, device_index: int = 0, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._environment = dict(environment or {})
         self.device = device
         self.device_index = device_index
         self.threads = min(len(os.sched_getaffinity(0)), 32)
@@ -126,7 +131,8 @@ class Zygote:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "sandbox.zygote", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env=zygote_environment(self.device, self.device_index, self.threads),
+            env=zygote_environment(self.device, self.device_index, self.threads)
+            | self._environment,
             cwd="/",
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -154,7 +160,9 @@ class Zygote:
 
 
 class Worker:
-    """One forked process. Every request has a deadline; a worker that fails is killed with its tree."""
+    """One forked process. Every request has a deadline; a worker that fails is killed with its
+    tree.
+    """
 
     memory_limit_bytes = 8 << 30
 
@@ -312,7 +320,7 @@ def _tool_path() -> str:
 
 def _scratch_root() -> Path:
     """Where scratch folders live; those of dead supervisors are removed."""
-    base = Path(os.environ.get("WARPSMITH_SCRATCH", "/var/tmp"))  # noqa: S108
+    base = Path(os.environ.get("WARPSMITH_SCRATCH", "/var/tmp"))
     root = base / f"warpsmith-{os.geteuid()}"
     root.mkdir(parents=True, exist_ok=True)
     root.chmod(0o711)

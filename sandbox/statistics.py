@@ -1,8 +1,8 @@
 """From timed rounds to an interval: charged times, medians within a pair, a t-interval over pairs.
 
-The process pair is the unit of sampling (a clustered interval): launch-bound calls differ by 3-6 % between
-processes, so rounds of one pair are not independent. Bonferroni over the allowed looks keeps the level
-whenever sampling stops.
+The process pair is the unit of sampling (a clustered interval): launch-bound calls differ by 3-6 %
+between processes, so rounds of one pair are not independent. Bonferroni over the allowed looks
+keeps the level whenever sampling stops.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def summarise(rounds: Sequence[RoundObservation]) -> list[Pair]:
 
 
 def charged_collect(rounds: Sequence[RoundObservation]) -> float:
-    """Seconds per round by which the candidate's collect is systematically longer than the reference's.
+    """Seconds per round by which the candidate's collect is systematically longer than the
+    reference's.
 
     max(0, excess) round by round would charge honest code half its noise, so the median excess is
     charged, once it stands out of that noise and of one per cent of the batch.
@@ -73,10 +74,11 @@ def charged_collect(rounds: Sequence[RoundObservation]) -> float:
 
 
 def merged_excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
-    """(excess, noise) in seconds per call of single-set calls over batched ones, reference's overhead off.
+    """(excess, noise) in seconds per call of single-set calls over batched ones, reference's
+    overhead off.
 
-    A candidate that merges the calls of a batch pays in full when it sees one set at a time. None without
-    rounds of both kinds.
+    A candidate that merges the calls of a batch pays in full when it sees one set at a time. None
+    without rounds of both kinds.
     """
     valid = [r for r in rounds if not r.void]
     overheads: list[float] = []
@@ -100,8 +102,8 @@ def merged_excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] |
 def interval(pairs: Sequence[Pair], null: Null, config: EvalConfig) -> Interval:
     """The speedup over pairs with its t-interval; the null experiment's spread is pooled in.
 
-    Pooling is refused when the pairs scatter far more than the null did. With one pair the null alone
-    gives the spread.
+    Pooling is refused when the pairs scatter far more than the null did. With one pair the null
+    alone gives the spread.
     """
     logs = [p.log_speedup for p in pairs]
     value = statistics.fmean(logs)
@@ -126,8 +128,8 @@ def interval(pairs: Sequence[Pair], null: Null, config: EvalConfig) -> Interval:
 def enough(pairs: Sequence[Pair], null: Null, config: EvalConfig, to_beat: float | None) -> bool:
     """True when another pair would not change the decision.
 
-    A candidate whose upper bound misses `to_beat` (or eager itself) is hopeless after any pair; others
-    need `min_pairs` and then stop at the target width.
+    A candidate whose upper bound misses `to_beat` (or eager itself) is hopeless after any pair;
+    others need `min_pairs` and then stop at the target width.
     """
     if not pairs:
         return False
@@ -144,7 +146,9 @@ def enough(pairs: Sequence[Pair], null: Null, config: EvalConfig, to_beat: float
 
 
 def t_quantile(probability: float, dof: int) -> float:
-    """Quantile of Student's t, by bisection on the closed-form CDF for integer degrees of freedom."""
+    """Quantile of Student's t, by bisection on the closed-form CDF for integer degrees of
+    freedom.
+    """
     low, high = 0.0, 1.0
     while t_cdf(high, dof) < probability:
         high *= 2

@@ -1,4 +1,6 @@
-"""One worker with its model and its arenas, seen from the supervisor: reference, baseline or candidate."""
+"""One worker with its model and its arenas, seen from the supervisor: reference, baseline or
+candidate.
+"""
 
 from __future__ import annotations
 
@@ -216,7 +218,9 @@ class Stand:
         config: EvalConfig,
         preload: Sequence[tuple[Path, str]] = (),
     ) -> Subject:
-        """A fresh candidate worker with the candidate loaded; raises WorkerFailed for its faults."""
+        """A fresh candidate worker with the candidate loaded; raises WorkerFailed for its
+        faults.
+        """
         subject = self._subject("candidate", task, config, "load", preload)
         try:
             subject.load(candidate.source)
@@ -262,8 +266,9 @@ def match_state(
 ) -> tuple[str, list[str]]:
     """How a candidate's parameters and buffers correspond, and its names in the reference's order.
 
-    By name where every candidate tensor has a namesake of its shape and dtype; else by order where shapes
-    and dtypes agree one by one; else only through the shared seed, and nothing is overwritten.
+    By name where every candidate tensor has a namesake of its shape and dtype; else by order where
+    shapes and dtypes agree one by one; else only through the shared seed, and nothing is
+    overwritten.
     """
     own = [(str(name), Leaf.from_json(leaf)) for name, leaf in claimed]
     if not reference and not own:

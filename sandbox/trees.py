@@ -1,4 +1,5 @@
-"""Pytrees of inputs and outputs as JSON: containers and scalars in the tree, tensors as numbered leaves.
+"""Pytrees of inputs and outputs as JSON: containers and scalars in the tree, tensors as numbered
+leaves.
 
 `{"t": 3}` is tensor leaf 3, `{"l": [...]}` a list, `{"u": [...]}` a tuple, `{"d": {...}}` a dict,
 `{"v": 1.5}` a scalar, None or string. A named tuple is a tuple; a dataclass or mapping is a dict.
@@ -57,7 +58,9 @@ class Leaf:
 
 
 def stride_class(shape: Sequence[int], stride: Sequence[int]) -> str:
-    """`contiguous`, `permuted` (dense in another order), `expanded` (a zero stride) or `sparse` (gaps)."""
+    """`contiguous`, `permuted` (dense in another order), `expanded` (a zero stride) or `sparse`
+    (gaps).
+    """
     sizes = [(s, n) for n, s in zip(shape, stride, strict=True) if n > 1]
     if 0 in shape:
         return "contiguous"
@@ -143,7 +146,9 @@ def unflatten(tree: Mapping[str, Any], tensors: Sequence[Any]) -> Any:
 
 
 def same_structure(tree: Any, other: Any) -> bool:
-    """Equal containers with tensors in the same places; scalars equal; a list may stand for a tuple."""
+    """Equal containers with tensors in the same places; scalars equal; a list may stand for a
+    tuple.
+    """
     if set(tree) != set(other) and not {*tree, *other} <= {"l", "u"}:
         return False
     (kind, value), (_, partner) = next(iter(tree.items())), next(iter(other.items()))

@@ -1,4 +1,6 @@
-"""Static triage: rejects only what can never be legitimate; everything else is for the run to decide."""
+"""Static triage: rejects only what can never be legitimate; everything else is for the run to
+decide.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from sandbox.types import Candidate, Language
 
 
 def reject(candidate: Candidate) -> str:
-    """Why the source cannot be a candidate, or an empty string. A syntax error is the build's to report."""
+    """Why the source cannot be a candidate, or an empty string. A syntax error is the build's to
+    report.
+    """
     if not candidate.source.strip():
         return "the source is empty; expected a Python file that defines class ModelNew"
     try:

@@ -1,7 +1,8 @@
 """The nouns: Task, Candidate, EvalConfig, Evaluation and their parts. Standard library only.
 
-Claim -> judgement -> value: a worker *claims*, the supervisor *measures* (both make an `Observation`,
-sandbox/observation.py), `judge` concludes (an `Evaluation`), a reward function scores.
+Claim -> judgement -> value: a worker *claims*, the supervisor *measures* (both make an
+`Observation`, sandbox/observation.py), `judge` concludes (an `Evaluation`), a reward function
+scores.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class Task:
     id: str
     """Suite and problem, such as `builtin/softmax` or `kernelbench/level1/19_ReLU`."""
     source: str
-    """Python source that defines Model, get_inputs() and get_init_inputs(). Trusted, but it runs in a worker."""
+    """Python source that defines Model, get_inputs() and get_init_inputs(). Trusted, but it runs
+    in a worker.
+    """
     device: str
     """`cpu` or `cuda`."""
     dtype: str = "float32"
@@ -119,7 +122,9 @@ class EvalConfig:
 
     preset: str = "quick"
     scales: tuple[float, ...] = (3.0, 0.01, -1.0)
-    """Value cases beside the inputs as given: float arguments multiplied, where float64 stays finite."""
+    """Value cases beside the inputs as given: float arguments multiplied, where float64 stays
+    finite.
+    """
     reference_error_factor: float = 4.0
     """Allowed error = max(class constant, this x the reference's own error against float64)."""
     tf32: bool = True
@@ -141,7 +146,9 @@ class EvalConfig:
     """Fresh process pairs behind any reported win."""
     max_pairs: int = 6
     target_half_width: float = 0.01
-    """Stop adding pairs once the interval of log speedup is narrower than this (or the noise floor)."""
+    """Stop adding pairs once the interval of log speedup is narrower than this (or the noise
+    floor).
+    """
     confidence: float = 0.95
     build_timeout_s: float = 180.0
     load_timeout_s: float = 60.0
@@ -157,7 +164,8 @@ class EvalConfig:
     def __post_init__(self) -> None:
         if self.min_pairs < 2 or self.max_pairs < self.min_pairs:
             raise ValueError(
-                f"pairs are {self.min_pairs}..{self.max_pairs}; expected 2 <= min_pairs <= max_pairs"
+                f"pairs are {self.min_pairs}..{self.max_pairs}; "
+                "expected 2 <= min_pairs <= max_pairs"
             )
         if not 0.5 < self.confidence < 1:
             raise ValueError(f"confidence is {self.confidence}; expected between 0.5 and 1")
@@ -195,7 +203,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One correctness case: a shape, a value scale, and the worst errors found (relative, unitless)."""
+    """One correctness case: a shape, a value scale, and the worst errors found (relative,
+    unitless).
+    """
 
     name: str
     passed: bool
@@ -233,7 +243,9 @@ class Timing:
 
     @property
     def win(self) -> bool:
-        """Faster than eager beyond the interval and the task's noise floor, on at least three pairs."""
+        """Faster than eager beyond the interval and the task's noise floor, on at least three
+        pairs.
+        """
         return (
             len(self.pairs) >= 3
             and math.log(self.speedup.low) > 0

@@ -1,8 +1,8 @@
 """The warm process that workers are forked from: torch imported, no operator run, no CUDA context.
 
-Run as `python -m sandbox.zygote FD`. A fork from here is ready in milliseconds, where a fresh interpreter
-needs 1.4-4 s to import torch. No operator may run here: an OpenMP pool or a CUDA context does not
-survive a fork. Ends, with all its workers, at end of file on its control socket.
+Run as `python -m sandbox.zygote FD`. A fork from here is ready in milliseconds, where a fresh
+interpreter needs 1.4-4 s to import torch. No operator may run here: an OpenMP pool or a CUDA
+context does not survive a fork. Ends, with all its workers, at end of file on its control socket.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def settle(scratch: Path, environment: dict[str, str]) -> None:
     """Point every cache and temporary folder into the scratch folder."""
     os.environ.update(environment)
     os.chdir(scratch)
-    # tempfile caches its folder in the zygote: without this NVRTC through cupy writes to the old one.
+    # tempfile caches its folder in the zygote: without this NVRTC through cupy writes to the old
+    # one.
     tempfile.tempdir = None
 
 
@@ -132,8 +133,8 @@ def enclosed(request: dict[str, Any]) -> dict[str, Any]:
 def reap(pid: int, workers: dict[int, int | None], timeout_s: float) -> int | None:
     """The wait status of a worker that died; None while it is still being torn down.
 
-    Never blocks for long: the driver may take a while to unmap a killed worker's context, and the next
-    fork must not wait for that. Orphans are reaped on the way.
+    Never blocks for long: the driver may take a while to unmap a killed worker's context, and the
+    next fork must not wait for that. Orphans are reaped on the way.
     """
     deadline = time.monotonic() + timeout_s
     while True:

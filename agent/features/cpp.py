@@ -66,10 +66,10 @@ template <class A, class B> static inline auto smaller(A a, B b) -> decltype(a +
 static inline float gelu_tanh(float x) {
   return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
 }
-typedef _Float16 half;
+typedef _Float16 f16;
 struct bf16 { uint16_t bits; };
-static inline float to_float(half x) { return (float)x; }
-static inline half half_of(float x) { return (half)x; }
+static inline float to_float(f16 x) { return (float)x; }
+static inline f16 f16_of(float x) { return (f16)x; }
 static inline float to_float(bf16 x) {
   const uint32_t bits = (uint32_t)x.bits << 16;
   float value;

@@ -17,7 +17,7 @@ EXPENSIVE = {
     "gelu", "gelu_tanh",
 }  # fmt: skip
 C_TYPES = {
-    "float32": "float", "bfloat16": "bf16", "float16": "half", "int64": "long long",
+    "float32": "float", "bfloat16": "bf16", "float16": "f16", "int64": "long long",
     "int32": "int", "int16": "short", "int8": "signed char", "uint8": "unsigned char",
     "bool": "bool",
 }  # fmt: skip

@@ -1,1 +1,3 @@
-"""What runs inside a worker process: the identical harness for reference and candidate. Never the supervisor."""
+"""What runs inside a worker process: the identical harness for reference and candidate. Never
+the supervisor.
+"""

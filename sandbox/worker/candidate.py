@@ -34,7 +34,9 @@ class CandidateSession(Session):
         }
 
     def do_bind(self, request: Request, fds: list[int]) -> Request:
-        """Put the candidate's tensors in the order of the reference's state; "" where it has none."""
+        """Put the candidate's tensors in the order of the reference's state; "" where it has
+        none.
+        """
         named = dict(models.state_of(self.model))
         self.state_tensors = [named.get(name) for name in request["names"]]
         return {}

@@ -1,7 +1,8 @@
 """`torch.utils.cpp_extension.load_inline` and `load`, intercepted inside a walled process.
 
 The build process compiles every call into a numbered folder; the run process finds the n-th call's
-library in its private copy of those folders when the arguments are the same, and compiles otherwise.
+library in its private copy of those folders when the arguments are the same, and compiles
+otherwise.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A worker's life after the fork: answer requests until the supervisor hangs up.
 
-Failures travel as a claim: type name, message and traceback tail. What they mean is the judge's business.
+Failures travel as a claim: type name, message and traceback tail. What they mean is the judge's
+business.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Loading a source file as a module and building its model: the same steps for reference and candidate."""
+"""Loading a source file as a module and building its model: the same steps for reference and
+candidate.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def state_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def cast(value: Any, device: str, dtype: torch.dtype) -> Any:
-    """Move tensors to `device`; floating ones become `dtype`, integer and bool ones keep their type."""
+    """Move tensors to `device`; floating ones become `dtype`, integer and bool ones keep their
+    type.
+    """
     tree, tensors = trees.flatten(value, torch.is_tensor)
     moved = [
         t.to(device=device, dtype=dtype if t.is_floating_point() else t.dtype) for t in tensors

@@ -27,7 +27,9 @@ class ReferenceSession(Session):
         return {}
 
     def do_open(self, request: Request, fds: list[int]) -> Request:
-        """Build the model at one shape with randomised state, and describe inputs, outputs and state."""
+        """Build the model at one shape with randomised state, and describe inputs, outputs and
+        state.
+        """
         for name, value in request["constants"]:
             setattr(self.module, name, value)
         models.seed_all(request["seed"])
@@ -51,7 +53,9 @@ class ReferenceSession(Session):
         }
 
     def do_examine(self, request: Request, fds: list[int]) -> Request:
-        """Run the model twice on equal inputs under different RNG states: outputs, side effects, latency."""
+        """Run the model twice on equal inputs under different RNG states: outputs, side effects,
+        latency.
+        """
         inputs = self.make_inputs(request["seed"], 1.0)
         _, tensors = trees.flatten(inputs, torch.is_tensor)
         before = [t.clone() for t in tensors]
@@ -89,7 +93,9 @@ class ReferenceSession(Session):
         return {}
 
     def do_fill(self, request: Request, fds: list[int]) -> Request:
-        """Fill input sets with fresh values: `get_inputs` under the supervisor's secret seed, scaled."""
+        """Fill input sets with fresh values: `get_inputs` under the supervisor's secret seed,
+        scaled.
+        """
         for index in request["sets"]:
             inputs = self.make_inputs(request["seed"] + index, request["scale"])
             tree, tensors = trees.flatten(inputs, torch.is_tensor)
@@ -106,8 +112,8 @@ class ReferenceSession(Session):
     def do_oracle(self, request: Request, fds: list[int]) -> Request:
         """The float64 truth of one input set into the `oracle` arena, inputs optionally jittered.
 
-        `jitter` is the relative rounding noise put on float inputs: its effect on the output says how
-        well conditioned the case is.
+        `jitter` is the relative rounding noise put on float inputs: its effect on the output says
+        how well conditioned the case is.
         """
         inputs = [
             t.double() if torch.is_tensor(t) and t.is_floating_point() else t

@@ -1,7 +1,7 @@
 """The harness both sides share: open a model, attach arenas, warm up, go, collect.
 
-Nothing here is trusted when it runs in a candidate's worker: the supervisor's clock and its copies of the
-slots decide. It only has to cost the same on both sides.
+Nothing here is trusted when it runs in a candidate's worker: the supervisor's clock and its copies
+of the slots decide. It only has to cost the same on both sides.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ class Session:
         return {}
 
     def do_go(self, request: Request, fds: list[int]) -> Request:
-        """The timed region: one call per set, every output retained, then a device synchronisation."""
+        """The timed region: one call per set, every output retained, then a device
+        synchronisation.
+        """
         call, results = self.call, self.results
         for arguments in [self.arguments(index) for index in request["sets"]]:
             results.append(call(*arguments))

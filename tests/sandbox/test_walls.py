@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from sandbox.errors import SandboxFault
-from sandbox.walls.enclose import Enclosure, Grade, Layer, Walls, enclose
+from sandbox.walls.enclose import Enclosure, Layer, enclose
 from sandbox.walls.folders import prepare_scratch
 from sandbox.walls.kernel import prctl, syscall
-from sandbox.walls.probe import ask, probe
-from sandbox.walls.seccomp import ARCHITECTURES, DENIED, program
+from sandbox.walls.probe import ask
+from sandbox.walls.seccomp import ARCHITECTURES, DENIED
 
-SLOT_UID = 60_001
+SLOT_UID = 61_000 + os.getpid() % 4_000
+"""Unlike any other test run's on this host: limits count, and kill_tree sweeps, by uid."""
 NOBODY = 65_534
 ROOT = os.geteuid() == 0
 USERS = ["slot", "nobody"] if ROOT else ["self"]
@@ -258,7 +259,10 @@ def test_no_capability_but_reading_is_left(inside: Asker) -> None:
         assert capabilities in (0, 1 << 2)
 
 
-def test_a_fork_bomb_hits_the_limit(inside: Asker) -> None:
+@pytest.mark.parametrize("layer", [None, Layer.NETWORK])
+def test_a_fork_bomb_hits_the_limit(inside: Asker, layer: Layer | None) -> None:
+    without = frozenset() if layer is None else frozenset({layer})
+
     def bomb() -> int:
         children = 0
         while True:
@@ -271,7 +275,7 @@ def test_a_fork_bomb_hits_the_limit(inside: Asker) -> None:
                 os._exit(0)
             children += 1
 
-    assert 4 <= inside(bomb, processes=12) <= 12
+    assert 4 <= inside(bomb, processes=12, without=without) <= 12
 
 
 def test_files_stop_at_the_size_limit(inside: Asker, tmp_path: Path) -> None:
@@ -357,73 +361,3 @@ def test_threads_can_be_named_inside(inside: Asker) -> None:
         return path.read_text()
 
     assert inside(name) == "named\n"
-
-
-@pytest.mark.parametrize(
-    ("without", "grade"),
-    [
-        (frozenset(), Grade.FULL),
-        (frozenset({Layer.NETWORK}), Grade.UNPRIVILEGED),
-        (frozenset({Layer.OWN_UID}), Grade.UNPRIVILEGED),
-        (frozenset({Layer.SCOPE}), Grade.FULL),
-        (frozenset({Layer.SCOPE, Layer.OWN_UID}), Grade.WEAK),
-        (frozenset({Layer.LANDLOCK}), Grade.WEAK),
-        (frozenset({Layer.SECCOMP}), Grade.WEAK),
-        (frozenset(Layer), Grade.WEAK),
-    ],
-)
-@pytest.mark.skipif(not ROOT, reason="FULL needs root")
-def test_the_grade_says_which_layers_hold(
-    tmp_path: Path, without: frozenset[Layer], grade: Grade
-) -> None:
-    uid = None if Layer.OWN_UID in without else SLOT_UID
-    scratch = prepare_scratch(tmp_path / "scratch", uid)
-
-    def describe(walls: Walls) -> object:
-        return [walls.grade, walls.layers, walls.missing]
-
-    answer: Any = ask(enclosure_of(scratch, uid), describe, without=without)
-    found, layers, missing = answer
-    assert found == grade
-    assert without.isdisjoint(layers)
-    assert len(layers) + len(missing) == len(Layer)
-
-
-@pytest.mark.skipif(not ROOT, reason="becomes another user")
-def test_an_ordinary_user_gets_the_unprivileged_grade(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    scratch = prepare_scratch(tmp_path / "scratch", NOBODY)
-    grade = ask(enclosure_of(scratch, None), lambda walls: walls.grade, user=NOBODY)
-    assert grade == Grade.UNPRIVILEGED
-
-
-def test_probing_leaves_the_caller_as_it_was() -> None:
-    before = (os.getuid(), os.getcwd(), dict(os.environ), os.readlink("/proc/self/ns/net"))
-    walls = probe()
-    assert set(walls.layers) <= set(Layer)
-    assert walls.grade is Grade.FULL or not ROOT
-    assert before == (os.getuid(), os.getcwd(), dict(os.environ), os.readlink("/proc/self/ns/net"))
-
-
-def test_enclosing_takes_milliseconds(tmp_path: Path) -> None:
-    uid = SLOT_UID if ROOT else None
-    scratch = prepare_scratch(tmp_path / "scratch", uid)
-
-    def once() -> float:
-        began = time.monotonic()
-        ask(enclosure_of(scratch, uid), lambda walls: 0)
-        return time.monotonic() - began
-
-    assert (
-        min(once() for _ in range(5)) < 0.1
-    )  # fork, walls, reply and kill: 8 ms on two idle cores
-
-
-def test_every_machine_has_a_filter_whose_jumps_stay_inside() -> None:
-    for machine in ARCHITECTURES:
-        code = program(machine)
-        assert len(code) < 4096  # BPF_MAXINSNS
-        for place, (_, when_true, when_false, _) in enumerate(code):
-            assert max(when_true, when_false) < 256
-            assert place + 1 + max(when_true, when_false) < len(code) or place == len(code) - 1

@@ -1,0 +1,109 @@
+"""A/A through the whole path: the reference as its own candidate, on many tasks.
+
+    python benchmarks/null_experiment.py builtin --repetitions 3 --out benchmarks/results/null.json
+
+Each repetition is one full evaluation (fresh process pairs, fresh secrets). Reported per task:
+call time, the ratios, the interval, and whether the interval holds 1.0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kernelbench.suite import load_tasks
+from sandbox.errors import WarpsmithError
+from sandbox.evaluator import LocalEvaluator
+from sandbox.types import Candidate, EvalConfig, Language
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suites", nargs="+")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=500.0, help="stop starting new work after")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    evaluator = LocalEvaluator(options.device)
+    config = EvalConfig(baselines=(), min_pairs=options.pairs, max_pairs=max(options.pairs, 2))
+    tasks = [t for suite in options.suites for t in load_tasks(suite, options.device)]
+    rows: list[dict[str, Any]] = []
+    start = time.monotonic()
+    for repetition in range(options.repetitions):
+        for task in tasks:
+            if time.monotonic() - start < options.seconds:
+                rows.append(measure(evaluator, task, config, repetition))
+                print(line(rows[-1]), flush=True)
+    evaluator.close()
+    timed = [r for r in rows if "ratio" in r]
+    held = sum(r["low"] <= 1.0 <= r["high"] for r in timed)
+    print(f"{held} of {len(timed)} intervals hold 1.0")
+    for name, least, most, allowed in BANDS:
+        band = [abs(math.log(r["ratio"])) for r in timed if least <= r["call_us"] < most]
+        if band:
+            print(f"{name}: worst {max(band):.4f}, allowed {allowed}, {len(band)} evaluations")
+    if options.out:
+        record = {
+            "date": datetime.now(UTC).isoformat(),
+            "command": f"benchmarks/null_experiment.py {' '.join(options.suites)} "
+            f"--repetitions {options.repetitions} --pairs {options.pairs}",
+            "environment": evaluator.facts.environment,
+            "rows": rows,
+        }
+        options.out.write_text(json.dumps(record, indent=1))
+
+
+BANDS = (
+    ("calls over 300 us", 300.0, math.inf, 0.01),
+    ("30-300 us", 30.0, 300.0, 0.03),
+    ("below 30 us", 0.0, 30.0, 0.06),
+)
+
+
+def measure(
+    evaluator: LocalEvaluator, task: Any, config: EvalConfig, repetition: int
+) -> dict[str, Any]:
+    """One evaluation of the reference as candidate."""
+    row: dict[str, Any] = {"task": task.id, "repetition": repetition}
+    begin = time.monotonic()
+    try:
+        source = task.source.replace("class Model(", "class ModelNew(")
+        source = source.replace("super(Model, self)", "super(ModelNew, self)")
+        found = evaluator.evaluate(task, Candidate(task.id, Language.TORCH, source), config)
+    except WarpsmithError as error:
+        return {**row, "status": type(error).__name__, "detail": str(error)}
+    row |= {"status": found.status.value, "detail": found.detail, "seconds": found.seconds}
+    row["wall_s"] = time.monotonic() - begin
+    if found.timing is not None:
+        speedup = found.timing.speedup
+        row |= {
+            "call_us": found.timing.reference_ms * 1e3,
+            "ratio": speedup.value,
+            "low": speedup.low,
+            "high": speedup.high,
+            "sets": found.timing.sets,
+            "noise_floor": found.timing.noise_floor,
+            "pairs": [round(p.log_speedup, 5) for p in found.timing.pairs],
+        }
+    return row
+
+
+def line(row: dict[str, Any]) -> str:
+    if "ratio" not in row:
+        return f"{row['task']:44} {row['status']} {row['detail'][:120]}"
+    stages = {k: round(v, 2) for k, v in row["seconds"].items()}
+    return (
+        f"{row['task']:44} {row['call_us']:9.1f} us  {row['ratio']:.4f} "
+        f"[{row['low']:.4f}, {row['high']:.4f}] sets {row['sets']} {row['pairs']} {stages}"
+    )
+
+
+if __name__ == "__main__":
+    main()
