@@ -15,9 +15,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
 from typing import Any
 
+from agent.budget import CampaignConfig, share_candidates, share_seconds
 from agent.engine import Engine
 from agent.journal import Journal, Purpose, Recorded
 from agent.lanes import LanePool, NoLane
@@ -26,7 +26,7 @@ from agent.schedule import Job, Kind, Schedule, TaskRun
 from agent.types import Proposal, Proposer
 from rewards import speedup
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault, TaskError, WarpsmithError
-from sandbox.types import EvalConfig, Evaluation, Status, Task
+from sandbox.types import Evaluation, Status, Task
 
 log = logging.getLogger(__name__)
 
@@ -34,32 +34,10 @@ TASKS_AT_ONCE = 4
 """As many as an evaluator keeps prepared."""
 BARREN_ROUNDS = 3
 """Rounds in a row without a new candidate that end a task."""
-CONFIRM_SHARE = 0.2
-"""Of `max_seconds`, kept for confirming winners."""
 SEARCH_OVER = "the time for searching (max_seconds) is over"
 PROPOSERS_AT_ONCE = 8
 POLL_S = 0.2
 """How soon an interrupt or the end of the time is noticed."""
-
-
-@dataclass(frozen=True)
-class CampaignConfig:
-    evaluation: EvalConfig = field(default_factory=EvalConfig)
-    device: str = "cpu"
-    proposals_per_round: int = 3
-    max_candidates_per_task: int = 6
-    max_candidates: int | None = None
-    """Over all tasks, shared evenly before the start."""
-    max_seconds: float | None = None
-    """Of this call; what is under way when it ends is still recorded."""
-    tasks_at_once: int | None = None
-    """By default 4, or twice the lanes where that is more."""
-    confirm: bool = True
-    """Measure each winner afresh after it was selected."""
-
-    def __post_init__(self) -> None:
-        if self.proposals_per_round < 1 or self.max_candidates_per_task < 1:
-            raise ValueError("proposals_per_round and max_candidates_per_task must be at least 1")
 
 
 def run_campaign(
@@ -82,18 +60,10 @@ def run_campaign(
         able = [p for p in proposers if refusals[p.name] is None]
         reason = "" if able else "; ".join(f"{name}: {why}" for name, why in refusals.items())
         runs.append(TaskRun(task, index, able, reason=reason))
-    share_budget([run for run in runs if run.proposers], config)
-    return _Campaign(runs, engine, journal, config, on_event, interrupted).run()
-
-
-def share_budget(runs: Sequence[TaskRun], config: CampaignConfig) -> None:
-    """Give each task its number of candidates before the start, so that speed decides nothing."""
-    total = config.max_candidates
-    for i, run in enumerate(runs):
-        share = config.max_candidates_per_task
-        if total is not None:
-            share = min(share, total // len(runs) + (i < total % len(runs)))
+    able_runs = [run for run in runs if run.proposers]
+    for run, share in zip(able_runs, share_candidates(config, len(able_runs)), strict=True):
         run.budget = share
+    return _Campaign(runs, engine, journal, config, on_event, interrupted).run()
 
 
 class _Campaign:
@@ -194,11 +164,9 @@ class _Campaign:
             left = len(self.waiting) + active
             run = self.waiting.popleft()
             run.begun = True
-            if (limit_s := self.config.max_seconds) is not None:
-                now_s = time.monotonic()
-                end_s = self.began_s + limit_s * (1 - CONFIRM_SHARE * self.config.confirm)
-                share = min(1.0, self.tasks_at_once / left)
-                run.search_until_s = now_s + max(0.0, end_s - now_s) * share
+            now_s = time.monotonic()
+            share_s = share_seconds(self.config, now_s - self.began_s, left, self.tasks_at_once)
+            run.search_until_s = None if share_s is None else now_s + share_s
             self._begin(run)
             active += not run.stage.final
 

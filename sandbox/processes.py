@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.errors import SandboxFault
+from sandbox.walls.kernel import PR_SET_CHILD_SUBREAPER, prctl
 
 POLL_S = 0.001
 SETTLE_S = 2.0
@@ -52,6 +53,30 @@ def kill_tree(pgid: int, uid: int | None = None) -> None:
 
     if not _settle(gone):
         raise SandboxFault(f"process group {pgid} survived SIGKILL for {SETTLE_S} s: driver hung?")
+
+
+def adopt_orphans() -> None:
+    """Make this process, not init, the parent of workers' orphans, so that `reap_tree` finds them.
+
+    For whoever forks workers. Until it is reaped a zombie counts against its uid's process limit,
+    and the first process of a container often reaps nothing.
+    """
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def reap_tree(pgid: int) -> int | None:
+    """After `kill_tree`, in the process that adopts: collect the group's zombies.
+
+    Returns the leader's wait status, None where the leader was collected before.
+    """
+    leader = None
+    while True:
+        try:
+            pid, status = os.waitpid(-pgid, 0)
+        except ChildProcessError:
+            return leader
+        if pid == pgid:
+            leader = status
 
 
 def freeze_tree(pgid: int) -> None:

@@ -56,8 +56,13 @@ def main(fd: int) -> None:
 def preload() -> None:
     """Import what every worker needs; nothing here may start a thread or touch a device."""
     import torch
+
+    # cpp_extension asks for a device when it is imported, which initialises the driver, and a process
+    # forked after that has no CUDA.
+    available, torch.cuda.is_available = torch.cuda.is_available, lambda: False
     import torch.utils.cpp_extension
 
+    torch.cuda.is_available = available
     import sandbox.worker.main  # noqa: F401
 
     if torch.version.cuda is not None:

@@ -29,8 +29,9 @@ LIBRARY = ctypes.CDLL(
 
 CUDA_HEAD = '''
 import cupy
+import numpy
 import torch
-from torch._C import _cuda_getCurrentRawStream as current_stream
+from torch._C import _cuda_getCurrentRawStream as raw_stream
 
 SOURCE = r"""
 {source}"""
@@ -38,11 +39,15 @@ SOURCE = r"""
 MODULE = cupy.RawModule(code=SOURCE, options={options!r}, backend="nvrtc")
 
 
-class Stream:
-    """What cupy's launcher reads of a stream, without cupy's own stack of current streams."""
+STREAMS = {{}}
 
-    def __init__(self, ptr):
-        self.ptr = ptr
+
+def stream_of(tensor):
+    """cupy's view of the stream torch would use now for this tensor."""
+    pointer = raw_stream(tensor.get_device())
+    if pointer not in STREAMS:
+        STREAMS[pointer] = cupy.cuda.ExternalStream(pointer)
+    return STREAMS[pointer]
 
 
 '''
@@ -100,15 +105,15 @@ def _fitting(plan: Plan, program: Program, features: Features) -> Features:
 
 
 def _cuda(task: Task, plan: Plan, features: Features) -> str:
-    source = header(plan, features, cuda.mapping(features)) + cuda.PRELUDE
+    source = header(plan, features, cuda.mapping(features)) + cuda.prelude(features)
     known = host.names(plan)
     handles, calls = "", []
     for i, program in enumerate(plan.programs):
-        own = features if i == 0 else cuda.default(program)
+        own = features if i == 0 else {**cuda.default(program), "math": features["math"]}
         kernels = cuda.kernels(program, f"stage{i}", own)
         source += "\n" + kernels.source
         handles += "".join(f'{n.upper()} = MODULE.get_function("{n}")\n' for n in kernels.names)
-        calls.append(cuda.launches(program, kernels, own, known))
+        calls.append(cuda.launches(program, kernels, own, known, i))
     text = CUDA_HEAD.format(source=source, options=cuda.OPTIONS)
     return text + handles + "\n\n" + host.skeleton(task.source) + "\n" + host.forward(plan, calls)
 

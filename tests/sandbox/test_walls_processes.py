@@ -5,12 +5,21 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from sandbox.processes import count_processes, freeze_tree, kill_tree, thaw_tree, tree_memory_bytes
+from sandbox.processes import (
+    adopt_orphans,
+    count_processes,
+    freeze_tree,
+    kill_tree,
+    reap_tree,
+    thaw_tree,
+    tree_memory_bytes,
+)
 
-SLOT_UID = 61_000 + os.getpid() % 4_000
+SLOT_UID = 61_000 + os.getpid() % 2_000
 """Unlike any other test run's on this host: limits count, and kill_tree sweeps, by uid."""
 CHUNK = 32 << 20
 
@@ -55,6 +64,19 @@ def test_kill_tree_kills_grandchildren() -> None:
         assert wait_until(lambda: count_processes(pgid) == 7)
         kill_tree(pgid)
         assert count_processes(pgid) == 0
+
+
+def test_a_reaped_tree_leaves_no_zombie() -> None:
+    keeper = os.fork()
+    if keeper == 0:  # adopts in a process of its own, and answers with its exit code
+        adopt_orphans()
+        with worker(lambda: fork_sleepers(3)) as pgid:
+            wait_until(lambda: count_processes(pgid) == 7)
+            kill_tree(pgid)
+            status = reap_tree(pgid)
+            left = [p for p in Path("/proc").glob("[0-9]*/stat") if f" {pgid} " in p.read_text()]
+            os._exit(7 if status == signal.SIGKILL and not left else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1]) == 7
 
 
 def test_kill_tree_beats_a_process_that_forks_for_ever() -> None:

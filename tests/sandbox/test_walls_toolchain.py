@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sandbox.walls.folders import prepare_scratch
 
-SLOT_UID = 61_000 + os.getpid() % 4_000 if os.geteuid() == 0 else None
+SLOT_UID = 61_000 + os.getpid() % 2_000 if os.geteuid() == 0 else None
 ZYGOTE = """
 import json, os, sys
 from pathlib import Path

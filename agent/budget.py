@@ -1,0 +1,48 @@
+"""How much a campaign may spend, and each task's even share of it. Pure: the clock is the caller's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sandbox.types import EvalConfig
+
+CONFIRM_SHARE = 0.2
+"""Of `max_seconds`, kept for confirming winners."""
+
+
+@dataclass(frozen=True)
+class CampaignConfig:
+    evaluation: EvalConfig = field(default_factory=EvalConfig)
+    device: str = "cpu"
+    proposals_per_round: int = 3
+    max_candidates_per_task: int = 6
+    max_candidates: int | None = None
+    """Over all tasks, shared evenly before the start."""
+    max_seconds: float | None = None
+    """Of this call; what is under way when it ends is still recorded."""
+    tasks_at_once: int | None = None
+    """By default 4, or twice the lanes where that is more."""
+    confirm: bool = True
+    """Measure each winner afresh after it was selected."""
+
+    def __post_init__(self) -> None:
+        if self.proposals_per_round < 1 or self.max_candidates_per_task < 1:
+            raise ValueError("proposals_per_round and max_candidates_per_task must be at least 1")
+
+
+def share_candidates(config: CampaignConfig, tasks: int) -> list[int]:
+    """Candidates for each task, fixed before the start, so that speed decides nothing."""
+    total, most = config.max_candidates, config.max_candidates_per_task
+    if total is None:
+        return [most] * tasks
+    return [min(most, total // tasks + (i < total % tasks)) for i in range(tasks)]
+
+
+def share_seconds(
+    config: CampaignConfig, elapsed_s: float, tasks_left: int, at_once: int
+) -> float | None:
+    """Seconds of search for a task that begins now; None without a limit."""
+    if config.max_seconds is None:
+        return None
+    search_s = config.max_seconds * (1 - CONFIRM_SHARE * config.confirm)
+    return max(0.0, search_s - elapsed_s) * min(1.0, at_once / tasks_left)

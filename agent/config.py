@@ -1,0 +1,158 @@
+"""YAML to typed configuration: presets by name, unknown keys refused with the nearest name.
+
+Precedence: defaults of the dataclass, then the preset or file, then what the command line says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from agent.budget import CampaignConfig
+from sandbox.errors import ConfigError
+from sandbox.records import to_record
+from sandbox.types import EvalConfig
+
+T = TypeVar("T")
+DEFAULT_PRESET = "quickstart"
+
+
+@dataclass(frozen=True)
+class OptimizeConfig:
+    """One run of `warpsmith optimize`, saved with it as config.yaml."""
+
+    tasks: tuple[str, ...] = ("builtin",)
+    """As `warpsmith tasks list` understands them."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    engine: Literal["ray", "local"] = "ray"
+    ray_address: str | None = None
+    """Of a running cluster; by default Ray is started on this machine."""
+    gpu_type: str | None = None
+    """Ray's name of the accelerator that lanes must have, such as `H200`."""
+    lanes: int | None = None
+    """Of the local engine; by default one per GPU, or one."""
+    model: str | None = None
+    """Name at the OpenAI-compatible endpoint; the built-in feature proposer without one."""
+    seed: int = 0
+    proposals_per_round: int = 3
+    max_candidates_per_task: int = 6
+    max_candidates: int | None = None
+    max_seconds: float | None = None
+    tasks_at_once: int | None = None
+    confirm: bool = True
+    evaluation: EvalConfig = field(default_factory=EvalConfig)
+
+    def campaign(self) -> CampaignConfig:
+        """The part that the loop itself needs; `device` is resolved by then."""
+        names = {f.name for f in dataclasses.fields(CampaignConfig)}
+        return CampaignConfig(**{k: v for k, v in vars(self).items() if k in names})
+
+
+MAY_CHANGE = frozenset(
+    ("engine", "ray_address", "gpu_type", "lanes", "max_candidates_per_task", "max_candidates")
+    + ("max_seconds", "tasks_at_once", "confirm")
+)
+"""Keys that a resumed run may set anew: where and how much, never what."""
+
+
+def load_optimize(source: str | None = None, **overrides: object) -> OptimizeConfig:
+    """From a preset's name or a YAML file (by default `quickstart`) and what overrides it.
+
+    Overrides that are None are left out. Raises ConfigError naming the file and the key.
+    """
+    origin, values = read_yaml(source or DEFAULT_PRESET, "optimize")
+    values |= {key: value for key, value in overrides.items() if value is not None}
+    values["evaluation"] = evaluation_values(values.get("evaluation"), origin)
+    return validate(OptimizeConfig, values, origin)
+
+
+def load_evaluation(preset: str) -> EvalConfig:
+    """A preset of configs/evaluation, or a YAML file with fields of EvalConfig."""
+    origin, values = read_yaml(preset, "evaluation")
+    return validate(EvalConfig, values, origin)
+
+
+def evaluation_values(given: object, origin: str) -> dict[str, Any]:
+    """`evaluation:` is a preset's name, or fields over those of its `preset` (by default quick)."""
+    if isinstance(given, str):
+        given = {"preset": given}
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"{origin}: evaluation is {given!r}; expected a preset's name or keys")
+    own = dict(given or {})
+    _, values = read_yaml(str(own.get("preset", "quick")), "evaluation")
+    return values | own
+
+
+def preset_names(verb: str) -> list[str]:
+    folder = resources.files("configs") / verb
+    return sorted(
+        f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
+    )
+
+
+def read_yaml(source: str, verb: str) -> tuple[str, dict[str, Any]]:
+    """Name for messages and the mapping inside; a preset goes before a file of the same name."""
+    names = preset_names(verb)
+    if source in names:
+        origin = f"{source}.yaml"
+        text = (resources.files("configs") / verb / origin).read_text()
+    else:
+        path = Path(source)
+        if not path.is_file():
+            meant = nearest(source, names)
+            raise ConfigError(
+                f"{source}: no such file, and no {verb} preset"
+                + (f"; did you mean {meant!r}?" if meant else f"; presets: {', '.join(names)}")
+            )
+        origin, text = path.name, path.read_text()
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{origin}: not YAML: {' '.join(str(error).split())}") from error
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{origin}: holds a {type(values).__name__}; expected keys and values")
+    return origin, values
+
+
+def validate(kind: type[T], values: Mapping[str, Any], origin: str) -> T:
+    """The dataclass from plain values; raises ConfigError for the first thing wrong."""
+    _refuse_unknown(kind, values, origin, "")
+    try:
+        return TypeAdapter(kind).validate_python(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or kind.__name__
+        given = "" if isinstance(first["input"], Mapping) else f", got {first['input']!r}"
+        raise ConfigError(f"{origin}: {key}: {first['msg']}{given}") from error
+
+
+def _refuse_unknown(kind: type, values: Mapping[str, Any], origin: str, prefix: str) -> None:
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    for key, value in values.items():
+        if key not in fields:
+            meant = nearest(str(key), fields)
+            raise ConfigError(
+                f"{origin}: unknown key {prefix + str(key)!r}; "
+                + (f"did you mean {prefix + meant!r}?" if meant else f"known: {', '.join(fields)}")
+            )
+        if key == "evaluation" and isinstance(value, Mapping):
+            _refuse_unknown(EvalConfig, value, origin, "evaluation.")
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known name most like a mistyped one."""
+    return next(iter(difflib.get_close_matches(word, list(known), 1)), None)
+
+
+def to_yaml(config: OptimizeConfig) -> str:
+    return yaml.safe_dump(to_record(config), sort_keys=False)
