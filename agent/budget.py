@@ -1,4 +1,4 @@
-"""How much a campaign may spend, and each task's even share of it. Pure: the clock is the caller's."""
+"""How much a campaign may spend, and each task's even share of it. Pure: no clock is read."""
 
 from __future__ import annotations
 

@@ -56,11 +56,10 @@ class OptimizeConfig:
         return CampaignConfig(**{k: v for k, v in vars(self).items() if k in names})
 
 
-MAY_CHANGE = frozenset(
-    ("engine", "ray_address", "gpu_type", "lanes", "max_candidates_per_task", "max_candidates")
-    + ("max_seconds", "tasks_at_once", "confirm")
-)
-"""Keys that a resumed run may set anew: where and how much, never what."""
+WHERE = ("engine", "ray_address", "gpu_type", "lanes", "tasks_at_once")
+HOW_MUCH = ("max_candidates_per_task", "max_candidates", "max_seconds", "confirm")
+MAY_CHANGE = frozenset((*WHERE, *HOW_MUCH))
+"""Keys that a resumed run may set anew; never what it works on, or how that is judged."""
 
 
 def load_optimize(source: str | None = None, **overrides: object) -> OptimizeConfig:
@@ -132,8 +131,9 @@ def validate(kind: type[T], values: Mapping[str, Any], origin: str) -> T:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or kind.__name__
+        why = first["msg"].removeprefix("Value error, ")
         given = "" if isinstance(first["input"], Mapping) else f", got {first['input']!r}"
-        raise ConfigError(f"{origin}: {key}: {first['msg']}{given}") from error
+        raise ConfigError(f"{origin}: {key}: {why}{given}") from error
 
 
 def _refuse_unknown(kind: type, values: Mapping[str, Any], origin: str, prefix: str) -> None:

@@ -19,6 +19,8 @@ from typing import Any
 
 FRAME_LIMIT = 4 << 20
 """Bytes; a reply is metadata, tensors never travel here."""
+SEND_TIMEOUT_S = 30
+"""A living reader takes a frame in microseconds."""
 _HEADER = struct.Struct("<I")
 _MAX_FDS = 8
 
@@ -38,13 +40,18 @@ class ChannelProtocol(Exception):
 class Channel:
     """One end of the pair. Not thread-safe."""
 
-    def __init__(self, sock: socket.socket, nonce: str) -> None:
+    def __init__(self, sock: socket.socket, nonce: str, *, takes_fds: bool = False) -> None:
+        """`takes_fds` on the worker's end only: an untrusted peer could exhaust our descriptors."""
+        # A peer that answers without reading would otherwise block us once its buffer is full.
+        seconds = struct.pack("@ll", SEND_TIMEOUT_S, 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
         self._socket = sock
         self._nonce = nonce
+        self._room = socket.CMSG_SPACE(_MAX_FDS * 4) if takes_fds else 0
         self._fds: list[int] = []
 
     def send(self, body: Any, fds: Sequence[int] = ()) -> None:
-        """Send one frame; raises ChannelClosed when the other end is gone."""
+        """Send one frame; raises ChannelClosed when the other end is gone or reads no more."""
         payload = json.dumps({"nonce": self._nonce, "body": body}).encode()
         if len(payload) > FRAME_LIMIT:
             raise ChannelProtocol(f"frame of {len(payload)} bytes; the limit is {FRAME_LIMIT}")
@@ -94,9 +101,7 @@ class Channel:
         while len(chunks) < size:
             self._wait(deadline, watch)
             try:
-                data, ancillary, _, _ = self._socket.recvmsg(
-                    size - len(chunks), socket.CMSG_SPACE(_MAX_FDS * 4)
-                )
+                data, ancillary, _, _ = self._socket.recvmsg(size - len(chunks), self._room)
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
             for level, kind, payload in ancillary:

@@ -32,11 +32,13 @@ PRECISION_CLASSES = (("float32", 1e-5), ("tf32", 8e-4), ("bfloat16", 6e-3), ("fl
 """Norm error up to which a result counts as this class (twice to three times the measured
 constant).
 """
-MERGED_SHARE = 0.35
 MERGED_FLOOR_S = 40e-6
-"""Single-set calls may cost this much more than batched ones before they count as merged: a call
-alone through the pipe costs about 160 us more than inside a batch, with tens of microseconds of
-spread.
+"""Spread of a call alone through the pipe, which costs about 160 us more than inside a batch."""
+MERGED_HOST_S = 100e-6
+MERGED_SHARE = 0.2
+"""A batch hides host time behind the device, a call alone does not: an honest call's host time
+is at most what the call costs in the batch, and rarely above 100 us plus a fifth of the
+reference.
 """
 FLOOR_SHARE = 0.9
 
@@ -192,7 +194,9 @@ def physics(observation: Observation, timing: Timing) -> tuple[Finding, ...]:
     merged = statistics.merged_excess_s(observation.rounds)
     if merged is not None:
         excess, noise = merged
-        allowed = max(MERGED_FLOOR_S, MERGED_SHARE * timing.reference_ms / 1e3, 3 * noise)
+        candidate_s, reference_s = timing.candidate_ms / 1e3, timing.reference_ms / 1e3
+        host = min(1.5 * candidate_s, MERGED_HOST_S + MERGED_SHARE * reference_s)
+        allowed = MERGED_FLOOR_S + max(host, 3 * noise)
         findings.append(
             Finding(
                 "single-set rounds",

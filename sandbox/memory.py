@@ -8,6 +8,7 @@ IPC for memory it does not pool.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from sandbox.errors import DeviceError
-from sandbox.trees import Layout, Leaf
+from sandbox.trees import Layout, Leaf, stride_class
 
 PAGE = 2 << 20
 """CUDA's allocation granularity; smaller requests share a page and so an IPC handle."""
@@ -42,8 +43,11 @@ class HostArena:
     """Anonymous shared memory: no name that another process could open."""
 
     def __init__(self, size: int) -> None:
-        self._fd = os.memfd_create("arena", os.MFD_CLOEXEC)
+        self._fd = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, size)
+        # A worker that shrank the file would end the supervisor with SIGBUS at its next read.
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)
         self._map = mmap.mmap(self._fd, size)
         self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
 
@@ -68,6 +72,8 @@ class DeviceArena:
         pointer = ctypes.c_uint64()
         driver().call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
         self._pointer = pointer
+        self._context = ctypes.c_void_p()
+        driver().call("cuCtxGetCurrent", ctypes.byref(self._context))
         self.bytes = _view(pointer.value, size)
 
     def ticket(self) -> dict[str, Any]:
@@ -81,6 +87,7 @@ class DeviceArena:
 
     def close(self) -> None:
         self.bytes = torch.empty(0, dtype=torch.uint8)
+        driver().call("cuCtxSetCurrent", self._context)  # the closing thread may be another
         driver().call("cuMemFree_v2", self._pointer)
 
 
@@ -128,7 +135,8 @@ def describe(tensor: torch.Tensor) -> Leaf:
         tuple(tensor.stride()),
         tensor.element_size(),
     )
-    return leaf if leaf.elements == tensor.numel() else leaf.dense()
+    dense = stride_class(leaf.shape, leaf.stride) in ("contiguous", "permuted")
+    return leaf if dense else leaf.dense()
 
 
 class _IpcHandle(ctypes.Structure):

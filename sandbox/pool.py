@@ -68,6 +68,8 @@ def build_pool(subject: Subject, signature: Signature, config: EvalConfig, free_
     """
     if not signature.outputs:
         raise InvalidReference("forward() returns no tensor")
+    if any(leaf.dtype.startswith("complex") for leaf in (*signature.inputs, *signature.outputs)):
+        raise InvalidReference("complex tensors: split them with torch.view_as_real")
     if not signature.repeatable:
         raise InvalidReference("stochastic: equal inputs give different outputs under another seed")
     subject.attach_all(signature, 1, 1)

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from sandbox.device import DeviceFacts, free_bytes
@@ -161,23 +162,25 @@ class Preparer:
         with tempfile.TemporaryDirectory() as kept:
             preload = [(Path(kept), "home/inductor")]
             for number in range(config.min_pairs):
-                reference, left = self.stand.reference(task, config, Opening(seed=signature.seed))
+                eager = Opening(seed=signature.seed)
+                other = Opening(seed=signature.seed, wrap=wrap)
+                (reference, left), (rival, _) = self.stand.start_both(
+                    partial(self.stand.reference, task, config, eager),
+                    partial(self.stand.reference, task, config, other, preload),
+                )
                 try:
-                    opening = Opening(seed=signature.seed, wrap=wrap)
-                    other, _ = self.stand.reference(task, config, opening, preload)
-                    try:
-                        pair = ProcessPair(
-                            number, reference, other, left, scheme, config, self.synchronize
-                        )
-                        pair.start(COMPILE_TIMEOUT_S)
-                        rounds += [seen for seen, _ in pair.rounds(bounds)]
-                        if wrap is not None and number == 0:
-                            compiled = other.worker.scratch / "home" / "inductor"
-                            _copy(compiled, Path(kept))
-                    finally:
-                        other.close()
+                    pair = ProcessPair(
+                        number, reference, rival, left, scheme, config, self.synchronize
+                    )
+                    self.stand.settle()
+                    pair.start(COMPILE_TIMEOUT_S)
+                    rounds += [seen for seen, _ in pair.rounds(bounds)]
+                    if wrap is not None and number == 0:
+                        _copy(rival.worker.scratch / "home" / "inductor", Path(kept))
                 finally:
-                    reference.close()
+                    self.stand.retire(rival)
+                    self.stand.retire(reference)
+        self.stand.settle()
         return rounds
 
 

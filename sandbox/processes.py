@@ -18,7 +18,7 @@ from sandbox.errors import SandboxFault
 from sandbox.walls.kernel import PR_SET_CHILD_SUBREAPER, prctl
 
 POLL_S = 0.001
-SETTLE_S = 2.0
+SETTLE_S = 15.0
 """A signalled process stops or dies once it leaves the kernel; a driver call may take this long."""
 
 
@@ -39,7 +39,7 @@ class Process:
 def kill_tree(pgid: int, uid: int | None = None) -> None:
     """SIGKILL the group, and every process of `uid` where the slot has its own, until none runs.
 
-    Raises SandboxFault if one is still there after 2 s (stuck in a driver).
+    Raises SandboxFault if one is still there after 15 s (stuck in a driver).
     """
     _check(pgid, uid)
 
@@ -80,7 +80,7 @@ def reap_tree(pgid: int) -> int | None:
 
 
 def freeze_tree(pgid: int) -> None:
-    """SIGSTOP the group; returns once every process is stopped, raises SandboxFault after 2 s."""
+    """SIGSTOP the group; returns once every process is stopped, raises SandboxFault after 15 s."""
     _check(pgid, None)
     _signal(pgid, signal.SIGSTOP)
     if not _settle(lambda: all(process.state in "Tt" for process in _living(pgid))):

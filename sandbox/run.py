@@ -69,6 +69,7 @@ class Run:
         )
         self.preload: list[tuple[Path, str]] = []
         self.walls = ""
+        self.last: Subject | None = None
 
     def observe(self, to_beat: float | None) -> Observation:
         """Everything there is to see, up to the first failure."""
@@ -84,6 +85,9 @@ class Run:
                     self.time(to_beat)
             except WorkerFailed as failed:
                 self.note(failure=blame(failed.failure))
+        self.stand.settle()
+        if self.last is not None:
+            self.note(stdout=self.last.worker.stdout(), stderr=self.last.worker.stderr())
         environment = {**self.facts.environment, "walls": self.walls}
         return self.note(seconds=dict(self.seconds), environment=environment)
 
@@ -160,31 +164,30 @@ class Run:
         seeded = self.observation.parameters == "seed"
         opening = Opening(randomise=not seeded)
         with self.stage("start"):
-            reference, signature = self.stand.reference(task, config, opening)
+            (reference, signature), subject = self.stand.start_both(
+                lambda: self.stand.reference(task, config, opening), self.start
+            )
         try:
             with self.stage("start"):
-                subject = self.start()
-            try:
-                with self.stage("start"):
-                    self.stand.open_candidate(subject, signature)
-                    subject.stage = "time"
-                    pair = ProcessPair(
-                        number,
-                        reference,
-                        subject,
-                        signature,
-                        self.preparation.plan,
-                        config,
-                        self.synchronize,
-                        new_weights=not seeded,
-                    )
-                    pair.start(config.load_timeout_s)
-                with self.stage("time"):
-                    yield from pair.rounds(bounds)
-            finally:
-                self.end(subject)
+                self.stand.open_candidate(subject, signature)
+                subject.stage = "time"
+                pair = ProcessPair(
+                    number,
+                    reference,
+                    subject,
+                    signature,
+                    self.preparation.plan,
+                    config,
+                    self.synchronize,
+                    new_weights=not seeded,
+                )
+                self.stand.settle()
+                pair.start(config.load_timeout_s)
+            with self.stage("time"):
+                yield from pair.rounds(bounds)
         finally:
-            reference.close()
+            self.end(subject)
+            self.stand.retire(reference)
 
     def start(self) -> Subject:
         subject = self.stand.candidate(
@@ -194,8 +197,8 @@ class Run:
         return subject
 
     def end(self, subject: Subject) -> None:
-        subject.close()
-        self.note(stdout=subject.worker.stdout(), stderr=subject.worker.stderr())
+        self.stand.retire(subject)
+        self.last = subject
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

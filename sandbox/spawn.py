@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,11 @@ from sandbox.channel import Channel, ChannelClosed, ChannelProtocol, ChannelTime
 from sandbox.errors import SandboxFault
 from sandbox.logs import Log
 from sandbox.observation import Failure, FailureKind
+from sandbox.slots import Slot
 from sandbox.walls.folders import prepare_scratch, scratch_environment
 
-SLOT_UID = 61000
-"""First uid for workers where we are root: above ordinary users, below nobody (65534)."""
+logger = logging.getLogger(__name__)
+
 START_TIMEOUT_S = 120.0
 """For the zygote to import torch: 1.4 s here, 4 s on a GPU machine, far longer on a cold disk."""
 
@@ -51,7 +54,6 @@ class Zygote:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Channel | None = None
-        self._slots = 0
         self.root = _scratch_root()
 
     def start(self) -> None:
@@ -73,8 +75,8 @@ class Zygote:
         """
         with self._lock:
             control = self._ensure()
-            self._slots = (self._slots + 1) % 1000
-            uid = SLOT_UID + (os.getpid() * 31 + self._slots) % 3000 if os.geteuid() == 0 else None
+            slot = Slot() if os.geteuid() == 0 else None
+            uid = None if slot is None else slot.uid
             scratch = self.root / f"{os.getpid()}-{secrets.token_hex(6)}"
             _make_scratch(scratch, preload, uid)
             ours, theirs = socket.socketpair()
@@ -96,12 +98,14 @@ class Zygote:
                 pid = control.receive(START_TIMEOUT_S)["pid"]
             except (ChannelClosed, ChannelTimeout, ChannelProtocol) as error:
                 self._end()
+                ours.close()
+                shutil.rmtree(scratch, ignore_errors=True)
                 raise SandboxFault(f"the zygote did not fork a worker: {error}") from error
             finally:
                 theirs.close()
                 out.started()
                 err.started()
-        worker = Worker(self, pid, Channel(ours, nonce), scratch, uid, (out, err))
+        worker = Worker(self, pid, Channel(ours, nonce), scratch, slot, (out, err))
         worker.memory_limit_bytes = memory_limit_bytes
         worker.greet()
         return worker
@@ -117,6 +121,12 @@ class Zygote:
             except (ChannelClosed, ChannelTimeout, ChannelProtocol):
                 return None
         return None if status is None else int(status)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the living process; None where there is none."""
+        process = self._process
+        return None if process is None or process.poll() is not None else process.pid
 
     def close(self) -> None:
         """End the zygote; its workers die with it."""
@@ -172,7 +182,7 @@ class Worker:
         pid: int,
         channel: Channel,
         scratch: Path,
-        uid: int | None,
+        slot: Slot | None,
         logs: tuple[Log, Log],
     ) -> None:
         self.pid = pid
@@ -180,7 +190,9 @@ class Worker:
         self.walls: dict[str, Any] = {}
         self._zygote = zygote
         self._channel = channel
-        self._uid = uid
+        self._born_of = zygote.pid
+        self._slot = slot
+        self._uid = None if slot is None else slot.uid
         self._logs = logs
         self._alive = True
 
@@ -197,8 +209,11 @@ class Worker:
         self, op: str, *, stage: str, timeout_s: float, fds: Sequence[int] = (), **fields: Any
     ) -> dict[str, Any]:
         """One round trip; raises WorkerFailed (and kills the tree) when no proper reply comes."""
+        start = time.perf_counter()
         self.send(op, stage=stage, fds=fds, **fields)
-        return self.reply(stage=stage, timeout_s=timeout_s)
+        reply = self.reply(stage=stage, timeout_s=timeout_s)
+        logger.debug("%d %s %s: %.1f ms", self.pid, stage, op, (time.perf_counter() - start) * 1e3)
+        return reply
 
     def send(self, op: str, *, stage: str, fds: Sequence[int] = (), **fields: Any) -> None:
         try:
@@ -246,6 +261,8 @@ class Worker:
         processes.kill_tree(self.pid, self._uid)
         self._channel.close()
         self._zygote.wait(self.pid, 0.0)
+        if self._slot is not None:
+            self._slot.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _watch(self) -> None:
@@ -256,10 +273,12 @@ class Worker:
 
     def _died(self, stage: str) -> WorkerFailed:
         status = self._zygote.wait(self.pid, 2.0)
+        if status is None and self._zygote.pid != self._born_of:
+            raise SandboxFault("the zygote died, and its workers with it")
         if status is None:
             words = "the process ended"
         elif os.WIFSIGNALED(status):
-            words = f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+            words = f"killed by {signal_name(os.WTERMSIG(status))}"
         else:
             words = f"exited with code {os.WEXITSTATUS(status)} before it replied"
         return self._failed(stage, FailureKind.DIED, words)
@@ -273,10 +292,24 @@ class _TooMuchMemory(Exception):
     pass
 
 
+def signal_name(number: int) -> str:
+    """`SIGSEGV`, or `signal 40` for a real-time signal, which has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def _claimed(stage: str, error: dict[str, Any]) -> Failure:
-    types = tuple(str(t)[:100] for t in list(error.get("types", ()))[:16])
-    message, trace = str(error.get("message", ""))[:4000], str(error.get("trace", ""))[-4000:]
+    listed = error.get("types")
+    types = tuple(_text(t)[:100] for t in (listed if isinstance(listed, list) else [])[:16])
+    message, trace = _text(error.get("message", ""))[:4000], _text(error.get("trace", ""))[-4000:]
     return Failure(stage, FailureKind.CLAIMED, types, message, trace)
+
+
+def _text(claimed: object) -> str:
+    """As UTF-8 can store it: JSON may carry lone surrogates."""
+    return str(claimed).encode(errors="replace").decode()
 
 
 def zygote_environment(device: str, index: int, threads: int) -> dict[str, str]:
@@ -294,6 +327,8 @@ def zygote_environment(device: str, index: int, threads: int) -> dict[str, str]:
         "MAX_JOBS": str(max(threads, 2)),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
+        # cupy fixes its cache folder when the zygote imports it; NVRTC is quick enough without.
+        "CUPY_CACHE_IN_MEMORY": "1",
     }
     return environment
 

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from sandbox.observation import RoundObservation
 from sandbox.types import EvalConfig, Interval, Pair
 
+WIDEST = 300.0
+"""Half-width in log speedup beyond which an interval is cut: e^300 is still a float64."""
+
 
 @dataclass(frozen=True)
 class Null:
@@ -120,7 +123,7 @@ def interval(pairs: Sequence[Pair], null: Null, config: EvalConfig) -> Interval:
     else:
         variance, dof = 0.05**2, 1
     half = t_quantile(0.5 + level / 2, dof) * math.sqrt(variance / len(logs))
-    half = max(half, 1e-4)
+    half = min(max(half, 1e-4), WIDEST)
     middle = math.exp(value)
     return Interval(middle, middle * math.exp(-half), middle * math.exp(half), config.confidence)
 

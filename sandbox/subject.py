@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from sandbox import memory
 from sandbox.memory import Arena
-from sandbox.spawn import Worker, Zygote
-from sandbox.trees import Layout, Leaf
+from sandbox.observation import Failure, FailureKind
+from sandbox.spawn import Worker, WorkerFailed, Zygote
+from sandbox.trees import CLAIM_ERRORS, Layout, Leaf
 from sandbox.types import Candidate, EvalConfig, Task
 
 POISON = 0xFF
@@ -160,11 +162,51 @@ class Subject:
             self.detach(name)
 
 
+Started = TypeVar("Started")
+AlsoStarted = TypeVar("AlsoStarted")
+
+
+def _subject_of(started: object) -> Subject:
+    found = started[0] if isinstance(started, tuple) else started
+    assert isinstance(found, Subject)
+    return found
+
+
 class Stand:
     """Starts subjects for one device: the zygote, and how workers are set up on it."""
 
     def __init__(self, zygote: Zygote) -> None:
         self.zygote = zygote
+        self._closer = ThreadPoolExecutor(1, "closer")
+        self._closing: list[Future[None]] = []
+
+    def retire(self, subject: Subject) -> None:
+        """Close a subject in the background: the driver takes a while to unmap a dead context."""
+        self._closing.append(self._closer.submit(subject.close))
+
+    def settle(self) -> None:
+        """Wait until every retired subject is gone; raises SandboxFault for one that survives."""
+        closing, self._closing = self._closing, []
+        for future in closing:
+            future.result()
+
+    def start_both(
+        self, first: Callable[[], Started], second: Callable[[], AlsoStarted]
+    ) -> tuple[Started, AlsoStarted]:
+        """Two starts side by side; if either fails, what the other started is retired."""
+        with ThreadPoolExecutor(1, "starter") as pool:
+            other = pool.submit(second)
+            try:
+                one = first()
+            except BaseException:
+                if other.exception() is None:
+                    self.retire(_subject_of(other.result()))
+                raise
+            try:
+                return one, other.result()
+            except BaseException:
+                self.retire(_subject_of(one))
+                raise
 
     def reference(
         self,
@@ -234,7 +276,11 @@ class Stand:
         claim = subject.request(
             "open", subject.config.load_timeout_s, init=signature.init, seed=signature.seed
         )
-        how, names = match_state(signature.state, claim.get("state", []))
+        try:
+            how, names = match_state(signature.state, claim["state"])
+        except CLAIM_ERRORS as error:
+            failure = Failure(subject.stage, FailureKind.PROTOCOL, message="a state that is none")
+            raise WorkerFailed(failure) from error
         subject.request("bind", subject.config.load_timeout_s, names=names)
         return how
 

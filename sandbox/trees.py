@@ -16,6 +16,10 @@ ALIGNMENT = 256
 """Bytes between leaves in an arena: torch's own allocator aligns to 512, vector loads need 16."""
 
 
+CLAIM_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, StopIteration)
+"""What reading JSON of another shape than ours raises: a worker may claim anything."""
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One tensor: its shape, dtype (`float32`), stride in elements, and bytes per element."""

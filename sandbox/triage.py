@@ -19,6 +19,8 @@ def reject(candidate: Candidate) -> str:
         tree = ast.parse(candidate.source)
     except (SyntaxError, ValueError):
         return ""
+    except (RecursionError, MemoryError):  # what the parser raises at its own stack limit
+        return "the source is nested too deeply for Python's parser"
     if not defines(tree, "ModelNew"):
         first = candidate.source.strip().splitlines()[0][:200]
         return (

@@ -28,7 +28,7 @@ def main(fd: int) -> None:
     """Serve fork requests on control socket `fd` until the supervisor goes away."""
     preload()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    control = Channel(socket.socket(fileno=fd), "zygote")
+    control = Channel(socket.socket(fileno=fd), "zygote", takes_fds=True)
     control.send({"ready": os.getpid()})
     workers: dict[int, int | None] = {}
     while True:
@@ -57,7 +57,8 @@ def preload() -> None:
     """Import what every worker needs; nothing here may start a thread or touch a device."""
     import torch
 
-    # cpp_extension asks for a device when it is imported, which initialises the driver, and a process
+    # cpp_extension asks for a device when it is imported, which initialises the driver, and a
+    # process
     # forked after that has no CUDA.
     available, torch.cuda.is_available = torch.cuda.is_available, lambda: False
     import torch.utils.cpp_extension
@@ -87,7 +88,7 @@ def become_worker(request: dict[str, Any], fds: list[int], control_fd: int) -> N
         keep = channel_fd
         os.closerange(3, keep)
         os.closerange(keep + 1, 4096)
-        channel = Channel(socket.socket(fileno=channel_fd), request["nonce"])
+        channel = Channel(socket.socket(fileno=channel_fd), request["nonce"], takes_fds=True)
         scratch = Path(request["scratch"])
         settle(scratch, request["environment"])
         walls = enclosed(request)

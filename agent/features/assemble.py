@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.features import cpp, cuda, host
 from agent.features.cpp import Features
-from agent.features.program import Plan, Program
+from agent.features.program import Plan
 from sandbox.types import Candidate, Language, Task, digest
 
 CPP_HEAD = '''
@@ -71,13 +71,18 @@ def header(plan: Plan, features: Features, mapping: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def without_header(source: str) -> str:
+    """The source less its comments: equal bodies are equal kernels, whatever features they name."""
+    return "\n".join(line for line in source.splitlines() if not line.startswith("// "))
+
+
 def _cpp(task: Task, plan: Plan, features: Features) -> str:
     mapping = "one thread per row" if features["form"] == "rows" else "one thread per chunk of a row"
     source = header(plan, features, mapping) + cpp.PRELUDE
     for i, program in enumerate(plan.programs):
-        source += "\n" + cpp.kernel(program, f"stage{i}", _fitting(plan, program, features))
+        source += "\n" + cpp.kernel(program, f"stage{i}", _fitting(plan, i, features))
     flags = cpp.flags(features)
-    text = CPP_HEAD.format(source=source, key=digest([source, flags]), flags=flags)
+    text = CPP_HEAD.format(source=source, key=digest([without_header(source), flags]), flags=flags)
     calls = []
     known = host.names(plan)
     for i, program in enumerate(plan.programs):
@@ -97,11 +102,11 @@ def _cpp(task: Task, plan: Plan, features: Features) -> str:
     return text + "\n\n" + host.skeleton(task.source) + "\n" + host.forward(plan, calls)
 
 
-def _fitting(plan: Plan, program: Program, features: Features) -> Features:
-    """Later programs are small: they keep the form that their own sizes suggest."""
-    if program is plan.programs[0]:
+def _fitting(plan: Plan, place: int, features: Features) -> Features:
+    """The smaller programs keep the form that their own sizes suggest."""
+    if place == plan.main:
         return features
-    return {**features, "form": cpp.default(program)["form"]}
+    return {**features, "form": cpp.default(plan.programs[place])["form"]}
 
 
 def _cuda(task: Task, plan: Plan, features: Features) -> str:
@@ -109,7 +114,7 @@ def _cuda(task: Task, plan: Plan, features: Features) -> str:
     known = host.names(plan)
     handles, calls = "", []
     for i, program in enumerate(plan.programs):
-        own = features if i == 0 else {**cuda.default(program), "math": features["math"]}
+        own = features if i == plan.main else {**cuda.default(program), "math": features["math"]}
         kernels = cuda.kernels(program, f"stage{i}", own)
         source += "\n" + kernels.source
         handles += "".join(f'{n.upper()} = MODULE.get_function("{n}")\n' for n in kernels.names)

@@ -210,6 +210,25 @@ def default(program: Program) -> dict[str, str | int]:
     return features
 
 
+def others(program: Program) -> list[dict[str, str | int]]:
+    """Decisively different starting points: other widths of a row's group, the other form."""
+    start = default(program)
+    found = []
+    if start["form"] == "rows":
+        threads, items = int(start["threads"]), int(start["items"])
+        if threads >= 64 and items < 16:
+            halved = {**start, "threads": threads // 2, "items": items * 2}
+            found.append({**halved, "groups": 4 if threads == 64 else 1})
+        if threads <= 512 and items > 1 and start["groups"] == 1:
+            found.append({**start, "threads": threads * 2, "items": items // 2})
+        found.append({**start, "items": 1, "unroll": 4})  # Re-read rows instead of keeping them.
+    else:
+        found.append({**start, "unroll": 2, "threads": 512})
+        grid = "tile" if start["grid"] == "persistent" else "persistent"
+        found.append({**start, "grid": grid})
+    return found
+
+
 def fits(features: Features) -> bool:
     """Whether the combination makes sense and can be launched."""
     threads, groups = int(features["threads"]), int(features["groups"])

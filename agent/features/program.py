@@ -91,6 +91,12 @@ class Plan:
     result: Arg
     """What forward returns, each Ref naming a Result."""
 
+    @property
+    def main(self) -> int:
+        """The program that touches the most elements: the one whose features are searched."""
+        sizes = [p.row_count * p.column_count for p in self.programs]
+        return sizes.index(max(sizes))
+
 
 def plan(graphs: Sequence[Graph]) -> Plan:
     """The one plan that is right for every shape of a task; raises Unsupported."""

@@ -71,6 +71,14 @@ class Session:
             torch.cuda.empty_cache()
         return {}
 
+    def do_flush(self, request: Request, fds: list[int]) -> Request:
+        """Give cached device memory back, so that later outputs lie elsewhere."""
+        self.results.clear()
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+        return {}
+
     def do_restate(self, request: Request, fds: list[int]) -> Request:
         """Overwrite parameters and buffers in place with the state arena's contents."""
         for index, tensor in enumerate(self.state_tensors):
@@ -95,6 +103,12 @@ class Session:
         self.synchronize()
         gc.collect(0)
         gc.disable()
+        return {}
+
+    def do_rouse(self, request: Request, fds: list[int]) -> Request:
+        """One more warm-up call between timed single calls."""
+        self.call(*self.arguments(request["set"]))
+        self.synchronize()
         return {}
 
     def do_go(self, request: Request, fds: list[int]) -> Request:

@@ -1,0 +1,85 @@
+"""Winners as files: one stand-alone `ModelNew` per task and a manifest that says what was proven.
+
+First form: the candidate's own source under a header. Not yet: conversion of `cuda` candidates to
+`load_inline` (the only form KernelBench can run), a dispatching library, re-validation per arch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from agent.journal import Journal
+from agent.outcome import TaskReport, reports, wins
+from sandbox.errors import ConfigError
+from sandbox.records import to_record
+from sandbox.types import Candidate, Evaluation
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+
+
+def export_run(run_dir: Path, out_dir: Path) -> list[Path]:
+    """Write every win of a run, best per task; returns the files, the manifest last.
+
+    A win passed, and its interval lies above eager and the task's noise; where a confirmation was
+    measured, that one decides. Raises ConfigError if the folder cannot be written.
+    """
+    with Journal(run_dir, read_only=True) as journal:
+        winners = [r for r in reports(journal) if r.figure is not None and wins(r.figure)]
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        entries = [_write(report, run_dir, out_dir) for report in winners]
+        manifest = out_dir / MANIFEST
+        record = {"schema_version": SCHEMA_VERSION, "run": run_dir.name, "kernels": entries}
+        manifest.write_text(json.dumps(record, indent=2) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{out_dir}: cannot be written ({error.strerror})") from error
+    return [*(out_dir / entry["file"] for entry in entries), manifest]
+
+
+def file_name(task_id: str) -> str:
+    """`builtin/softmax` becomes `builtin__softmax.py`."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", task_id.replace("/", "__")) + ".py"
+
+
+def header(candidate: Candidate, figure: Evaluation, run_dir: Path) -> str:
+    """Comment lines that a reader of the file alone needs."""
+    environment = ", ".join(f"{k} {v}" for k, v in sorted(figure.environment.items()))
+    lines = (
+        f"Task:        {candidate.task_id} (defines ModelNew with the interface of its Model)",
+        f"Candidate:   {candidate.id}, {candidate.language.value}",
+        f"Speedup:     {figure.speedup} against eager PyTorch",
+        f"Environment: {environment or 'unknown'}",
+        f"Made by:     warpsmith optimize --name {run_dir.name}",
+        "Check it:    warpsmith evaluate TASK THIS_FILE",
+    )
+    return "".join(f"# {line}\n" for line in lines) + "\n"
+
+
+def _write(report: TaskReport, run_dir: Path, out_dir: Path) -> dict[str, Any]:
+    assert report.best is not None
+    assert report.figure is not None
+    candidate, figure = report.best.proposal.candidate, report.figure
+    text = header(candidate, figure, run_dir) + candidate.source
+    name = file_name(report.task_id)
+    (out_dir / name).write_text(text)
+    return {
+        "file": name,
+        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "task_id": report.task_id,
+        "candidate_id": candidate.id,
+        "language": candidate.language.value,
+        "proposer": report.best.proposal.proposer,
+        "status": figure.status.value,
+        "confirmed": report.confirmed,
+        "config_id": figure.config_id,
+        "speedup": None if figure.speedup is None else figure.speedup.value,
+        "interval": to_record(figure.speedup),
+        "against_compile": to_record(report.against_compile),
+        "precision": figure.precision,
+        "environment": dict(figure.environment),
+    }

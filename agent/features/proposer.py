@@ -1,0 +1,93 @@
+"""The built-in proposer: kernels for row programs from a searched pool of features, without a language model.
+
+After the feature search of CUDA-LLM (arXiv 2506.09092), with a code generator in the model's place: the gate order, the
+best-so-far centre and the reaction to failures are the same. Rows are reported as `no model`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from agent.features import cpp, cuda
+from agent.features.assemble import candidate, without_header
+from agent.features.lower import FLOATS, Unsupported
+from agent.features.program import Plan, plan
+from agent.features.search import Space, best, points
+from agent.types import Attempt, Proposal, Usage
+from sandbox.errors import TaskError
+from sandbox.graph import trace_all
+from sandbox.types import Task, digest
+
+
+class FeatureProposer:
+    """Depends on the task, the history and the seed only; traces are cached per task hash."""
+
+    name = "features"
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self._plans: dict[str, Plan | str] = {}
+
+    def unsupported(self, task: Task) -> str | None:
+        """None for a row program, else one line that says what is not covered."""
+        found = self._plan(task)
+        return found if isinstance(found, str) else None
+
+    def propose(self, task: Task, history: Sequence[Attempt], n: int) -> Sequence[Proposal]:
+        """Good defaults first, then one or two moves from the fastest attempt; never a repetition."""
+        found = self._plan(task)
+        if isinstance(found, str):
+            return []
+        known = {without_header(a.proposal.candidate.source) for a in history}
+        space = _space(task, found)
+        centre = best(history, space.pool)
+        proposals: list[Proposal] = []
+        began = time.monotonic()
+        for point in points(space, history, digest([self.seed, task.hash, len(history)])):
+            if len(proposals) >= n:
+                break
+            made = candidate(task, found, point)
+            body = without_header(made.source)
+            if body in known:  # Some features do not matter to some programs.
+                continue
+            known.add(body)
+            seconds, began = time.monotonic() - began, time.monotonic()
+            proposals.append(
+                Proposal(
+                    made,
+                    self.name,
+                    "feature search",
+                    parents=(centre.proposal.candidate.id,) if centre is not None else (),
+                    features=dict(point),
+                    usage=Usage(seconds=seconds),
+                )
+            )
+        return proposals
+
+    def _plan(self, task: Task) -> Plan | str:
+        if task.hash not in self._plans:
+            self._plans[task.hash] = _planned(task)
+        return self._plans[task.hash]
+
+
+def _planned(task: Task) -> Plan | str:
+    if task.dtype not in FLOATS:
+        return f"no feature template for {task.dtype}"
+    try:
+        return plan(trace_all(task))
+    except (Unsupported, TaskError) as error:
+        return str(error)
+
+
+def _space(task: Task, found: Plan) -> Space:
+    """Pool and starting points; the first is the default, the others differ in a decisive way."""
+    program = found.programs[found.main]
+    if task.device == "cpu":
+        first = cpp.default(program)
+        other = {**first, "form": "tiles" if first["form"] == "rows" else "rows"}
+        small = {**first, "chunk": 1024}
+        return Space(cpp.POOL, (first, small, other), lambda point: True)
+    start = cuda.default(program)
+    starts = [start, {**start, "stores": "streaming"}, {**start, "math": "fast"}, *cuda.others(program)]
+    return Space(cuda.POOL, tuple(s for s in starts if cuda.fits(s)), cuda.fits)

@@ -1,0 +1,219 @@
+"""What a user sees of a campaign: a live table in a terminal or plain lines, then a final table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from agent.outcome import CampaignResult, Stage, TaskReport
+from sandbox.records import to_record
+from sandbox.types import Evaluation, Interval
+
+PLAIN_WIDTH = 160
+"""Of tables that do not go to a terminal: no cell is cut."""
+NO_MODEL = "no model"
+
+
+@dataclass(frozen=True)
+class Header:
+    """One line that says what produced the figures."""
+
+    run: str
+    engine: str
+    lanes: int
+    proposer: str
+    device: str
+
+    def __str__(self) -> str:
+        lanes = f"{self.lanes} lane" + ("s" if self.lanes != 1 else "")
+        who = NO_MODEL if self.proposer == "features" else f"model: {self.proposer}"
+        return f"run: {self.run} · engine: {self.engine}, {lanes} · {who} · device: {self.device}"
+
+
+class CampaignView:
+    """Shows reports as they come; a context manager."""
+
+    def __init__(
+        self, console: Console, header: Header, task_ids: Sequence[str], seconds: float | None
+    ) -> None:
+        self._console, self._header, self._limit_s = console, header, seconds
+        self._reports = {task_id: TaskReport(task_id, Stage.WAITING) for task_id in task_ids}
+        self._began_s = time.monotonic()
+        self._live: Live | None = None
+        self._told: dict[str, tuple[int, bool]] = {}
+
+    def __enter__(self) -> CampaignView:
+        if self._console.is_terminal:
+            self._live = Live(
+                get_renderable=self._table, console=self._console, refresh_per_second=2
+            )
+            self._live.__enter__()
+        else:
+            self._console.print(str(self._header), soft_wrap=True, highlight=False)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live is not None:
+            self._live.transient = True
+            self._live.stop()
+
+    def update(self, report: TaskReport) -> None:
+        """The campaign's `on_event`."""
+        self._reports[report.task_id] = report
+        if self._live is None:
+            self._tell(report)
+
+    def note(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+    def _tell(self, report: TaskReport) -> None:
+        """A line per round and one for the end of each task."""
+        round_over = report.tried > 0 and report.stage in (Stage.PROPOSING, Stage.CONFIRMING)
+        state = (report.rounds, report.stage.final)
+        told = self._told.get(report.task_id) == state
+        if (report.stage.final or round_over) and not told:
+            self._told[report.task_id] = state
+            self.note(plain_line(report))
+
+    def _table(self) -> Table:
+        elapsed_s = time.monotonic() - self._began_s
+        table = Table(title=str(self._header), title_justify="left", expand=True)
+        for name in ("task", "stage", "candidates", "best vs eager", "vs compile", "time left"):
+            table.add_column(name, no_wrap=True)
+        for report in self._reports.values():
+            table.add_row(
+                report.task_id,
+                report.stage.value,
+                f"{report.tried}/{report.budget}",
+                interval_text(report.speedup),
+                interval_text(report.against_compile),
+                time_left(report),
+            )
+        limit = "" if self._limit_s is None else f" of {self._limit_s:.0f}"
+        table.caption = f"{elapsed_s:.0f}{limit} s"
+        return table
+
+
+def interval_text(interval: Interval | None) -> Text:
+    """Green where the whole interval is above 1."""
+    if interval is None:
+        return Text("-")
+    return Text(str(interval), style="green" if interval.low > 1 else "")
+
+
+def time_left(report: TaskReport) -> str:
+    """By the mean cost of this task's candidates so far."""
+    if report.stage.final or report.mean_seconds is None:
+        return "-"
+    return f"~{(report.budget - report.tried) * report.mean_seconds:.0f} s"
+
+
+def plain_line(report: TaskReport) -> str:
+    """A report as one line of a log."""
+    if report.stage in (Stage.UNSUPPORTED, Stage.INVALID):
+        return f"{report.task_id}: {report.stage.value}: {report.reason}"
+    figures = f"best {report.speedup or '-'} vs eager, {report.against_compile or '-'} vs compile"
+    state = report.verdict if report.stage.final else f"round {report.rounds}"
+    line = f"{report.task_id}: {state}, {report.tried}/{report.budget} candidates, {figures}"
+    return f"{line} ({report.reason})" if report.reason else line
+
+
+def final_table(reports: Sequence[TaskReport], title: str = "") -> Table:
+    """What a campaign found; tasks nobody could work on are listed by `leftovers`."""
+    table = Table(title=title, title_justify="left")
+    for name in ("task", "tried", "best kernel", "vs eager", "vs torch.compile", "verdict"):
+        table.add_column(name, no_wrap=True, justify="right" if name == "tried" else "left")
+    for report in reports:
+        if report.stage not in (Stage.UNSUPPORTED, Stage.INVALID):
+            table.add_row(
+                report.task_id,
+                str(report.tried),
+                kernel_name(report),
+                interval_text(report.speedup),
+                interval_text(report.against_compile),
+                report.verdict,
+            )
+    return table
+
+
+def leftovers(reports: Sequence[TaskReport]) -> list[str]:
+    """A line for every task that was not worked on or not to its end."""
+    return [f"{r.task_id}: {r.stage.value}: {r.reason}" for r in reports if r.reason]
+
+
+def kernel_name(report: TaskReport) -> str:
+    if report.best is None:
+        return "-"
+    candidate = report.best.proposal.candidate
+    return f"{candidate.id[:8]} {candidate.language.value}"
+
+
+def show_result(console: Console, result: CampaignResult, header: str) -> None:
+    """Final table, leftovers and one line of totals."""
+    show_reports(console, result.tasks, header)
+    wins = sum(report.verdict == "win" for report in result.tasks)
+    line = f"{result.tried} candidates, {wins} wins, {result.seconds:.0f} s"
+    console.print(line + (f"; stopped: {result.stopped}" if result.stopped else ""))
+
+
+def show_reports(console: Console, reports: Sequence[TaskReport], header: str) -> None:
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    console.print(final_table(reports, header))
+    for line in leftovers(reports):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def report_record(report: TaskReport) -> dict[str, Any]:
+    """JSON-ready: what the table shows, and the winner's source."""
+    best = report.best
+    return {
+        "task": report.task_id,
+        "stage": report.stage.value,
+        "verdict": report.verdict,
+        "reason": report.reason,
+        "candidates": report.tried,
+        "speedup": to_record(report.speedup),
+        "against_compile": to_record(report.against_compile),
+        "confirmed": report.confirmed,
+        "proposer": None if best is None else best.proposal.proposer,
+        "best": None if best is None else to_record(best.proposal.candidate),
+        "evaluation": to_record(report.figure),
+    }
+
+
+def evaluation_record(evaluation: Evaluation) -> dict[str, Any]:
+    """JSON-ready: the whole Evaluation, with its speedup and interval on top."""
+    speedup = evaluation.speedup
+    top: dict[str, Any] = {
+        "status": evaluation.status.value,
+        "speedup": None if speedup is None else speedup.value,
+        "interval": None if speedup is None else [speedup.low, speedup.high],
+    }
+    return {**top, **to_record(evaluation)}
+
+
+def evaluation_lines(evaluation: Evaluation) -> list[str]:
+    """An Evaluation for a reader in a hurry."""
+    lines = [f"{evaluation.status.value}  {evaluation.task_id}  {evaluation.candidate_id}"]
+    if evaluation.detail:
+        lines.append(evaluation.detail)
+    if (timing := evaluation.timing) is not None:
+        times = f"{timing.candidate_ms:.4g} ms, eager {timing.reference_ms:.4g} ms"
+        lines.append(f"speedup {timing.speedup} against eager ({times})")
+    for baseline in evaluation.baselines:
+        if baseline.speedup is not None and evaluation.speedup is not None:
+            ratio = evaluation.speedup.divided_by(baseline.speedup)
+            lines.append(f"        {ratio} against {baseline.name}")
+    if not evaluation.passed:
+        for title in ("build_log", "stdout", "stderr"):
+            if text := getattr(evaluation, title).strip():
+                lines += [f"--- {title}", text]
+    return lines

@@ -1,0 +1,102 @@
+"""A run's folder: runs/NAME with its journal, its lock and its resolved config.
+
+runs/NAME/journal.sqlite   everything that happened (agent/journal.py)
+runs/NAME/config.yaml      the resolved config it was first started with
+runs/NAME/lock             held by the process that works on it
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from agent.config import MAY_CHANGE, OptimizeConfig, nearest, to_yaml
+from agent.journal import FILE, Journal
+from agent.storage import RunLock
+from sandbox.errors import ConfigError
+from sandbox.records import to_record
+
+RUNS = Path("runs")
+
+
+@contextmanager
+def open_run(name: str, config: OptimizeConfig, runs: Path = RUNS) -> Iterator[Journal]:
+    """The journal of a new or resumed run, as its only writer.
+
+    Raises ConfigError where the name, the folder or a changed config forbids it.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(f"run name {name!r}: expected letters, digits, '.', '_' and '-'")
+    folder = runs / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = RunLock(folder)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
+    try:
+        with Journal(folder) as journal:
+            _refuse_change(name, config, journal.config())
+            journal.record_config(config)
+            _save(folder / "config.yaml", to_yaml(config))
+            yield journal
+    finally:
+        lock.release()
+
+
+def find_run(name: str, runs: Path = RUNS) -> Path:
+    """Folder of a run by its name or path; raises ConfigError with the nearest name."""
+    for folder in (runs / name, Path(name)):
+        if (folder / FILE).is_file():
+            return folder
+    known = sorted(p.parent.name for p in runs.glob(f"*/{FILE}"))
+    meant = nearest(name, known)
+    hint = f"did you mean {meant!r}?" if meant else f"runs: {', '.join(known) or 'none'}"
+    raise ConfigError(f"{name}: no such run under {runs}; {hint}")
+
+
+@contextmanager
+def interruptible(on_first: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Whether the user has asked to stop; the second Ctrl-C is a KeyboardInterrupt.
+
+    SIGTERM counts as the first. Outside the main thread, which alone gets signals, it is never.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not asked:
+            asked = True
+            on_first()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _refuse_change(name: str, config: OptimizeConfig, before: dict[str, object] | None) -> None:
+    now = to_record(config)
+    for key, value in (before or {}).items():
+        if key not in MAY_CHANGE and now.get(key) != value:
+            changed = f"{key} was {value!r}, now {now.get(key)!r}"
+            raise ConfigError(f"run {name!r} was started with other settings ({changed[:200]})")
+
+
+def _save(path: Path, text: str) -> None:
+    if not path.exists():
+        try:
+            path.write_text(text)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error

@@ -1,0 +1,62 @@
+"""Which language a kernel file is written in, told from its imports and calls; nothing is run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from sandbox.errors import ConfigError
+from sandbox.types import Language
+
+
+def language_of(source: str, origin: str, name: str | None) -> Language:
+    """The named language, or the one told from the source; raises ConfigError."""
+    if name is None:
+        return detect_language(source, origin)
+    if name not in set(Language):
+        raise ConfigError(f"language is {name!r}; expected one of {', '.join(Language)}")
+    return Language(name)
+
+
+def detect_language(source: str, origin: str = "kernel") -> Language:
+    """Raises ConfigError where the text is not Python."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise ConfigError(f"{origin}: line {error.lineno}: not Python: {error.msg}") from error
+    inline = [call for call in _calls(tree) if _name(call.func) in ("load_inline", "load")]
+    if inline:
+        cuda = any(keyword.arg == "cuda_sources" for call in inline for keyword in call.keywords)
+        return Language.CUDA_INLINE if cuda else Language.CPP
+    packages = set(_packages(tree))
+    if "cupy" in packages:
+        return Language.CUDA
+    return Language.TRITON if "triton" in packages else Language.TORCH
+
+
+def _calls(tree: ast.AST) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def _name(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _packages(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]
+
+
+def read_kernel(path: Path) -> str:
+    """Text of a kernel file; raises ConfigError where there is none."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path}: cannot be read: {reason}") from error
