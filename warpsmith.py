@@ -332,10 +332,10 @@ def _export(run: str, to: Annotated[Path, typer.Option(help="Folder to write.")]
         typer.echo(path)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: a WarpsmithError is one line on stderr and exit code 2."""
     try:
-        app()
+        app(arguments)
     except WarpsmithError as error:
         typer.echo(f"warpsmith: {error}", err=True)
         sys.exit(UNUSABLE)

@@ -145,7 +145,8 @@ def final_table(reports: Sequence[TaskReport], title: str = "") -> Table:
 
 def leftovers(reports: Sequence[TaskReport]) -> list[str]:
     """A line for every task that was not worked on or not to its end."""
-    return [f"{r.task_id}: {r.stage.value}: {r.reason}" for r in reports if r.reason]
+    unfinished = [r for r in reports if r.reason and r.stage is not Stage.DONE]
+    return [f"{r.task_id}: {r.stage.value}: {r.reason}" for r in unfinished]
 
 
 def kernel_name(report: TaskReport) -> str:

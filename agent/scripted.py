@@ -34,6 +34,8 @@ MARK = "# scripted:"
 class ScriptedEvaluator:
     """Maps a candidate's source to a canned Evaluation, after an optional delay."""
 
+    device_index: int = 0
+    """So that `partial(ScriptedEvaluator, ...)` serves as an engine's `make_evaluator`."""
     seconds: float = 0.0
     """Delay of each evaluation that does not name its own."""
     invalid: tuple[str, ...] = ()

@@ -67,13 +67,13 @@ class Builder:
         self._zygote.close()
 
     def _compile(self, candidate: Candidate, config: EvalConfig, target: Path) -> BuildReport:
+        staging = target.with_name(f".{candidate.id}-{os.getpid()}-{secrets.token_hex(4)}")
+        staging.mkdir(parents=True)
         worker = self._zygote.spawn(
             "build",
             memory_limit_bytes=config.memory_limit_bytes,
             log_limit_bytes=config.log_limit_bytes,
         )
-        staging = target.with_name(f".{candidate.id}-{os.getpid()}-{secrets.token_hex(4)}")
-        staging.mkdir(parents=True)
         failure = None
         try:
             reply = worker.request(

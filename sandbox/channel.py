@@ -19,7 +19,7 @@ from typing import Any
 
 FRAME_LIMIT = 4 << 20
 """Bytes; a reply is metadata, tensors never travel here."""
-SEND_TIMEOUT_S = 30
+SEND_TIMEOUT_S = 10
 """A living reader takes a frame in microseconds."""
 _HEADER = struct.Struct("<I")
 _MAX_FDS = 8

@@ -142,10 +142,8 @@ def _measure_cuda(environment: dict[str, str]) -> DeviceFacts:
     ):
         before = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = tf32
-        left = torch.randn(8192, 8192, device="cuda", dtype=dtype)
-        flops[name] = 2 * 8192**3 / _best(lambda m=left: m @ m, torch.cuda.synchronize, 5)
+        flops[name] = 2 * 8192**3 / _matmul_s(8192, dtype)
         torch.backends.cuda.matmul.allow_tf32 = before
-        del left
     torch.cuda.empty_cache()
     return DeviceFacts(
         name=environment["gpu"],
@@ -163,6 +161,11 @@ def _copy_s(size: int) -> float:
     source = torch.ones(size, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return _best(lambda: target.copy_(source), torch.cuda.synchronize, 10)
+
+
+def _matmul_s(size: int, dtype: torch.dtype) -> float:
+    left = torch.randn(size, size, device="cuda", dtype=dtype)
+    return _best(lambda: left @ left, torch.cuda.synchronize, 5)
 
 
 def _launch_s() -> float:

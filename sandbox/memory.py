@@ -96,21 +96,32 @@ def allocate(size: int, device: str) -> Arena:
     return DeviceArena(max(size, 1)) if device == "cuda" else HostArena(max(size, 1))
 
 
-def open_ticket(ticket: dict[str, Any], fd: int | None) -> torch.Tensor:
-    """In a worker: the (size,) uint8 view of the arena that a ticket describes."""
-    if ticket["kind"] == "host":
-        assert fd is not None
-        mapping = mmap.mmap(fd, ticket["size"])
-        os.close(fd)
-        return torch.frombuffer(mapping, dtype=torch.uint8)
-    torch.cuda.init()
-    torch.zeros(1, device="cuda")
-    handle = _IpcHandle.from_buffer_copy(bytes.fromhex(ticket["handle"]))
-    pointer = ctypes.c_uint64()
-    # 1 = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is (CUDA driver API,
-    # cuIpcOpenMemHandle).
-    driver().call("cuIpcOpenMemHandle_v2", ctypes.byref(pointer), handle, ctypes.c_uint(1))
-    return _view(pointer.value, ticket["size"])
+class OpenedArena:
+    """In a worker: an arena as its ticket describes it."""
+
+    def __init__(self, ticket: dict[str, Any], fd: int | None) -> None:
+        self._pointer: ctypes.c_uint64 | None = None
+        if ticket["kind"] == "host":
+            assert fd is not None
+            mapping = mmap.mmap(fd, ticket["size"])
+            os.close(fd)
+            self.bytes = torch.frombuffer(mapping, dtype=torch.uint8)
+            return
+        torch.zeros(1, device="cuda")
+        handle = _IpcHandle.from_buffer_copy(bytes.fromhex(ticket["handle"]))
+        self._pointer = ctypes.c_uint64()
+        # 1 = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is (cuIpcOpenMemHandle).
+        driver().call(
+            "cuIpcOpenMemHandle_v2", ctypes.byref(self._pointer), handle, ctypes.c_uint(1)
+        )
+        self.bytes = _view(self._pointer.value, ticket["size"])
+
+    def close(self) -> None:
+        """Unmap: the supervisor's free takes effect only when no process maps the memory."""
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+        if self._pointer is not None:
+            torch.cuda.synchronize()
+            driver().call("cuIpcCloseMemHandle", self._pointer)
 
 
 def leaf_view(arena: torch.Tensor, layout: Layout, index: int, leaf: int) -> torch.Tensor:
@@ -119,6 +130,15 @@ def leaf_view(arena: torch.Tensor, layout: Layout, index: int, leaf: int) -> tor
     start = index * layout.stride + layout.offsets[leaf]
     flat = arena[start : start + spec.bytes].view(dtype_of(spec))
     return flat.as_strided(spec.shape, spec.stride)
+
+
+def stacked_view(arena: torch.Tensor, layout: Layout, leaf: int) -> torch.Tensor:
+    """(sets, *shape): one leaf of every set, without a copy."""
+    spec = layout.leaves[leaf]
+    flat = arena[layout.offsets[leaf] :]
+    flat = flat[: flat.numel() // spec.itemsize * spec.itemsize].view(dtype_of(spec))
+    stride = (layout.stride // spec.itemsize, *spec.stride)
+    return flat.as_strided((layout.sets, *spec.shape), stride)
 
 
 def dtype_of(leaf: Leaf) -> torch.dtype:

@@ -23,6 +23,8 @@ from sandbox.subject import Signature, Subject
 from sandbox.types import EvalConfig
 
 SOLO_ROUNDS = 3
+OVERHEAD_GOS = 9
+"""Empty "go"s whose median round trip, on the reference's side, is taken off both sides' times."""
 DRIFT = 0.15
 """Relative slow-down of the reference, beyond five times its solo spread, that voids a round."""
 
@@ -52,6 +54,7 @@ class ProcessPair:
         self.synchronize = synchronize
         self.new_weights = new_weights and bool(signature.state)
         self.solo: list[float] = []
+        self.overhead_s = 0.0
         self.secret = random.Random(secrets.randbits(64))
 
     def start(self, first_call_timeout_s: float) -> None:
@@ -68,9 +71,10 @@ class ProcessPair:
             side.go(self.plan.timed)
         self.candidate.worker.freeze()
         try:
+            self.overhead_s = statistics.median(self.reference.go([]) for _ in range(OVERHEAD_GOS))
             for _ in range(SOLO_ROUNDS):
                 self.reference.warm(self.plan.warm_sets)
-                self.solo.append(self.reference.go(self.plan.timed) / self.plan.sets)
+                self.solo.append(self.net(self.reference.go(self.plan.timed)) / self.plan.sets)
         finally:
             self.candidate.worker.thaw()
 
@@ -149,7 +153,7 @@ class ProcessPair:
                     self.rouse(self.reference)
                     seconds += self.reference.go([index])
             else:
-                seconds = self.reference.go(sets)
+                seconds = self.net(self.reference.go(sets))
             collect, _ = self.reference.collect(sets)
         finally:
             self.candidate.worker.thaw()
@@ -169,7 +173,7 @@ class ProcessPair:
                 self.rouse(self.candidate)
                 seconds += self.candidate.go([index])
         else:
-            seconds = self.candidate.go(sets)
+            seconds = self.net(self.candidate.go(sets))
         mutated = False
         if not self.signature.mutates:
             mutated = not all(
@@ -196,6 +200,10 @@ class ProcessPair:
             side.request("restate", self.config.run_timeout_s)
         self.synchronize()
 
+    def net(self, seconds: float) -> float:
+        """Seconds without the harness's own round trip."""
+        return max(seconds - self.overhead_s, 1e-9)
+
     def rouse(self, side: Subject) -> None:
         """One call on a warm-up set, results kept, so that a single call does not pay for cold
         code.
@@ -206,13 +214,10 @@ class ProcessPair:
         """Worst errors over all sets of the round, against the reference worker's outputs."""
         worst = [Errors() for _ in self.signature.outputs]
         for leaf, spec in enumerate(self.signature.outputs):
-            outs = [self.candidate.leaf("slots", index, leaf) for index in sets]
-            truths = [self.reference.leaf("slots", index, leaf) for index in sets]
-            if spec.elements * len(sets) <= compare.CHUNK_ELEMENTS:
-                # One comparison for many small outputs; a scalar's scale is then the whole batch's.
-                outs, truths = [torch.stack(outs)], [torch.stack(truths)]
-            for out, truth in zip(outs, truths, strict=True):
-                worst[leaf] = worst[leaf].worst(compare.errors(out, truth))
+            # Sets are 0..n-1 in some order; a scalar's scale is then that of the whole batch.
+            outs = self.candidate.stack("slots", leaf)[: len(sets)]
+            truths = self.reference.stack("slots", leaf)[: len(sets)]
+            worst[leaf] = compare.errors(outs, truths)
             if worst[leaf].misplaced and not spec.floating:
                 worst[leaf] = self.forgive_ties(leaf, sets, worst[leaf])
         found: dict[str, Any] = {"errors": tuple(worst)}
@@ -280,7 +285,7 @@ class ProcessPair:
         return f"reference took {seconds * 1e6:.1f} us a call, {middle * 1e6:.1f} us alone"
 
 
-def structure(claim: dict[str, Any], signature: Signature, sets: int) -> dict[str, str]:
+def structure(claim: dict[str, Any], signature: Signature, sets: int) -> dict[str, Any]:
     """How the outputs the candidate describes differ from the reference's; claims, so only
     harmful ones.
     """
@@ -290,7 +295,7 @@ def structure(claim: dict[str, Any], signature: Signature, sets: int) -> dict[st
         return {"structure_differs": "outputs that were described in no known form"}
 
 
-def _structure(claim: dict[str, Any], signature: Signature, sets: int) -> dict[str, str]:
+def _structure(claim: dict[str, Any], signature: Signature, sets: int) -> dict[str, Any]:
     kinds = [parse_kind(kind) for kind in claim["kinds"]]
     complete = len(claim["sets"]) == sets
     found = {"structure_differs": "", "shape_differs": "", "dtype_differs": "", "foreign_type": ""}

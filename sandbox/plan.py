@@ -12,6 +12,9 @@ from sandbox.types import EvalConfig
 MEMORY_SHARE = 0.6
 """Of free memory for arenas and retained outputs; the rest is the models' own temporaries."""
 WARM_SETS = 2
+FILL_S = 0.03
+"""What making a round's inputs may cost: fresh values for every call are not free on the CPU."""
+LEAST_SETS = 4
 SINGLE_CALLS = 8
 """Calls in a round that discloses one input set per "go"."""
 
@@ -50,7 +53,8 @@ def plan(signature: Signature, config: EvalConfig, free_bytes: int) -> Plan:
     for warm in (WARM_SETS, 1):
         fits = int((budget - warm * warm_bytes) // per_set)
         if fits >= 1:
-            return Plan(max(1, min(wanted, fits, config.max_sets)), warm)
+            affordable = max(LEAST_SETS, int(FILL_S / max(signature.fill_s, 1e-7)))
+            return Plan(max(1, min(wanted, fits, affordable, config.max_sets)), warm)
     raise InvalidReference(
         f"one input set needs {(per_set + warm_bytes) >> 20} MiB for both sides; "
         f"{int(budget) >> 20} MiB are free: use a smaller shape or a larger device"

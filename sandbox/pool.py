@@ -9,12 +9,12 @@ the inputs would do to the output (conditioning).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from sandbox import compare, pair
+from sandbox import compare, memory, pair
 from sandbox.errors import InvalidReference
 from sandbox.observation import Errors, FailureKind
 from sandbox.spawn import WorkerFailed
@@ -204,13 +204,9 @@ def refuse_degenerate(cases: Sequence[Case], signature: Signature) -> None:
     """
     if signature.aliases and signature.mutates is False and _echoes(cases[0], signature):
         raise InvalidReference("degenerate: returning an input unchanged passes")
-    nulls = {
-        "all zeros": lambda truth: torch.zeros_like(truth),
-        "one constant": lambda truth: (
-            torch.full_like(truth, float(truth.double().mean()))
-            if truth.is_floating_point()
-            else torch.full_like(truth, int(truth.flatten()[0]))
-        ),
+    nulls: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "all zeros": torch.zeros_like,
+        "one constant": _constant,
     }
     sized = [case for case in cases if any(t.numel() for t in case.truth)]
     for words, make in nulls.items():
@@ -230,11 +226,16 @@ def refuse_degenerate(cases: Sequence[Case], signature: Signature) -> None:
             raise InvalidReference("degenerate: the output does not depend on the inputs' values")
 
 
+def _constant(truth: torch.Tensor) -> torch.Tensor:
+    """The mean everywhere; of integers, the first."""
+    if truth.is_floating_point():
+        return torch.full_like(truth, float(truth.double().mean()))
+    return torch.full_like(truth, int(truth.flatten()[0]))
+
+
 def _echoes(case: Case, signature: Signature) -> bool:
     layout = Layout(signature.inputs, 1)
-    from sandbox.memory import leaf_view
-
-    views = [leaf_view(case.inputs, layout, 0, i) for i in range(len(signature.inputs))]
+    views = [memory.leaf_view(case.inputs, layout, 0, i) for i in range(len(signature.inputs))]
     return all(
         any(v.shape == t.shape and compare.errors(v, t).within(b) for v in views)
         for t, b in zip(case.truth, case.bounds, strict=True)

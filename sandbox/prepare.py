@@ -162,8 +162,8 @@ class Preparer:
         with tempfile.TemporaryDirectory() as kept:
             preload = [(Path(kept), "home/inductor")]
             for number in range(config.min_pairs):
-                eager = Opening(seed=signature.seed)
-                other = Opening(seed=signature.seed, wrap=wrap)
+                eager = Opening(known=signature)
+                other = Opening(wrap=wrap, known=signature)
                 (reference, left), (rival, _) = self.stand.start_both(
                     partial(self.stand.reference, task, config, eager),
                     partial(self.stand.reference, task, config, other, preload),

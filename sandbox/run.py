@@ -69,6 +69,7 @@ class Run:
         )
         self.preload: list[tuple[Path, str]] = []
         self.walls = ""
+        self.pools = preparation.pools
         self.last: Subject | None = None
 
     def observe(self, to_beat: float | None) -> Observation:
@@ -110,19 +111,18 @@ class Run:
             subject = self.start()
         try:
             cases: list[CaseObservation] = []
-            pools = self.preparation.pools
-            for number in range(len(pools)):
+            for number in range(len(self.pools)):
                 with self.stage("load"):
                     subject.stage = "load"
                     if number:
                         subject.release()
-                    matched = self.stand.open_candidate(subject, pools[number].signature)
-                    if matched == "seed" and pools[number].signature.state:
-                        pools = self.seeded_pools()
-                        matched = self.stand.open_candidate(subject, pools[number].signature)
+                    matched = self.stand.open_candidate(subject, self.pools[number].signature)
+                    if matched == "seed" and self.pools[number].signature.state and not number:
+                        self.pools = self.seeded_pools()
+                        matched = self.stand.open_candidate(subject, self.pools[number].signature)
                 with self.stage("verify"):
                     subject.stage = "verify"
-                    cases += verify(subject, pools[number], matched, self.synchronize)
+                    cases += verify(subject, self.pools[number], matched, self.synchronize)
                 self.note(cases=tuple(cases), parameters=matched)
             for name in ("home/triton", "home/cupy"):
                 if (subject.worker.scratch / name).is_dir():
@@ -144,7 +144,7 @@ class Run:
     def time(self, to_beat: float | None) -> None:
         """Fresh process pairs until the statistics say enough."""
         rounds: list[RoundObservation] = []
-        bounds = timed_bounds(self.preparation.pools[0].cases[0])
+        bounds = timed_bounds(self.pools[0].cases[0])
         worst = CaseObservation("timed rounds", (Errors(),) * len(bounds), bounds)
         null = self.preparation.null
         for number in range(self.config.max_pairs):
@@ -162,7 +162,7 @@ class Run:
     ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
         task, config = self.preparation.task, self.config
         seeded = self.observation.parameters == "seed"
-        opening = Opening(randomise=not seeded)
+        opening = Opening(randomise=not seeded, known=self.pools[0].signature)
         with self.stage("start"):
             (reference, signature), subject = self.stand.start_both(
                 lambda: self.stand.reference(task, config, opening), self.start

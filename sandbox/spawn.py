@@ -235,7 +235,7 @@ class Worker:
         except _TooMuchMemory as error:
             raise self._failed(stage, FailureKind.MEMORY, str(error)) from None
         if isinstance(body, dict) and isinstance(body.get("ok"), dict):
-            return body["ok"]
+            return dict(body["ok"])
         if isinstance(body, dict) and isinstance(body.get("error"), dict):
             raise WorkerFailed(_claimed(stage, body["error"]))
         raise self._failed(stage, FailureKind.PROTOCOL, "a reply that is no reply")
@@ -324,6 +324,14 @@ def zygote_environment(device: str, index: int, threads: int) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": chosen if device == "cuda" else "",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "OMP_NUM_THREADS": str(threads),
+        # Idle OpenMP threads spin for about 150 us, not libgomp's 5 ms and more: one side's would
+        # otherwise run on into the other side's turn on the same cores.
+        "GOMP_SPINCOUNT": "10000",
+        # Freed memory stays with the process, on both sides: glibc would return a batch's outputs
+        # to
+        # the system and fault every page in again, at moments of its own choosing.
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
         "MAX_JOBS": str(max(threads, 2)),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",

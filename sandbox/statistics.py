@@ -105,7 +105,8 @@ def merged_excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] |
 def interval(pairs: Sequence[Pair], null: Null, config: EvalConfig) -> Interval:
     """The speedup over pairs with its t-interval; the null experiment's spread is pooled in.
 
-    Pooling is refused when the pairs scatter far more than the null did. With one pair the null
+    Pooling is refused when the pairs scatter more than the null did: allowed up to four times its
+    variance, the 95 % interval of three pairs covered 91 % (simulated). With one pair the null
     alone gives the spread.
     """
     logs = [p.log_speedup for p in pairs]
@@ -115,7 +116,7 @@ def interval(pairs: Sequence[Pair], null: Null, config: EvalConfig) -> Interval:
     own_dof, null_dof = len(logs) - 1, len(null.log_ratios)
     own = statistics.variance(logs) if own_dof else 0.0
     prior = null.deviation**2
-    if own_dof and (not null_dof or own > 4 * prior):
+    if own_dof and (not null_dof or own > prior):
         variance, dof = own, own_dof
     elif own_dof or null_dof:
         dof = own_dof + null_dof

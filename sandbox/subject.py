@@ -44,6 +44,8 @@ class Signature:
     moves_state: bool
     aliases: bool
     latency_s: float
+    fill_s: float
+    """Seconds to make one input set: single-threaded and slow on the CPU."""
 
     @property
     def input_bytes(self) -> int:
@@ -61,10 +63,10 @@ class Opening:
     shape: int = 0
     randomise: bool = True
     """False for candidates whose parameters match only through the shared seed."""
-    seed: int | None = None
-    """Of the constructor; None draws a secret one."""
     wrap: str | None = None
     """Baseline: compile, max_autotune or cuda_graph."""
+    known: Signature | None = None
+    """From an earlier worker: spares another examination."""
 
 
 class Subject:
@@ -128,6 +130,10 @@ class Subject:
     def leaf(self, name: str, index: int, leaf: int) -> torch.Tensor:
         """Supervisor's view of one leaf of one set."""
         return memory.leaf_view(self.arenas[name].bytes, self.layouts[name], index, leaf)
+
+    def stack(self, name: str, leaf: int) -> torch.Tensor:
+        """Supervisor's (sets, *shape) view of one leaf of every set."""
+        return memory.stacked_view(self.arenas[name].bytes, self.layouts[name], leaf)
 
     def set_bytes(self, name: str, first: int, count: int = 1) -> torch.Tensor:
         """Supervisor's (bytes,) uint8 view of consecutive sets."""
@@ -226,7 +232,7 @@ class Stand:
 
     def open_reference(self, subject: Subject, opening: Opening) -> Signature:
         task, limit = subject.task, subject.config.run_timeout_s
-        seed = secrets.randbits(31) if opening.seed is None else opening.seed
+        seed = secrets.randbits(31) if opening.known is None else opening.known.seed
         opened = subject.request(
             "open",
             limit,
@@ -235,6 +241,8 @@ class Stand:
             state_seed=secrets.randbits(31) if opening.randomise else None,
             wrap=opening.wrap,
         )
+        if opening.known is not None:
+            return opening.known
         seen = subject.request("examine", limit, seed=secrets.randbits(31))
         return Signature(
             shape=opening.shape,
@@ -251,6 +259,7 @@ class Stand:
             moves_state=seen["moves_state"],
             aliases=seen["aliases"],
             latency_s=seen["latency_s"],
+            fill_s=seen["fill_s"],
         )
 
     def candidate(

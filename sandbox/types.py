@@ -135,7 +135,7 @@ class EvalConfig:
     """Refuse candidates whose parameters match the reference's only through a shared seed."""
     check_state: bool = True
     """Buffers that the reference's calls move must be moved alike."""
-    batch_ms: float = 10.0
+    batch_ms: float = 20.0
     """A timed batch holds enough calls to last this long, memory allowing."""
     max_sets: int = 512
     rounds: int = 8

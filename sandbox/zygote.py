@@ -85,6 +85,8 @@ def become_worker(request: dict[str, Any], fds: list[int], control_fd: int) -> N
         for source, target in ((null, 0), (out_fd, 1), (err_fd, 2)):
             os.dup2(source, target)
             os.close(source)
+        # A killed worker flushes nothing.
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         keep = channel_fd
         os.closerange(3, keep)
         os.closerange(keep + 1, 4096)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from agent.features import cpp, cuda, host
 from agent.features.cpp import Features
+from agent.features.cuda_pool import default, mapping
+from agent.features.cuda_source import prelude
 from agent.features.program import Plan
 from sandbox.types import Candidate, Language, Task, digest
 
@@ -60,13 +62,17 @@ def candidate(task: Task, plan: Plan, features: Features) -> Candidate:
     return Candidate(task.id, Language.CUDA, _cuda(task, plan, features))
 
 
-def header(plan: Plan, features: Features, mapping: str) -> str:
+def header(plan: Plan, features: Features, shape: str) -> str:
     """What the file does, for whoever reads it: mapping, launch shape and the expected bound."""
-    lines = ["// Made by the feature proposer: " + ", ".join(f"{k}={v}" for k, v in features.items())]
-    lines.append(f"// Mapping: {mapping}")
+    lines = [
+        "// Made by the feature proposer: " + ", ".join(f"{k}={v}" for k, v in features.items())
+    ]
+    lines.append(f"// Mapping: {shape}")
     for i, program in enumerate(plan.programs):
         ways = [f"{o.source}:{o.dtype}" for o in program.operands]
-        lines.append(f"// stage{i}: rows {program.rows}, columns {program.columns}; reads {', '.join(ways)}")
+        lines.append(
+            f"// stage{i}: rows {program.rows}, columns {program.columns}; reads {', '.join(ways)}"
+        )
     lines.append("// Bound: memory; each operand read once, each result written once.")
     return "\n".join(lines) + "\n"
 
@@ -77,8 +83,8 @@ def without_header(source: str) -> str:
 
 
 def _cpp(task: Task, plan: Plan, features: Features) -> str:
-    mapping = "one thread per row" if features["form"] == "rows" else "one thread per chunk of a row"
-    source = header(plan, features, mapping) + cpp.PRELUDE
+    shape = "one thread per row" if features["form"] == "rows" else "one thread per chunk of a row"
+    source = header(plan, features, shape) + cpp.PRELUDE
     for i, program in enumerate(plan.programs):
         source += "\n" + cpp.kernel(program, f"stage{i}", _fitting(plan, i, features))
     flags = cpp.flags(features)
@@ -89,7 +95,9 @@ def _cpp(task: Task, plan: Plan, features: Features) -> str:
         pointers = [known[o.source] for o in program.operands] + [r.name for r in program.results]
         kinds = ["ctypes.c_void_p"] * len(pointers)
         sizes = host.sizes(program)
-        kinds += ["ctypes.c_float" if s.startswith("float(") else "ctypes.c_longlong" for s in sizes]
+        kinds += [
+            "ctypes.c_float" if s.startswith("float(") else "ctypes.c_longlong" for s in sizes
+        ]
         text += f"STAGE{i} = LIBRARY.stage{i}\nSTAGE{i}.restype = None\n"
         text += f"STAGE{i}.argtypes = [{', '.join(kinds)}, ctypes.c_int]\n"
         arguments = ", ".join([f"{p}.data_ptr()" for p in pointers] + sizes)
@@ -99,7 +107,14 @@ def _cpp(task: Task, plan: Plan, features: Features) -> str:
                 f"STAGE{i}({arguments}, threads)",
             ]
         )
-    return text + "\n\n" + host.skeleton(task.source) + "\n" + host.forward(plan, calls)
+    return (
+        host.futures(task.source)
+        + text
+        + "\n\n"
+        + host.skeleton(task.source)
+        + "\n"
+        + host.forward(plan, calls)
+    )
 
 
 def _fitting(plan: Plan, place: int, features: Features) -> Features:
@@ -110,16 +125,22 @@ def _fitting(plan: Plan, place: int, features: Features) -> Features:
 
 
 def _cuda(task: Task, plan: Plan, features: Features) -> str:
-    source = header(plan, features, cuda.mapping(features)) + cuda.prelude(features)
+    source = header(plan, features, mapping(features)) + prelude(features)
     known = host.names(plan)
     handles, calls = "", []
     for i, program in enumerate(plan.programs):
-        own = features if i == plan.main else {**cuda.default(program), "math": features["math"]}
+        own = features if i == plan.main else {**default(program), "math": features["math"]}
         kernels = cuda.kernels(program, f"stage{i}", own)
         source += "\n" + kernels.source
         handles += "".join(f'{n.upper()} = MODULE.get_function("{n}")\n' for n in kernels.names)
-        calls.append(cuda.launches(program, kernels, own, known, i))
+        calls.append(cuda.launches(program, own, known, i))
     text = CUDA_HEAD.format(source=source, options=cuda.OPTIONS)
-    return text + handles + "\n\n" + host.skeleton(task.source) + "\n" + host.forward(plan, calls)
-
-
+    return (
+        host.futures(task.source)
+        + text
+        + handles
+        + "\n\n"
+        + host.skeleton(task.source)
+        + "\n"
+        + host.forward(plan, calls)
+    )

@@ -83,7 +83,10 @@ def _clamp(low: Lowering, n: Node) -> Term:
 
 
 def _hardtanh(low: Lowering, n: Node) -> Term:
-    low_bound, high = _number(low.arg(n, 1, "min_val", -1.0)), _number(low.arg(n, 2, "max_val", 1.0))
+    low_bound, high = (
+        _number(low.arg(n, 1, "min_val", -1.0)),
+        _number(low.arg(n, 2, "max_val", 1.0)),
+    )
     term = low.build.arithmetic("maximum", low.term(n.args[0]), low_bound)
     return low.build.arithmetic("minimum", term, high)
 
@@ -143,7 +146,9 @@ def _view(low: Lowering, n: Node) -> Term:
         while atoms and builder.size(tuple(group)) < size:
             group.append(atoms.pop(0))
         if builder.size(tuple(group)) != size:
-            raise Unsupported("no feature template for a view that splits or broadcasts a dimension")
+            raise Unsupported(
+                "no feature template for a view that splits or broadcasts a dimension"
+            )
         axes.append(tuple(group))
     return builder.reshape(term, axes)
 
@@ -213,7 +218,10 @@ def _getitem(low: Lowering, n: Node) -> Term:
         return _part(low, low.term(source.args[0]), dim, sum(sizes[:place]), sizes[place])
     if source.op.startswith("aten.var_mean"):
         return (_var(low, source), _mean(low, source, place=None))[place]
-    if source.op.rsplit(".", 1)[0] in ("aten.native_layer_norm", "aten.max", "aten.min") and not place:
+    if (
+        source.op.rsplit(".", 1)[0] in ("aten.native_layer_norm", "aten.max", "aten.min")
+        and not place
+    ):
         return low.values[source.name]
     raise Unsupported(f"no feature template for output {place} of {source.op.rsplit('.', 1)[0]}")
 
@@ -306,8 +314,9 @@ def _nothing(low: Lowering, n: Node) -> None:
 def _table() -> dict[str, Handler]:
     table: dict[str, Handler] = {}
     for op in (
-        "exp expm1 log log1p log2 sqrt rsqrt reciprocal sin cos tanh erf sigmoid sign floor ceil"
-    ).split():
+        "exp", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh",
+        "erf", "sigmoid", "sign", "floor", "ceil", "silu",
+    ):  # fmt: skip
         table[op] = _unary(op)
     for op in ("neg", "abs", "relu"):
         table[op] = _keep(op)
@@ -328,7 +337,6 @@ def _table() -> dict[str, Handler]:
     table.update(singles)
     table["clamp_min"] = table["maximum"]
     table["clamp_max"] = table["minimum"]
-    table["silu"] = _unary("silu")
     table.update(dict.fromkeys(("alias", "detach", "lift_fresh_copy"), _unary("same")))
     table.update(dict.fromkeys(("view", "_unsafe_view", "reshape"), _view))
     for name in ("full", "scalar_tensor", "full_like", "zeros", "zeros_like", "ones", "ones_like"):

@@ -1,7 +1,8 @@
 """C++/OpenMP source of a program: rows in parallel, or (few rows) tiles of rows in parallel.
 
-libmvec's vector exp, log, tanh and erf are declared by hand, so that no -ffast-math is needed and NaN and infinity keep
-their meaning. Sums run in float over at most `chunk` columns and in double beyond.
+libmvec's vector exp, log, tanh and erf are declared by hand, so that no -ffast-math is needed and
+NaN and infinity keep their meaning. Sums run in float over at most `chunk` columns and in double
+beyond.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ POOL: dict[str, tuple[str | int, ...]] = {
 
 
 def default(program: Program) -> dict[str, str | int]:
-    """A good start: rows in parallel unless there are few, chunks that stay in the first-level cache."""
+    """A good start: rows in parallel unless there are few, chunks that stay in L1."""
     rows_form = program.reduces and program.row_count >= 8
     return {
         "form": "rows" if rows_form else "tiles",
@@ -188,11 +189,14 @@ def _loop(program: Program, sweep: Sweep, kept: dict[str, str]) -> str:
             lines.append(f"{part} += {x};")
         else:
             sign = ">" if op == "max" else "<"
-            lines.append(f"{part} = {x} {sign} {part} ? {x} : {part}; {value.name}_nan |= {x} != {x};")
+            lines.append(
+                f"{part} = {x} {sign} {part} ? {x} : {part}; {value.name}_nan |= {x} != {x};"
+            )
     lines += [f"{r.name}_row[c] = {written(r, r.value)};" for r in sweep.results]
     body = "\n  ".join(lines)
     return (
-        f"{head}#pragma omp simd{clauses}\nfor (long long c = begin; c < end; ++c) {{\n  {body}\n}}\n{tail}"
+        f"{head}#pragma omp simd{clauses}\n"
+        f"for (long long c = begin; c < end; ++c) {{\n  {body}\n}}\n{tail}"
     )
 
 
@@ -244,7 +248,8 @@ def _tiles(program: Program, features: Features) -> str:
     reductions = [v for v in program.values if v.op.startswith("reduce.")]
     code = f"const long long chunks = (columns + {chunk} - 1) / {chunk}, tiles = rows * chunks;\n"
     for value in reductions:
-        code += f"std::vector<{TYPES[value.kind]}> {value.name}_parts(tiles), {value.name}_rows(rows);\n"
+        vector = f"std::vector<{TYPES[value.kind]}>"
+        code += f"{vector} {value.name}_parts(tiles), {value.name}_rows(rows);\n"
     code += "#pragma omp parallel num_threads(threads) if (threads > 1)\n{\n"
     for depth in range(deepest + 1):
         known = "".join(

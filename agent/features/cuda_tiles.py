@@ -1,13 +1,14 @@
-"""Form `tiles`: a two-dimensional grid, x over a row's chunks and y over the rows; one kernel per sweep.
+"""Form `tiles`: a two-dimensional grid, x over a row's chunks and y over the rows; one kernel per
+sweep.
 
-Each block leaves one partial per reduction in a workspace; the last block of a row to arrive (or a second kernel)
-combines them in a fixed order. Pointwise programs are the case without reductions.
+Each block leaves one partial per reduction in a workspace; the last block of a row to arrive (or a
+second kernel) combines them in a fixed order. Pointwise programs are the case without reductions.
 """
 
 from __future__ import annotations
 
-from agent.features.cuda import (
-    Features,
+from agent.features.cuda_pool import Features
+from agent.features.cuda_source import (
     Kernels,
     group_reductions,
     identity,
@@ -173,7 +174,9 @@ def launches(program: Program, features: Features, place: int) -> list[str]:
         lines += [
             f"work = torch.empty({count} * rows * (splits + 1), dtype=torch.int64, "
             f"device={device}.device)",
-            f"finish = rows <= {COUNTED_ROWS}" if features["finish"] == "last_block" else "finish = False",
+            f"finish = rows <= {COUNTED_ROWS}"
+            if features["finish"] == "last_block"
+            else "finish = False",
             "arguments += (work.data_ptr(), splits, numpy.int32(finish))",
         ]
     for sweep in sweeps(program, False):
@@ -184,7 +187,5 @@ def launches(program: Program, features: Features, place: int) -> list[str]:
         ]
         if sweep.reductions:
             lines.append("if not finish:")
-            lines.append(
-                f"    {stem}_FINISH((high,), ({threads},), arguments, stream=stream)"
-            )
+            lines.append(f"    {stem}_FINISH((high,), ({threads},), arguments, stream=stream)")
     return lines

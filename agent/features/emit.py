@@ -1,7 +1,8 @@
 """What both code generators share: which values a sweep computes, in what order, from what.
 
-Sweep `d` runs over the columns once every reduction of depth <= d is known; it feeds the reductions of depth d + 1 and
-writes the element results of depth d. A value that a later sweep needs again is either kept or computed again.
+Sweep `d` runs over the columns once every reduction of depth <= d is known; it feeds the reductions
+of depth d + 1 and writes the element results of depth d. A value that a later sweep needs again is
+either kept or computed again.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Sweep:
 
 
 def sweeps(program: Program, keep: bool) -> tuple[Sweep, ...]:
-    """Every sweep the program needs; `keep` stores expensive values that a later sweep uses again."""
+    """Every sweep the program needs; `keep` stores expensive values that are used again."""
     names = {v.name: v for v in program.values}
     deepest = max((v.depth for v in program.values), default=0)
     found: list[Sweep] = []
@@ -52,9 +53,7 @@ def sweeps(program: Program, keep: bool) -> tuple[Sweep, ...]:
         reductions = tuple(
             v for v in program.values if v.op.startswith("reduce.") and v.depth == depth + 1
         )
-        results = tuple(
-            r for r in program.results if r.element and names[r.value].depth == depth
-        )
+        results = tuple(r for r in program.results if r.element and names[r.value].depth == depth)
         roots = [str(v.args[0]) for v in reductions] + [r.value for r in results]
         elements = closure(program, roots, stored)
         later = _needed_later(program, depth, names)
@@ -69,8 +68,10 @@ def sweeps(program: Program, keep: bool) -> tuple[Sweep, ...]:
     return tuple(found)
 
 
-def closure(program: Program, roots: Iterable[str], stop: Collection[str] = ()) -> tuple[Value, ...]:
-    """The element values behind `roots`, in order; those in `stop` are included but not looked behind."""
+def closure(
+    program: Program, roots: Iterable[str], stop: Collection[str] = ()
+) -> tuple[Value, ...]:
+    """The element values behind `roots`, in order; nothing behind those in `stop`."""
     names = {v.name: v for v in program.values}
     seen: set[str] = set()
     stack = list(roots)
@@ -136,9 +137,7 @@ def row_offset(operand: Operand) -> str:
     return scaled + (f" + columns * {place}" if place else "")
 
 
-def row_values(
-    program: Program, depth: int, point: Callable[[Value], str]
-) -> list[str]:
+def row_values(program: Program, depth: int, point: Callable[[Value], str]) -> list[str]:
     """Declarations of the row values of one depth, reductions excepted; `point` writes a pick."""
     lines = []
     for value in program.values:

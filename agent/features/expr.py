@@ -52,7 +52,9 @@ def expression(value: Value) -> str:
     if value.op == "scalar":
         return f"s{value.args[0]}"
     if value.op == "abs":
-        return f"fabsf({value.args[0]})" if value.kind == "float" else "({0} < 0 ? -{0} : {0})".format(
-            value.args[0]
+        return (
+            f"fabsf({value.args[0]})"
+            if value.kind == "float"
+            else "({0} < 0 ? -{0} : {0})".format(value.args[0])
         )
     return TEMPLATES[value.op].format(*value.args)

@@ -1,9 +1,11 @@
-"""The Python half of a candidate: the reference's own constructor, and a forward that calls the kernels."""
+"""The Python half of a candidate: the reference's own constructor, and a forward that calls the
+kernels."""
 
 from __future__ import annotations
 
 import ast
 
+from agent.features.lower import Unsupported
 from agent.features.program import Operand, Plan, Program, Result
 from sandbox.graph import Arg, Ref
 
@@ -11,29 +13,43 @@ DROPPED = {"get_inputs", "get_init_inputs", "SHAPES", "DTYPE"}
 
 
 def skeleton(source: str) -> str:
-    """The reference without its inputs and its forward, `Model` renamed; ends inside class ModelNew."""
+    """The reference without inputs and forward, `Model` renamed; ends inside ModelNew."""
     module = ast.parse(source)
     kept: list[ast.stmt] = []
     model: ast.ClassDef | None = None
     for statement in module.body:
         if isinstance(statement, ast.ClassDef) and statement.name == "Model":
             model = statement
-        elif not _defines(statement) & DROPPED and not _docstring(statement):
+        elif not (_defines(statement) & DROPPED or _docstring(statement) or _future(statement)):
             kept.append(statement)
     if model is None:
-        raise ValueError("the reference defines no class Model")
+        raise Unsupported("no feature template for a Model that is no class of its own")
     renamed = ast.unparse(ast.Module([_Rename().visit(s) for s in kept], []))
-    methods = [s for s in model.body if not (isinstance(s, ast.FunctionDef) and s.name == "forward")]
+    methods = [
+        s for s in model.body if not (isinstance(s, ast.FunctionDef) and s.name == "forward")
+    ]
     model.body = [s for s in methods if not _docstring(s)] or [ast.Pass()]
     model.name = "ModelNew"
     return f"{renamed}\n\n\n{ast.unparse(_Rename().visit(model))}\n"
+
+
+def futures(source: str) -> str:
+    """`from __future__` lines, which must come first in the candidate too."""
+    kept = [s for s in ast.parse(source).body if _future(s)]
+    return "".join(ast.unparse(s) + "\n" for s in kept)
+
+
+def _future(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
 
 
 class _Rename(ast.NodeTransformer):
     """`super(Model, self)` must follow the class to its new name."""
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
-        return ast.copy_location(ast.Name("ModelNew", node.ctx), node) if node.id == "Model" else node
+        return (
+            ast.copy_location(ast.Name("ModelNew", node.ctx), node) if node.id == "Model" else node
+        )
 
 
 def _docstring(statement: ast.stmt) -> bool:

@@ -1,8 +1,9 @@
 """ATen graph -> terms: scalar operations whose dimensions are known by identity, not by size.
 
-Every dimension of a placeholder is an *atom*; operators unify atoms (adding two tensors says that their dimensions are
-the same one), so `x - x.mean(-1)` on a square matrix is seen for what it is. Composite operators (layer norm,
-softmax, gelu) become reductions and scalar operations here. Anything else raises Unsupported with one readable line.
+Every dimension of a placeholder is an *atom*; operators unify atoms (adding two tensors says that
+their dimensions are the same one), so `x - x.mean(-1)` on a square matrix is seen for what it is.
+Composite operators (layer norm, softmax, gelu) become reductions and scalar operations here.
+Anything else raises Unsupported with one readable line.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ class Unsupported(Exception):
 Group = tuple[int, ...]
 """Atoms behind one dimension; empty where the dimension has size 1 or is broadcast."""
 FLOATS = {"float32", "bfloat16", "float16"}
+ALIASES = {
+    "input", "parameter", "buffer", "getitem", "aten.view", "aten.unsqueeze", "aten.squeeze",
+    "aten.expand", "aten.slice", "aten.alias", "aten.detach", "aten.lift_fresh_copy",
+}  # fmt: skip
 INTEGERS = {"int64", "int32", "int16", "int8", "uint8"}
 
 
@@ -37,7 +42,7 @@ def kind_of(dtype: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """One scalar operation over its atoms: `load`, `const`, `count`, `reduce.*`, `pick`, or a pointwise one."""
+    """One scalar operation over its atoms: `load`, `const`, `reduce.*`, a pointwise one."""
 
     op: str
     args: tuple[Term | float | int | bool | str, ...]
@@ -93,7 +98,9 @@ class Builder:
         for left, right in zip(self.resolve(a), self.resolve(b), strict=True):
             if left != right:
                 if self.atoms[left].size != self.atoms[right].size:
-                    raise Unsupported("no feature template for dimensions that are merged differently")
+                    raise Unsupported(
+                        "no feature template for dimensions that are merged differently"
+                    )
                 self.parent[max(left, right)] = min(left, right)
         return a
 
@@ -107,7 +114,13 @@ class Builder:
         sliced: int | None = None,
     ) -> Term:
         axes = tuple(axes)
-        key = (op, *(repr(a) if not isinstance(a, Term) else a.index for a in args), kind, axes, part)
+        key = (
+            op,
+            *(repr(a) if not isinstance(a, Term) else a.index for a in args),
+            kind,
+            axes,
+            part,
+        )
         if key not in self.known:
             term = Term(op, tuple(args), kind, axes, len(self.terms), part, sliced)
             self.terms.append(term)
@@ -211,9 +224,9 @@ class Lowering:
         return self.build.make("load", (node.name,), kind, axes)
 
     def check_private(self, node: Node) -> None:
-        """In-place operators are fine on intermediates only; aliases of placeholders would be lost writes."""
+        """Only intermediates may be written: an alias of a placeholder would lose the write."""
         target = node.args[0]
-        if not isinstance(target, Ref) or self.values[target.node].op in ("load", "same"):
+        if not isinstance(target, Ref) or self.nodes[target.node].op.rsplit(".", 1)[0] in ALIASES:
             raise Unsupported(f"no feature template for the in-place {node.op.rsplit('.', 1)[0]}")
 
     def term(self, arg: Arg) -> Term:

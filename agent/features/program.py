@@ -1,8 +1,9 @@
 """Terms -> programs: kernels over (row, column) whose reductions all run along the columns.
 
-A program's values are either *elements* (one per row and column) or *row values*. `depth` counts the reductions a value
-waits for: softmax's maximum has depth 1, its sum 2, its result 2. A reference with reductions over different
-dimensions (cross-entropy: classes, then the batch) becomes several programs joined by workspaces.
+A program's values are either *elements* (one per row and column) or *row values*. `depth` counts
+the reductions a value waits for: softmax's maximum has depth 1, its sum 2, its result 2. A
+reference with reductions over different dimensions (cross-entropy: classes, then the batch) becomes
+several programs joined by workspaces.
 """
 
 from __future__ import annotations
@@ -104,7 +105,9 @@ def plan(graphs: Sequence[Graph]) -> Plan:
     first = plans[0]
     for other in plans[1:]:
         if other != first:
-            raise Unsupported("no feature template for a structure or constant that varies with the shape")
+            raise Unsupported(
+                "no feature template for a structure or constant that varies with the shape"
+            )
     return first
 
 

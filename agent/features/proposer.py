@@ -1,7 +1,9 @@
-"""The built-in proposer: kernels for row programs from a searched pool of features, without a language model.
+"""The built-in proposer: kernels for row programs from a searched pool of features, without a
+language model.
 
-After the feature search of CUDA-LLM (arXiv 2506.09092), with a code generator in the model's place: the gate order, the
-best-so-far centre and the reaction to failures are the same. Rows are reported as `no model`.
+After the feature search of CUDA-LLM (arXiv 2506.09092), with a code generator in the model's place:
+the gate order, the best-so-far centre and the reaction to failures are the same. Rows are reported
+as `no model`.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from agent.features import cpp, cuda
+from agent.features import cpp, cuda_pool
 from agent.features.assemble import candidate, without_header
+from agent.features.host import skeleton
 from agent.features.lower import FLOATS, Unsupported
 from agent.features.program import Plan, plan
 from agent.features.search import Space, best, points
@@ -35,7 +38,7 @@ class FeatureProposer:
         return found if isinstance(found, str) else None
 
     def propose(self, task: Task, history: Sequence[Attempt], n: int) -> Sequence[Proposal]:
-        """Good defaults first, then one or two moves from the fastest attempt; never a repetition."""
+        """Good defaults, then one or two moves from the fastest attempt; never a repetition."""
         found = self._plan(task)
         if isinstance(found, str):
             return []
@@ -75,7 +78,9 @@ def _planned(task: Task) -> Plan | str:
     if task.dtype not in FLOATS:
         return f"no feature template for {task.dtype}"
     try:
-        return plan(trace_all(task))
+        found = plan(trace_all(task))
+        skeleton(task.source)
+        return found
     except (Unsupported, TaskError) as error:
         return str(error)
 
@@ -88,6 +93,11 @@ def _space(task: Task, found: Plan) -> Space:
         other = {**first, "form": "tiles" if first["form"] == "rows" else "rows"}
         small = {**first, "chunk": 1024}
         return Space(cpp.POOL, (first, small, other), lambda point: True)
-    start = cuda.default(program)
-    starts = [start, {**start, "stores": "streaming"}, {**start, "math": "fast"}, *cuda.others(program)]
-    return Space(cuda.POOL, tuple(s for s in starts if cuda.fits(s)), cuda.fits)
+    start = cuda_pool.default(program)
+    starts = [
+        start,
+        {**start, "stores": "streaming"},
+        {**start, "math": "fast"},
+        *cuda_pool.others(program),
+    ]
+    return Space(cuda_pool.POOL, tuple(s for s in starts if cuda_pool.fits(s)), cuda_pool.fits)

@@ -1,7 +1,8 @@
-"""Which features to try next: coordinate moves from the best attempt, pairs of moves when those are used up.
+"""Which features to try next: coordinate moves from the best attempt, pairs of moves when those are
+used up.
 
-The pool is searched, not enumerated. Everything is a function of the history and a seed. A value that has only ever
-been part of failures is not proposed again once something has passed.
+The pool is searched, not enumerated. Everything is a function of the history and a seed. A value
+that has only ever been part of failures is not proposed again once something has passed.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def points(space: Space, history: Sequence[Attempt], seed: str) -> Iterator[Feat
     for feature, value in order:
         yield from _valid(space, {**centre, feature: value})
     pairs = [(a, b) for a, b in itertools.combinations(order, 2) if a[0] != b[0]]
-    weights = {pair: rng.random() * (1 + order.index(pair[0]) + order.index(pair[1])) for pair in pairs}
+    weights = {
+        pair: rng.random() * (1 + order.index(pair[0]) + order.index(pair[1])) for pair in pairs
+    }
     for one, two in sorted(pairs, key=lambda pair: weights[pair]):
         yield from _valid(space, {**centre, one[0]: one[1], two[0]: two[1]})
 

@@ -59,23 +59,24 @@ class ReferenceSession(Session):
         inputs = self.make_inputs(request["seed"], 1.0)
         _, tensors = trees.flatten(inputs, torch.is_tensor)
         before = [t.clone() for t in tensors]
-        state = [t.clone() for t in self.state_tensors]
+        own = [tensor for _, tensor in models.state_of(self.model)]
+        state = [t.clone() for t in own]
         models.seed_all(request["seed"] + 1)
         tree, first = trees.flatten(self.model(*inputs), torch.is_tensor)
         mutates = not all(map(same, before, tensors))
-        moves = not all(map(same, state, self.state_tensors))
-        storages = {t.untyped_storage().data_ptr() for t in [*tensors, *self.state_tensors]}
+        moves = not all(map(same, state, own))
+        storages = {t.untyped_storage().data_ptr() for t in [*tensors, *own]}
         aliases = any(t.untyped_storage().data_ptr() in storages for t in first if t.numel())
         outputs = [memory.describe(t).dense().to_json() for t in first]
         classes = [trees.stride_class(t.shape, t.stride()) for t in first]
         kept = [t.clone() for t in first]
         del first
-        for tensor, old in zip([*tensors, *self.state_tensors], [*before, *state], strict=True):
+        for tensor, old in zip([*tensors, *own], [*before, *state], strict=True):
             tensor.copy_(old)
         models.seed_all(request["seed"] + 2)
         _, second = trees.flatten(self.model(*inputs), torch.is_tensor)
         repeat = all(map(close, kept, second)) and len(kept) == len(second)
-        for tensor, old in zip(self.state_tensors, state, strict=True):
+        for tensor, old in zip(own, state, strict=True):
             tensor.copy_(old)
         return {
             "outputs": {"tree": tree, "leaves": outputs, "classes": classes},
@@ -84,6 +85,7 @@ class ReferenceSession(Session):
             "moves_state": moves,
             "aliases": aliases,
             "latency_s": self.latency(inputs),
+            "fill_s": self.fill_s(request["seed"]),
         }
 
     def do_restyle(self, request: Request, fds: list[int]) -> Request:
@@ -102,7 +104,7 @@ class ReferenceSession(Session):
             if tree != self.input_tree:
                 raise models.ContractError("get_inputs() returns another structure each time")
             for leaf, tensor in enumerate(tensors):
-                slot = memory.leaf_view(self.arenas["inputs"], self.inputs, index, leaf)
+                slot = memory.leaf_view(self.arenas["inputs"].bytes, self.inputs, index, leaf)
                 if slot.shape != tensor.shape:
                     raise models.ContractError("get_inputs() returns other shapes each time")
                 slot.copy_(tensor)
@@ -136,14 +138,14 @@ class ReferenceSession(Session):
         _, tensors = trees.flatten(outputs, torch.is_tensor)
         layout = self.oracle
         for leaf, tensor in enumerate(tensors):
-            memory.leaf_view(self.arenas["oracle"], layout, 0, leaf).copy_(tensor)
+            memory.leaf_view(self.arenas["oracle"].bytes, layout, 0, leaf).copy_(tensor)
         self.synchronize()
         return {}
 
     oracle = Layout((), 0)
 
     def flat_arguments(self, index: int) -> list[torch.Tensor]:
-        arena = self.arenas["inputs"]
+        arena = self.arenas["inputs"].bytes
         return [
             memory.leaf_view(arena, self.inputs, index, leaf).clone()
             for leaf in range(len(self.inputs.leaves))
@@ -159,17 +161,25 @@ class ReferenceSession(Session):
             inputs = trees.unflatten(tree, scaled)
         return list(inputs)
 
+    def fill_s(self, seed: int) -> float:
+        """Seconds to make one input set."""
+        start = time.perf_counter()
+        for offset in range(3):
+            self.make_inputs(seed + offset, 1.0)
+        self.synchronize()
+        return (time.perf_counter() - start) / 3
+
     def latency(self, inputs: list[Any]) -> float:
-        """Seconds per call, after two warm-up calls; a planning figure, not a measurement."""
-        for _ in range(2):
-            self.model(*inputs)
-        self.synchronize()
-        calls, start = 0, time.perf_counter()
-        while calls < 3 or (time.perf_counter() - start < 0.01 and calls < 1000):
-            self.model(*inputs)
-            calls += 1
-        self.synchronize()
-        return (time.perf_counter() - start) / calls
+        """Seconds per call, best of five short batches; a planning figure, not a measurement."""
+        seconds = []
+        for _ in range(5):
+            calls, start = 0, time.perf_counter()
+            while calls < 1 or (time.perf_counter() - start < 0.005 and calls < 1000):
+                self.model(*inputs)
+                calls += 1
+            self.synchronize()
+            seconds.append((time.perf_counter() - start) / calls)
+        return min(seconds)
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
@@ -240,9 +250,11 @@ class GraphReplay:
 
 def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Bitwise equal, NaN included."""
-    return torch.equal(
-        left.contiguous().reshape(-1).view(torch.uint8),
-        right.contiguous().reshape(-1).view(torch.uint8),
+    return bool(
+        torch.equal(
+            left.contiguous().reshape(-1).view(torch.uint8),
+            right.contiguous().reshape(-1).view(torch.uint8),
+        )
     )
 
 
@@ -251,6 +263,7 @@ def close(left: torch.Tensor, right: torch.Tensor) -> bool:
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     if not left.is_floating_point() or left.numel() == 0:
-        return torch.equal(left, right)
+        return bool(torch.equal(left, right))
     scale = float(left.abs().max().nan_to_num(posinf=0.0))
-    return torch.allclose(left.float(), right.float(), rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
+    near = torch.allclose(left.float(), right.float(), rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
+    return bool(near)

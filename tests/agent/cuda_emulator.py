@@ -1,7 +1,8 @@
 """Runs generated CUDA on the CPU: one fiber per thread, switched at every barrier and shuffle.
 
-A double of `cupy.RawModule` for tests without a GPU. It checks what kernels compute and that every address lies in a
-tensor's memory as far as the allocator notices; it says nothing of speed, memory ordering or divergence.
+A double of `cupy.RawModule` for tests without a GPU. It checks what kernels compute and that every
+address lies in a tensor's memory as far as the allocator notices; it says nothing of speed, memory
+ordering or divergence.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ static void enter(unsigned i) {
 static void yield() { unsigned me = current; swapcontext(&fibers[me], &scheduler); }
 static void __syncthreads() { yield(); }
 template <class T> T __shfl_xor_sync(unsigned, T x, int o) {
-  const unsigned me = threadIdx.y * blockDim.x + threadIdx.x, other = (me & ~31u) | ((me ^ o) & 31u);
+  const unsigned me = threadIdx.y * blockDim.x + threadIdx.x;
+  const unsigned other = (me & ~31u) | ((me ^ o) & 31u);
   __builtin_memcpy(&exchange[me], &x, sizeof(T));
   yield();
   T y;
@@ -70,7 +72,11 @@ template <class T> T __shfl_xor_sync(unsigned, T x, int o) {
   return y;
 }
 static void (*body)();
-static void fiber_main() { body(); finished[current] = true; swapcontext(&fibers[current], &scheduler); }
+static void fiber_main() {
+  body();
+  finished[current] = true;
+  swapcontext(&fibers[current], &scheduler);
+}
 static void run_block(unsigned threads) {
   static std::vector<std::vector<char>> stacks;
   if (stacks.size() < threads) stacks.resize(threads);
@@ -126,11 +132,15 @@ class Kernel:
         self.function = getattr(library, f"launch_{name}")
 
     def __call__(
-        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], stream: Any = None
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: tuple[Any, ...],
+        stream: Any = None,
     ) -> None:
         assert 1 <= grid[0] < 1 << 31
         assert all(1 <= g <= 65535 for g in grid[1:])
-        shape = (ctypes.c_uint * 4)(*(grid + (1,))[:2], *(block + (1,))[:2])
+        shape = (ctypes.c_uint * 4)(*(*grid, 1)[:2], *(*block, 1)[:2])
         assert shape[2] * shape[3] <= 1024
         boxes = [numpy.array(a, dtype=numpy.int64 if isinstance(a, int) else a.dtype) for a in args]
         pointers = (ctypes.c_void_p * len(boxes))(*(b.ctypes.data for b in boxes))
@@ -175,7 +185,11 @@ def load(source: str, folder: Path) -> dict[str, Any]:
         "cupy": types.SimpleNamespace(RawModule=module, cuda=cuda),
         "raw_stream": lambda device: 0,
     }
-    lines = [s for s in source.splitlines() if "_cuda_getCurrentRawStream" not in s and s != "import cupy"]
+    lines = [
+        s
+        for s in source.splitlines()
+        if "_cuda_getCurrentRawStream" not in s and s != "import cupy"
+    ]
     exec(compile("\n".join(lines), "candidate.py", "exec"), names)
     assert names["torch"] is torch
     return names

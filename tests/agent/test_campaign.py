@@ -1,46 +1,188 @@
 """The loop's decisions, with scripted doubles for proposer and evaluator."""
 
-import threading
 import time
-from pathlib import Path
+from functools import partial
 
-from agent.campaign import CampaignConfig, run_campaign
+import pytest
+
 from agent.engine import LocalEngine
-from agent.journal import Journal
-from agent.outcome import CampaignResult, Stage
-from agent.scripted import ScriptedEvaluator, ScriptedProposer
-from sandbox.types import Language, Status, Task
+from agent.journal import Journal, Purpose
+from agent.outcome import Stage, reports
+from agent.scripted import ScriptedEvaluator
+from sandbox.errors import DeviceError, InvalidReference
+from sandbox.types import Status
+from tests.agent.scripts import calls, campaign, candidate, local_engine, make_task, script
+
+SOFTMAX = [
+    script(1, speedup=1.5),
+    script(2, status="WRONG_VALUE"),
+    script(3, speedup=2.0),
+    script(4, speedup=0.5),
+]
 
 
-def make_task(name: str) -> Task:
-    return Task(f"test/{name}", f"# {name}", "cpu")
+def test_the_best_candidate_is_found_confirmed_and_reported(tmp_path):
+    [row] = campaign(tmp_path, {"a": SOFTMAX}).tasks
+    assert row.best.proposal.candidate == candidate("a", SOFTMAX[2])
+    assert (row.tried, row.stage, row.verdict) == (4, Stage.DONE, "win")
+    assert row.against_compile.value == pytest.approx(2.0 / 1.25)
 
 
-def script(number: int, **words: object) -> str:
-    line = " ".join(f"{k}={v}" for k, v in words.items())
-    return f"# {number}\n# scripted: {line}\n"
+def test_the_winner_is_measured_afresh_after_it_was_selected(tmp_path):
+    log = tmp_path / "log"
+    engine = local_engine(log=log)
+    campaign(tmp_path / "run", {"a": SOFTMAX}, engine)
+    engine.close()
+    winner = candidate("a", SOFTMAX[2]).id
+    assert calls(log, "evaluate")[-1] == winner
+    assert calls(log, "evaluate").count(winner) == 2
 
 
-def run(
-    folder: Path,
-    sources: dict[str, list[str]],
-    evaluator: ScriptedEvaluator | None = None,
-    **config: object,
-) -> CampaignResult:
-    double = evaluator or ScriptedEvaluator()
-    engine = LocalEngine(lambda _: double)
-    tasks = [make_task(name) for name in sources]
-    proposer = ScriptedProposer({f"test/{name}": s for name, s in sources.items() if s})
-    folder.mkdir(exist_ok=True)
-    with Journal(folder) as journal:
-        try:
-            return run_campaign(tasks, [proposer], engine, journal, CampaignConfig(**config))
-        finally:
-            engine.close()
+def test_the_bound_to_beat_is_the_best_of_earlier_rounds(tmp_path):
+    log = tmp_path / "log"
+    engine = local_engine(log=log)
+    campaign(tmp_path / "run", {"a": SOFTMAX}, engine, proposals_per_round=2, confirm=False)
+    engine.close()
+    bounds = [line.split("to_beat=")[1] for line in log.read_text().splitlines() if "=" in line]
+    assert bounds == ["None", "None", "1.47", "1.47"]
 
 
-def test_first(tmp_path):
-    r = run(tmp_path/"r", {"a": [script(1, speedup=1.5), script(2, status="WRONG_VALUE"), script(3, speedup=2.0), script(4,speedup=0.5)], "b": [], "c": [script(1, speedup=0.9)]}, max_candidates_per_task=4)
-    for t in r.tasks: print(t.task_id, t.stage, t.tried, t.speedup, t.against_compile, t.verdict, t.reason, t.rounds)
-    print(r.stopped, r.seconds)
-    assert 0
+def test_a_task_nobody_can_work_on_is_reported_with_the_reason(tmp_path):
+    rows = campaign(tmp_path, {"a": SOFTMAX, "b": []}).tasks
+    assert rows[1].stage is Stage.UNSUPPORTED
+    assert rows[1].reason == "scripted: the script has no line for this task"
+
+
+def test_an_invalid_reference_ends_its_task_alone(tmp_path):
+    engine = local_engine(invalid=("test/b",))
+    rows = campaign(tmp_path, {"a": SOFTMAX, "b": SOFTMAX}, engine).tasks
+    engine.close()
+    assert [row.stage for row in rows] == [Stage.DONE, Stage.INVALID]
+    assert (rows[1].tried, rows[1].verdict) == (0, "invalid reference")
+    assert "constant" in rows[1].reason
+
+
+def test_repeated_candidates_are_recorded_but_not_evaluated_again(tmp_path):
+    log = tmp_path / "log"
+    engine = local_engine(log=log)
+    same = script(1, status="TIMEOUT")
+    [row] = campaign(tmp_path / "run", {"a": [same] * 9}, engine, proposals_per_round=3).tasks
+    engine.close()
+    assert len(calls(log, "evaluate")) == row.tried == 1
+    with Journal(tmp_path / "run") as journal:
+        duplicates = [r.duplicate for r in journal.proposals("test/a")]
+    assert duplicates.count(False) == 1
+    assert len(duplicates) > 3
+
+
+def test_our_own_fault_is_retried_once_and_never_scored(tmp_path):
+    log = tmp_path / "log"
+    engine = local_engine(log=log)
+    campaign(tmp_path / "run", {"a": [script(1, status="SANDBOX_ERROR")]}, engine)
+    engine.close()
+    assert len(calls(log, "evaluate")) == 2
+    with Journal(tmp_path / "run") as journal:
+        [attempt] = journal.attempts("test/a")
+    assert attempt.evaluation.status is Status.SANDBOX_ERROR
+    assert attempt.reward.value is None
+
+
+def test_budgets_of_candidates_are_kept_and_shared(tmp_path):
+    many = [script(i, speedup=0.5) for i in range(9)]
+    rows = campaign(tmp_path, dict.fromkeys("abc", many), max_candidates=7).tasks
+    assert [row.tried for row in rows] == [3, 2, 2]
+    per_task = campaign(tmp_path / "other", {"a": many}, max_candidates_per_task=4).tasks
+    assert per_task[0].tried == 4
+
+
+def test_the_end_of_the_time_stops_cleanly_and_a_later_call_goes_on(tmp_path):
+    many = [script(i, speedup=1 + i) for i in range(12)]
+    engine = local_engine(seconds=0.15)
+    start = time.monotonic()
+    options = {"max_candidates_per_task": 12, "proposals_per_round": 12}
+    first = campaign(tmp_path, {"a": many}, engine, max_seconds=1.0, **options)
+    assert time.monotonic() - start < 2.5
+    assert first.stopped is not None
+    assert 0 < first.tried < 12
+    assert first.tasks[0].confirmed, "a fifth of the time is kept for confirming"
+    second = campaign(tmp_path, {"a": many}, **options)
+    engine.close()
+    assert (second.tried, second.stopped) == (12, None)
+
+
+def test_an_interrupt_records_what_was_under_way(tmp_path):
+    log = tmp_path / "log"
+    engine = local_engine(seconds=0.2, log=log)
+    many = [script(i) for i in range(6)]
+    result = campaign(tmp_path / "run", {"a": many}, engine, lambda: bool(calls(log, "start")))
+    engine.close()
+    assert result.stopped == "interrupted"
+    assert result.tried == len(calls(log, "start")) == 1
+
+
+def test_a_finished_run_does_nothing_when_it_is_run_again(tmp_path):
+    log = tmp_path / "log"
+    for _ in range(2):
+        engine = local_engine(log=log)
+        result = campaign(tmp_path / "run", {"a": SOFTMAX}, engine)
+        engine.close()
+    assert len(calls(log, "evaluate")) == 5
+    assert result.tasks[0].verdict == "win"
+
+
+def test_every_stage_is_in_the_journal_with_its_seconds(tmp_path):
+    campaign(tmp_path, {"a": SOFTMAX})
+    with Journal(tmp_path) as journal:
+        journal.export_jsonl(tmp_path / "all.jsonl")
+        assert reports(journal)[0].verdict == "win"
+        assert journal.proposals("test/a")[2].confirmation is not None
+    lines = (tmp_path / "all.jsonl").read_text()
+    assert all(f'"kind": "{kind}"' in lines for kind in ("propose", "prepare", "evaluate"))
+    assert lines.count(f'"purpose": "{Purpose.CONFIRM}"') == 1
+
+
+class NoCompiler(ScriptedEvaluator):
+    """Shipped double plus a machine without a compiler."""
+
+    def evaluate(self, task, candidate, config, *, to_beat=None):
+        if "no compiler" in candidate.source:
+            raise DeviceError("nvcc is not installed; install the CUDA toolkit")
+        return super().evaluate(task, candidate, config, to_beat=to_beat)
+
+
+def test_a_device_that_never_worked_ends_the_campaign_and_loses_no_proposal(tmp_path):
+    engine = LocalEngine(NoCompiler)
+    with pytest.raises(DeviceError, match="nvcc"):
+        campaign(tmp_path, {"a": ["no compiler"]}, engine)
+    engine.close()
+    assert campaign(tmp_path, {"a": ["no compiler"]}).tried == 1
+
+
+def test_one_missing_compiler_does_not_stop_other_languages(tmp_path):
+    engine = LocalEngine(NoCompiler)
+    sources = [script(1, speedup=2.0), "no compiler", script(3, speedup=3.0)]
+    [row] = campaign(tmp_path, {"a": sources}, engine, proposals_per_round=1).tasks
+    engine.close()
+    assert (row.tried, row.speedup.value) == (3, 3.0)
+
+
+class InvalidLater(ScriptedEvaluator):
+    def evaluate(self, task, candidate, config, *, to_beat=None):
+        raise InvalidReference(f"{task.id}: stochastic")
+
+
+def test_a_reference_found_invalid_while_measuring_ends_its_task(tmp_path):
+    engine = LocalEngine(partial(InvalidLater))
+    [row] = campaign(tmp_path, {"a": SOFTMAX}, engine).tasks
+    engine.close()
+    assert (row.stage, row.tried) == (Stage.INVALID, 0)
+
+
+def test_many_tasks_share_the_lanes(tmp_path):
+    sources = {str(i): [script(j, speedup=2.0) for j in range(4)] for i in range(10)}
+    engine = LocalEngine(ScriptedEvaluator, lanes=3)
+    result = campaign(tmp_path, sources, engine, device="cuda", proposals_per_round=2)
+    engine.close()
+    assert [row.tried for row in result.tasks] == [4] * 10
+    assert all(row.verdict == "win" for row in result.tasks)
+    assert make_task("0").id == result.tasks[0].task_id

@@ -27,7 +27,7 @@ def test_the_worked_example_passes_with_an_interval(
     result = evaluator.evaluate(TASK, Candidate(TASK.id, language, source(language)), config)
     assert result.status is Status.PASSED, (result.detail, result.build_log, result.stderr)
     assert result.timing is not None
-    assert len(result.timing.pairs) == 3
+    assert result.timing.speedup.low < result.timing.speedup.high
     assert result.parameters == "name"
 
 
@@ -60,7 +60,7 @@ CUDA_FAULTS = {
     "an out-of-bounds write": ("out[i] = y", "out[i + (1LL << 40)] = y", Status.RUNTIME_ERROR),
     "a kernel that never ends": (
         "const float y =",
-        "volatile int go = 1; while (go) {}\n    const float y =",
+        "for (;;) __nanosleep(1000);\n    const float y =",
         Status.TIMEOUT,
     ),
     "a dropped tail": ("i < n;", "i < n - 1;", Status.WRONG_VALUE),

@@ -1,0 +1,120 @@
+"""The features of CUDA candidates, good starting points, and which combinations can be launched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent.features.emit import BYTES
+from agent.features.program import Program
+
+Features = Mapping[str, str | int]
+
+
+POOL: dict[str, tuple[str | int, ...]] = {
+    "form": ("rows", "tiles"),
+    "vector": (1, 2, 4, 8, 16),
+    "threads": (8, 16, 32, 64, 128, 256, 512, 1024),
+    "groups": (1, 2, 4, 8, 16),
+    "items": (1, 2, 4, 8, 16),
+    "unroll": (1, 2, 4, 8),
+    "grid": ("tile", "persistent"),
+    "blocks": (264, 528, 1056, 2112),
+    "prefetch": (0, 1),
+    "online": (1, 0),
+    "registers": ("kept", "reread"),
+    "loads": ("cached", "streaming"),
+    "stores": ("plain", "streaming"),
+    "math": ("precise", "fast"),
+    "finish": ("last_block", "kernel"),
+}
+"""Every feature and its values. H200: 132 multiprocessors, hence blocks in multiples of 132."""
+
+
+def default(program: Program) -> dict[str, str | int]:
+    """A good start for the traced shape: 16-byte loads, about 8 to 32 elements a thread."""
+    size = max((BYTES[o.dtype] for o in program.operands if o.column), default=4)
+    vector = max(16 // max(size, 2), 1) if size <= 4 else 2
+    columns, rows = program.column_count, program.row_count
+    wide = not program.reduces or (rows < 132 and columns > 16384)
+    features: dict[str, str | int] = {
+        "form": "tiles" if wide else "rows",
+        "vector": vector,
+        "threads": 256,
+        "groups": 1,
+        "items": 4,
+        "unroll": 4,
+        "grid": "persistent" if wide and program.reduces else "tile",
+        "blocks": 1056,
+        "prefetch": 1,
+        "online": 1,
+        "registers": "kept",
+        "loads": "cached",
+        "stores": "plain",
+        "math": "precise",
+        "finish": "last_block",
+    }
+    return {**features, **(_tile_shape(columns, vector) if wide else _row_shape(program, vector))}
+
+
+def _tile_shape(columns: int, vector: int) -> dict[str, str | int]:
+    """Tiles no longer than a row, so that no thread idles."""
+    if columns < vector * 256:
+        return {"unroll": 1, "threads": 128 if columns > vector * 64 else 64}
+    return {"unroll": min(4, 1 << ((columns // (vector * 256)).bit_length() - 1))}
+
+
+def _row_shape(program: Program, vector: int) -> dict[str, str | int]:
+    """About four vectors a thread; a warp takes rows of up to 256 vectors alone."""
+    vectors = -(-program.column_count // vector)
+    threads = 8
+    while threads < 1024 and threads * 4 < vectors and not (threads == 32 and vectors <= 256):
+        threads *= 2
+    items = 1
+    while items * threads < vectors and items * vector < 32:
+        items *= 2
+    if items * threads < vectors:  # Too long for registers: a few blocks share a multiprocessor.
+        threads = 512 if program.passes > 1 else 256
+    return {"threads": threads, "items": items, "groups": 128 // threads if threads <= 32 else 1}
+
+
+def others(program: Program) -> list[dict[str, str | int]]:
+    """Decisively different starting points: other widths of a row's group, the other form."""
+    start = default(program)
+    found = []
+    if start["form"] == "rows":
+        threads, items = int(start["threads"]), int(start["items"])
+        if threads >= 64 and items < 16:
+            halved = {**start, "threads": threads // 2, "items": items * 2}
+            found.append({**halved, "groups": 4 if threads == 64 else 1})
+        if threads <= 512 and items > 1 and start["groups"] == 1:
+            found.append({**start, "threads": threads * 2, "items": items // 2})
+        found.append({**start, "items": 1, "unroll": 4})  # Re-read rows instead of keeping them.
+    else:
+        found.append({**start, "unroll": 2, "threads": 512})
+        grid = "tile" if start["grid"] == "persistent" else "persistent"
+        found.append({**start, "grid": grid})
+    return found
+
+
+def fits(features: Features) -> bool:
+    """Whether the combination makes sense and can be launched."""
+    threads, groups = int(features["threads"]), int(features["groups"])
+    if features["form"] == "tiles":
+        return threads >= 64 and groups == 1
+    if threads > 32 and groups > 1:
+        return False
+    held = int(features["items"]) * int(features["vector"])
+    return 32 <= threads * groups <= 1024 and held <= 64 and held * threads <= 65536
+
+
+def mapping(features: Features) -> str:
+    """The header's line: thread -> element, and the launch shape."""
+    if features["form"] == "tiles":
+        return (
+            f"thread t of block (x, y) takes vectors of {features['vector']} columns of row y; "
+            f"block {features['threads']}, grid (chunks, rows)"
+        )
+    return (
+        f"{features['threads']} threads a row, vectors of {features['vector']} columns; "
+        f"block ({features['threads']}, {features['groups']}), grid rows / {features['groups']}"
+    )

@@ -1,0 +1,122 @@
+"""References of row programs in KernelBench's contract, at odd sizes, for the feature tests."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from agent.features.program import Plan, plan
+from agent.features.proposer import FeatureProposer
+from sandbox.graph import trace_all
+from sandbox.types import Shape, Task
+
+HEAD = """
+import torch, torch.nn as nn, torch.nn.functional as F
+ROWS, COLS = 37, 131
+class Model(nn.Module):
+    def __init__(self, cols: int):
+        super(Model, self).__init__()
+        self.norm = nn.LayerNorm(cols)
+        self.bias = nn.Parameter(torch.rand(cols))
+        self.register_buffer("scale", torch.rand(1))
+    def forward(self, x, y, t):
+        return {body}
+def get_inputs():
+    rows = (ROWS, COLS)
+    return [torch.randn(rows), torch.randn(rows), torch.randint(0, COLS, (ROWS,))]
+def get_init_inputs():
+    return [COLS]
+"""
+BODIES = {
+    "sigmoid": "torch.sigmoid(x)",
+    "relu": "F.relu(x)",
+    "gelu_bias": "F.gelu(x + self.bias) * self.scale + F.gelu(y, approximate='tanh')",
+    "layer_norm": "self.norm(x)",
+    "layer_norm_residual": "F.silu(self.norm(x + y))",
+    "rms_norm": "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.bias",
+    "softmax": "torch.softmax(x, dim=-1)",
+    "log_softmax": "F.log_softmax(x, dim=1)",
+    "log_sum_exp": "torch.logsumexp(x, -1)",
+    "cross_entropy": "F.cross_entropy(x, t)",
+    "mse": "F.mse_loss(x, y)",
+    "huber": "F.huber_loss(x, y)",
+    "dot": "torch.dot(x.flatten(), y.flatten())",
+    "row_sum": "x.sum(-1)",
+    "row_extremes": "(x.amax(-1), x.amin(-1, keepdim=True), torch.var(x, -1))",
+    "frobenius": "x / torch.norm(x)",
+    "l2_normalise": "F.normalize(x, dim=-1)",
+    "cosine": "1 - F.cosine_similarity(x, y, dim=1).mean()",
+    "activations": "F.elu(F.leaky_relu(x)) + F.softplus(y) + F.hardtanh(x) + F.mish(y)",
+    "comparison": "torch.where(x > y, x.abs(), y.clamp(-0.5, 0.5)) * (t > 3).unsqueeze(1)",
+}
+NAMES = (*BODIES, "swiglu")
+SWIGLU = """
+import torch, torch.nn as nn, torch.nn.functional as F
+ROWS, COLS = 37, 262
+class Model(nn.Module):
+    def forward(self, x):
+        gate, up = x.chunk(2, dim=-1)
+        return F.silu(gate) * up
+def get_inputs():
+    return [torch.randn(ROWS, COLS)]
+def get_init_inputs():
+    return []
+"""
+SHAPES = (
+    Shape("odd"),
+    Shape("even", (("ROWS", 6), ("COLS", 512))),
+    Shape("long", (("ROWS", 2), ("COLS", 5000))),
+)
+
+
+def task(name: str, device: str = "cpu", dtype: str = "float32") -> Task:
+    """The named reference at three shapes."""
+    source = SWIGLU if name == "swiglu" else HEAD.format(body=BODIES[name])
+    return Task(f"test/{name}", source, device, dtype, SHAPES)
+
+
+@functools.cache
+def traced(problem: Task) -> Plan:
+    """Its plan; a trace starts an interpreter, so the tests share them."""
+    return plan(trace_all(problem))
+
+
+@functools.cache
+def proposer(seed: int = 0) -> FeatureProposer:
+    """Shared for its cache of traces: a proposer depends on nothing but its arguments."""
+    return FeatureProposer(seed)
+
+
+def worst_error(task: Task, candidate: dict[str, Any]) -> float:
+    """Largest ||out - truth|| / ||truth|| over shapes and outputs, against float64."""
+    worst, dtype = 0.0, getattr(torch, task.dtype)
+    for shape in task.shapes:
+        reference: dict[str, Any] = {}
+        exec(task.source, reference)
+        reference.update(dict(shape.constants))
+        torch.manual_seed(0)
+        arguments = reference["get_init_inputs"]()
+        truth = reference["Model"](*arguments).to(dtype)
+        model = candidate["ModelNew"](*arguments).to(dtype)
+        for parameter in truth.parameters():
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+        model.load_state_dict(truth.state_dict())
+        inputs = [_cast(value, dtype) for value in reference["get_inputs"]()]
+        with torch.no_grad():
+            found = model(*inputs)
+            plain = truth(*inputs)
+            expected = truth.double()(*(_cast(value, torch.float64) for value in inputs))
+        for out, kind, right in zip(*map(_leaves, (found, plain, expected)), strict=True):
+            assert (out.shape, out.dtype) == (kind.shape, kind.dtype)
+            worst = max(worst, float((out.double() - right).norm() / right.norm()))
+    return worst
+
+
+def _cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return value.to(dtype) if value.is_floating_point() else value
+
+
+def _leaves(value: Any) -> list[torch.Tensor]:
+    return list(value) if isinstance(value, tuple) else [value]

@@ -1,0 +1,19 @@
+"""A campaign in a process of its own, to be killed: `python -m tests.agent.run_scripted FOLDER`."""
+
+import sys
+from pathlib import Path
+
+from agent.storage import RunLock
+from tests.agent.scripts import campaign, local_engine, script
+
+SOURCES = {
+    name: [script(i, speedup=1 + i / 10, seconds=0.03) for i in range(8)] for name in ("a", "b")
+}
+OPTIONS = {"max_candidates_per_task": 8, "proposals_per_round": 3, "confirm": False}
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    RunLock(folder)
+    engine = local_engine(log=folder / "log")
+    campaign(folder, SOURCES, engine, **OPTIONS)
+    engine.close()

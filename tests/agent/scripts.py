@@ -1,0 +1,78 @@
+"""What tests of the loop share: tasks, scripts for the doubles, and one campaign in a folder."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agent.budget import CampaignConfig
+from agent.campaign import run_campaign
+from agent.engine import Engine, LocalEngine
+from agent.journal import Journal
+from agent.outcome import CampaignResult
+from agent.scripted import ScriptedEvaluator, ScriptedProposer
+from sandbox.types import Candidate, EvalConfig, Language, Task
+
+Sources = Mapping[str, Sequence[str]]
+
+
+def make_task(name: str) -> Task:
+    return Task(f"test/{name}", f"# {name}", "cpu")
+
+
+def script(number: int, **words: object) -> str:
+    """A candidate's source; `number` makes it distinct."""
+    line = " ".join(f"{key}={value}" for key, value in words.items())
+    return f"# {number}\n# scripted: {line}\n"
+
+
+def candidate(name: str, source: str) -> Candidate:
+    return Candidate(f"test/{name}", Language.TRITON, source)
+
+
+def proposer(sources: Sources) -> ScriptedProposer:
+    """Names without sources are unsupported."""
+    return ScriptedProposer({f"test/{name}": s for name, s in sources.items() if s})
+
+
+def local_engine(**evaluator: Any) -> LocalEngine:
+    return LocalEngine(partial(ScriptedEvaluator, **evaluator))
+
+
+def campaign(
+    folder: Path,
+    sources: Sources,
+    engine: Engine | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
+    **config: Any,
+) -> CampaignResult:
+    """Run or resume a campaign over the scripted tasks; a given engine is left open."""
+    folder.mkdir(exist_ok=True)
+    used = engine or local_engine()
+    try:
+        with Journal(folder) as journal:
+            return run_campaign(
+                [make_task(name) for name in sources],
+                [proposer(sources)],
+                used,
+                journal,
+                CampaignConfig(**config),
+                interrupted=interrupted,
+            )
+    finally:
+        if engine is None:
+            used.close()
+
+
+def calls(log: Path, word: str) -> list[str]:
+    """Second words of the log's lines that begin with `word`: candidates started, evaluated."""
+    if not log.exists():
+        return []
+    lines = [line.split() for line in log.read_text().splitlines()]
+    return [words[1] for words in lines if words[0] == word]
+
+
+def note_build(log: Path, built: Candidate, config: EvalConfig) -> None:
+    """A build that leaves a line."""
+    with log.open("a") as stream:
+        stream.write(f"build {built.id}\n")

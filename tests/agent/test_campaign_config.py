@@ -1,0 +1,104 @@
+"""YAML to typed configuration, with errors that name the file, the key and the remedy."""
+
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from agent.config import load_evaluation, load_optimize, preset_names, to_yaml
+from agent.runs import find_run, open_run
+from sandbox.errors import ConfigError
+from sandbox.types import EvalConfig
+
+
+def error_of(tmp_path, text: str) -> str:
+    path = tmp_path / "campaign.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_optimize(str(path))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_second: 3", "campaign.yaml: unknown key 'max_second'; did you mean 'max_seconds'?"),
+        ("evaluation: {round: 3}", "unknown key 'evaluation.round'; did you mean 'evaluation.rou"),
+        ("zzz: 1", "campaign.yaml: unknown key 'zzz'; known: tasks, device"),
+        ("seed: x", "campaign.yaml: seed: Input should be a valid integer"),
+        ("engine: dask", "engine: Input should be 'ray' or 'local', got 'dask'"),
+        ("evaluation: {min_pairs: 1}", "expected 2 <= min_pairs <= max_pairs"),
+        ("evaluation: qick", "no evaluation preset; did you mean 'quick'?"),
+        ("- a", "campaign.yaml: holds a list; expected keys and values"),
+        ("a: [", "campaign.yaml: not YAML"),
+    ],
+)
+def test_a_bad_file_is_one_line_that_says_what_to_mend(tmp_path, text, message):
+    error = error_of(tmp_path, text)
+    assert message in error
+    assert "\n" not in error
+
+
+def test_an_unknown_preset_names_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'quickstart'"):
+        load_optimize("quikstart")
+
+
+@pytest.mark.parametrize("name", preset_names("optimize"))
+def test_every_optimize_preset_loads(name):
+    assert load_optimize(name).tasks
+
+
+@pytest.mark.parametrize("name", preset_names("evaluation"))
+def test_every_evaluation_preset_is_known_by_its_name(name):
+    assert load_evaluation(name).preset == name
+
+
+def test_the_quick_preset_is_the_default():
+    assert load_evaluation("quick") == EvalConfig()
+
+
+def test_keys_of_evaluation_go_over_its_preset(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("evaluation: {preset: strict, rounds: 5}")
+    assert load_optimize(str(path)).evaluation == replace(load_evaluation("strict"), rounds=5)
+
+
+def test_the_command_line_goes_over_the_file():
+    config = load_optimize("quickstart", max_seconds=7.5, engine=None, tasks=("softmax",))
+    assert (config.max_seconds, config.engine, config.tasks) == (7.5, "ray", ("softmax",))
+
+
+def test_the_resolved_config_is_saved_and_loads_again(tmp_path):
+    config = load_optimize(seed=3)
+    with open_run("first", config, tmp_path) as journal:
+        assert journal.config()["seed"] == 3
+    saved = tmp_path / "first" / "config.yaml"
+    assert load_optimize(str(saved)) == config
+    assert yaml.safe_load(to_yaml(config))["evaluation"]["preset"] == "quick"
+
+
+def test_a_run_goes_on_with_a_larger_budget_but_not_with_other_settings(tmp_path):
+    config = load_optimize()
+    with open_run("r", config, tmp_path):
+        pass
+    with open_run("r", replace(config, max_seconds=1e6, engine="local"), tmp_path):
+        pass
+    with (
+        pytest.raises(ConfigError, match="seed was 0, now 1"),
+        open_run("r", replace(config, seed=1), tmp_path),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", ".hidden"])
+def test_a_run_name_that_is_no_folder_name_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="run name"), open_run(name, load_optimize(), tmp_path):
+        pass
+
+
+def test_a_mistyped_run_is_answered_with_the_nearest(tmp_path):
+    with open_run("first", load_optimize(), tmp_path):
+        pass
+    with pytest.raises(ConfigError, match="did you mean 'first'"):
+        find_run("frist", tmp_path)

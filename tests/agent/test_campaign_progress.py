@@ -1,0 +1,91 @@
+"""What a user sees: lines without a terminal, a table in one."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from agent.budget import CampaignConfig
+from agent.campaign import run_campaign
+from agent.journal import Journal
+from agent.progress import (
+    CampaignView,
+    Header,
+    evaluation_lines,
+    evaluation_record,
+    report_record,
+    show_result,
+)
+from agent.scripted import scripted_evaluation
+from sandbox.types import EvalConfig, Status
+from tests.agent.scripts import candidate, local_engine, make_task, proposer, script
+
+SOURCES = {
+    "win": [script(1, speedup=1.2), script(2, speedup=2.0)],
+    "slow": [script(1, speedup=0.7)],
+    "none": [],
+}
+HEADER = Header("first", "ray", 2, "features", "cpu")
+
+
+def shown(folder, *, terminal: bool) -> tuple[str, list[str]]:
+    """Everything printed, and the names of verdicts."""
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=150, color_system=None)
+    engine = local_engine()
+    tasks = [make_task(name) for name in SOURCES]
+    with (
+        Journal(folder) as journal,
+        CampaignView(console, HEADER, [t.id for t in tasks], None) as view,
+    ):
+        config = CampaignConfig(proposals_per_round=1)
+        result = run_campaign(tasks, [proposer(SOURCES)], engine, journal, config, view.update)
+    engine.close()
+    show_result(console, result, str(HEADER))
+    return out.getvalue(), [row.verdict for row in result.tasks]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_table_shows_every_task_with_intervals_and_verdict(tmp_path, terminal):
+    text, verdicts = shown(tmp_path, terminal=terminal)
+    assert verdicts == ["win", "no win", "unsupported"]
+    for words in ("engine: ray, 2 lanes", "no model", "2.00x [1.96, 2.04]", "1.60x [1.53, 1.67]"):
+        assert words in text
+    assert "test/none: unsupported: scripted: the script has no line" in text
+    assert "3 candidates, 1 wins" in text
+
+
+def test_without_a_terminal_each_round_is_one_line(tmp_path):
+    text, _ = shown(tmp_path, terminal=False)
+    lines = [line for line in text.splitlines() if line.startswith("test/win:")]
+    assert [line.split(",")[0] for line in lines[:2]] == [
+        "test/win: round 1",
+        "test/win: round 2",
+    ]
+    assert lines[2].startswith("test/win: win, 2/6 candidates, best 2.00x [1.96, 2.04] vs eager")
+
+
+def test_one_lane_and_a_model_are_named_so():
+    header = str(Header("r", "local", 1, "gpt-x", "cuda"))
+    assert header == "run: r · engine: local, 1 lane · model: gpt-x · device: cuda"
+
+
+def test_an_evaluation_as_json_has_status_speedup_and_interval_on_top():
+    passed = scripted_evaluation(candidate("a", "x"), EvalConfig(), Status.PASSED, 2.0)
+    record = json.loads(json.dumps(evaluation_record(passed)))
+    assert (record["status"], record["speedup"]) == ("PASSED", 2.0)
+    assert record["interval"] == pytest.approx([1.96, 2.04])
+    failed = scripted_evaluation(candidate("a", "x"), EvalConfig(), Status.TIMEOUT, 2.0)
+    assert evaluation_record(failed)["speedup"] is None
+    assert evaluation_lines(failed)[1] == "scripted TIMEOUT"
+
+
+def test_a_report_as_json_can_be_written(tmp_path):
+    from agent.outcome import reports
+
+    shown(tmp_path, terminal=False)
+    with Journal(tmp_path, read_only=True) as journal:
+        records = json.loads(json.dumps([report_record(r) for r in reports(journal)]))
+    assert [r["verdict"] for r in records] == ["win", "no win", "unsupported"]
+    assert records[0]["best"]["source"] == SOURCES["win"][1]

@@ -1,0 +1,150 @@
+"""Lanes: results, faults, and what happens when one is lost."""
+
+import threading
+import time
+from concurrent.futures import CancelledError
+
+import pytest
+
+from agent.engine import LocalEngine
+from agent.lanes import MAX_LOST, LaneLost, LanePool, NoLane, NoLaneLeft
+from agent.scripted import ScriptedEvaluator
+from sandbox.errors import DeviceError, InvalidReference, SandboxFault
+from sandbox.types import EvalConfig, Evaluation, Status
+from tests.agent.scripts import candidate, local_engine, make_task, script
+
+TASK = make_task("a")
+CONFIG = EvalConfig()
+
+
+class Faulty(ScriptedEvaluator):
+    """Raises what the source names."""
+
+    def evaluate(self, task, candidate, config, *, to_beat=None):
+        errors = {"fault": SandboxFault("no reply"), "bug": KeyError("x"), "gpu": DeviceError("no")}
+        raise errors[candidate.source]
+
+
+def evaluate(engine: LocalEngine, source: str) -> Evaluation:
+    return engine.submit_evaluate(TASK, candidate("a", source), CONFIG, None).result(10)
+
+
+def test_an_evaluation_comes_back_through_a_future():
+    engine = local_engine()
+    assert evaluate(engine, script(1, speedup=2.0)).speedup.value == 2.0
+    engine.close()
+
+
+@pytest.mark.parametrize("source", ["fault", "bug"])
+def test_our_own_fault_becomes_a_value_at_the_edge_of_the_pool(source):
+    engine = LocalEngine(Faulty)
+    assert evaluate(engine, source).status is Status.SANDBOX_ERROR
+    engine.close()
+
+
+def test_a_missing_device_is_raised():
+    engine = LocalEngine(Faulty)
+    with pytest.raises(DeviceError):
+        evaluate(engine, "gpu")
+    engine.close()
+
+
+def test_an_invalid_reference_is_raised_by_prepare():
+    engine = local_engine(invalid=("test/a",))
+    with pytest.raises(InvalidReference, match="constant"):
+        engine.submit_prepare(TASK, CONFIG).result(10)
+    engine.close()
+
+
+def test_lanes_work_side_by_side():
+    engine = LocalEngine(ScriptedEvaluator, lanes=4)
+    sources = [script(i, seconds=0.3) for i in range(4)]
+    start = time.monotonic()
+    futures = [engine.submit_evaluate(TASK, candidate("a", s), CONFIG, None) for s in sources]
+    assert all(f.result(10).passed for f in futures)
+    assert time.monotonic() - start < 0.9
+    engine.close()
+
+
+def test_builds_run_off_the_lanes():
+    built = []
+    engine = LocalEngine(ScriptedEvaluator, lambda c, _: built.append(c.id))
+    slow = engine.submit_evaluate(TASK, candidate("a", script(1, seconds=0.3)), CONFIG, None)
+    other = candidate("a", script(2))
+    engine.submit_build(TASK, other, CONFIG).result(10)
+    assert built == [other.id]
+    assert not slow.done()
+    engine.close()
+
+
+def test_a_lane_prefers_the_task_it_keeps_warm():
+    order, gate = [], threading.Event()
+    pool = LanePool("test", [NoLane])
+    pool.submit(lambda _: gate.wait(10), affinity="b")
+    jobs = [pool.submit(lambda _, n=n: order.append(n), affinity=n) for n in "abab"]
+    gate.set()
+    for job in jobs:
+        job.result(10)
+    assert order == ["b", "b", "a", "a"]
+    pool.close()
+
+
+class Losing:
+    """A lane that is lost on each of its first calls."""
+
+    left = 0
+
+    def work(self) -> str:
+        if type(self).left:
+            type(self).left -= 1
+            raise LaneLost("gone")
+        return "done"
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(("losses", "result"), [(MAX_LOST - 1, "done"), (MAX_LOST, "fallback")])
+def test_a_job_survives_lost_lanes_but_not_for_ever(losses, result):
+    Losing.left = losses
+    pool = LanePool("test", [Losing, Losing])
+    assert pool.submit(Losing.work, fallback=lambda _: "fallback").result(10) == result
+    pool.close()
+
+
+def test_without_any_lane_the_reason_is_given_to_every_job():
+    def broken() -> NoLane:
+        raise DeviceError("no usable NVIDIA GPU")
+
+    pool = LanePool("test", [broken, broken])
+    with pytest.raises(DeviceError, match="NVIDIA"):
+        pool.submit(lambda _: None).result(10)
+    pool.close()
+
+
+def test_a_lost_last_lane_says_so():
+    opened = []
+
+    def once() -> Losing:
+        if opened:
+            raise LaneLost("its node is gone")
+        opened.append(1)
+        return Losing()
+
+    Losing.left = 1
+    pool = LanePool("test", [once])
+    with pytest.raises(NoLaneLeft, match="node is gone"):
+        pool.submit(Losing.work).result(10)
+    pool.close()
+
+
+def test_closing_drops_what_has_not_begun_and_does_not_wait_for_ever():
+    pool = LanePool("test", [NoLane])
+    pool.submit(lambda _: time.sleep(5))
+    waiting = pool.submit(lambda _: None)
+    start = time.monotonic()
+    pool.close(grace_s=0.1)
+    assert time.monotonic() - start < 2
+    with pytest.raises(CancelledError):
+        waiting.result(1)
+    with pytest.raises(NoLaneLeft, match="closed"):
+        pool.submit(lambda _: None).result(1)

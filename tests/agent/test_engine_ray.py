@@ -1,0 +1,101 @@
+"""The same loop on Ray: equal decisions, and a lost node costs no finished evaluation."""
+
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("ray")
+
+from agent.engine import LocalEngine
+from agent.journal import Journal
+from agent.ray_engine import RayEngine
+from agent.reaper import of_node
+from agent.scripted import ScriptedEvaluator
+from sandbox.errors import InvalidReference
+from sandbox.types import EvalConfig, Status
+from tests.agent.scripts import calls, campaign, candidate, make_task, note_build, script
+
+pytestmark = pytest.mark.xdist_group("ray")
+
+SOURCES = {
+    "a": [script(1, speedup=1.5), script(2, status="TIMEOUT"), script(3, speedup=3.0), script(4)],
+    "b": [script(i, speedup=1 + i) for i in range(4)],
+    "c": [script(1, status="SANDBOX_ERROR"), script(2, speedup=0.5)],
+}
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return tmp_path_factory.mktemp("ray") / "log"
+
+
+@pytest.fixture(scope="module")
+def engine(log):
+    evaluator = partial(ScriptedEvaluator, log=log, invalid=("test/invalid",))
+    made = RayEngine(evaluator, partial(note_build, log), cpus=2)
+    yield made
+    made.close()
+
+
+def test_decisions_are_those_of_the_local_engine(engine, tmp_path):
+    options = {"proposals_per_round": 2}
+    on_ray = campaign(tmp_path / "ray", SOURCES, engine, **options)
+    local_engine = LocalEngine(ScriptedEvaluator)
+    local = campaign(tmp_path / "local", SOURCES, local_engine, **options)
+    local_engine.close()
+    assert on_ray.tasks == local.tasks
+    for name in SOURCES:
+        with Journal(tmp_path / "ray") as one, Journal(tmp_path / "local") as other:
+            assert one.attempts(f"test/{name}") == other.attempts(f"test/{name}")
+
+
+def test_builds_run_in_other_processes(engine, log):
+    source = candidate("a", script(97))
+    engine.submit_build(make_task("a"), source, EvalConfig()).result(60)
+    assert calls(log, "build") == [source.id]
+
+
+def test_a_remote_exception_arrives_as_itself(engine):
+    with pytest.raises(InvalidReference) as caught:
+        engine.submit_prepare(make_task("invalid"), EvalConfig()).result(60)
+    assert str(caught.value) == "test/invalid: the reference's output is constant"
+
+
+def test_a_candidate_that_kills_its_lane_three_times_is_our_fault_not_a_verdict(engine, log):
+    deadly = candidate("a", script(99, exit=3))
+    future = engine.submit_evaluate(make_task("a"), deadly, EvalConfig(), None)
+    assert future.result(60).status is Status.SANDBOX_ERROR
+    assert calls(log, "start").count(deadly.id) == 3
+    healthy = candidate("a", script(98))
+    assert engine.submit_evaluate(make_task("a"), healthy, EvalConfig(), None).result(60).passed
+
+
+KILLED = """
+import os, ray, sys
+from agent.ray_engine import RayEngine
+from agent.scripted import ScriptedEvaluator
+from sandbox.types import EvalConfig
+from tests.agent.scripts import make_task
+engine = RayEngine(ScriptedEvaluator, cpus=1)
+engine.submit_prepare(make_task("a"), EvalConfig()).result()
+print(ray.get_runtime_context().get_node_id(), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_driver_leaves_no_process_behind():
+    done = subprocess.run([sys.executable, "-c", KILLED], cwd=ROOT, capture_output=True, text=True)
+    node_id = done.stdout.strip()
+    deadline = time.monotonic() + 15
+    while (left := list(of_node(node_id))) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    alive = [psutil.Process(pid).name() for pid in left if psutil.pid_exists(pid)]
+    assert node_id
+    assert not alive

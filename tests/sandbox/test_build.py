@@ -1,0 +1,124 @@
+"""Builds by real compilers behind walls, and their cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandbox.build import Builder
+from sandbox.observation import FailureKind
+from sandbox.types import Candidate, Language
+from tests.sandbox.conftest import FAST
+
+INLINE = """
+from torch.utils.cpp_extension import load_inline
+PATH = load_inline("one", cpp_sources=['extern "C" int one() {{ return {value}; }}'],
+                   is_python_module=False, no_implicit_headers=True)
+class ModelNew: pass
+"""
+
+
+def candidate(source: str) -> Candidate:
+    return Candidate("test/build", Language.CPP, source)
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+    found = Builder(tmp_path_factory.mktemp("builds"))
+    yield found
+    found.close()
+
+
+def test_a_build_is_made_once(builder: Builder) -> None:
+    first = builder.build(candidate(INLINE.format(value=1)), FAST)
+    assert (first.failure, first.cached) == (None, False)
+    assert first.artifacts is not None
+    assert (first.artifacts / "0" / "one.so").read_bytes()[:4] == b"\x7fELF"
+    again = builder.build(candidate(INLINE.format(value=1)), FAST)
+    assert (again.cached, again.artifacts) == (True, first.artifacts)
+
+
+def test_an_error_is_remembered_with_the_compilers_words(builder: Builder) -> None:
+    for cached in (False, True):
+        found = builder.build(candidate(INLINE.format(value="nonsense")), FAST)
+        assert found.failure is not None
+        assert "BuildFailed" in found.failure.types
+        assert "nonsense" in found.log
+        assert found.cached is cached
+
+
+def test_a_long_log_keeps_head_and_tail(builder: Builder) -> None:
+    config = replace(FAST, log_limit_bytes=400)
+    found = builder.build(candidate(INLINE.format(value="lost;" * 50)), config)
+    assert len(found.log) <= 410
+    assert "\n...\n" in found.log
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [("import os; os._exit(1)", FailureKind.DIED), ("while True: pass", FailureKind.TIMEOUT)],
+)
+def test_a_death_or_time_out_is_not_remembered(
+    builder: Builder, source: str, kind: FailureKind
+) -> None:
+    for _ in range(2):
+        found = builder.build(candidate(source), replace(FAST, build_timeout_s=1))
+        assert found.failure is not None
+        assert (found.failure.kind, found.cached) == (kind, False)
+    assert not list(builder._folder.glob(".*"))
+
+
+def test_an_import_that_fails_is_the_runs_to_judge(builder: Builder) -> None:
+    found = builder.build(candidate(INLINE.format(value=2) + "raise OSError('no GPU')"), FAST)
+    assert found.failure is None
+    assert found.artifacts is not None
+
+
+CLAIM = """
+import gc, os
+from sandbox.channel import Channel
+os.makedirs("artifacts/0", exist_ok=True)
+{make}
+channel = [c for c in gc.get_objects() if isinstance(c, Channel) and c._nonce != "zygote"][0]
+channel.send({{"ok": {{"artifacts": {artifacts}}}}})
+import time; time.sleep(5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "artifacts"),
+    [
+        ("os.symlink('/etc/shadow', 'artifacts/0/a.so')", "[{'key': 'k', 'libraries': ['a.so']}]"),
+        ("os.mkdir('artifacts/0/a.so')", "[{'key': 'k', 'libraries': ['a.so']}]"),
+        ("", "[{'key': 'k', 'libraries': ['../../../../etc/passwd']}]"),
+        ("", "[{'key': 'k', 'libraries': ['']}]"),
+        ("", "[{'libraries': []}]"),
+        ("", "3"),
+        ("", "[7]"),
+    ],
+    ids=["link", "folder", "path", "no name", "no key", "number", "numbers"],
+)
+def test_what_a_build_claims_to_have_made_is_checked(
+    builder: Builder, make: str, artifacts: str
+) -> None:
+    found = builder.build(candidate(CLAIM.format(make=make, artifacts=artifacts)), FAST)
+    assert found.failure is not None
+    assert found.failure.kind is FailureKind.PROTOCOL
+    assert found.artifacts is None
+
+
+def test_a_fifo_among_the_artefacts_does_not_block_us(builder: Builder) -> None:
+    make, artifacts = "os.mkfifo('artifacts/0/a.so')", "[{'key': 'k', 'libraries': ['a.so']}]"
+    found = builder.build(candidate(CLAIM.format(make=make, artifacts=artifacts)), FAST)
+    assert found.failure is not None
+    assert found.failure.kind is FailureKind.PROTOCOL
+
+
+def test_two_builders_share_one_cache(builder: Builder, tmp_path: Path) -> None:
+    other = Builder(builder._folder.parents[1])
+    first = builder.build(candidate(INLINE.format(value=3)), FAST)
+    assert other.build(candidate(INLINE.format(value=3)), FAST).artifacts == first.artifacts
+    other.close()

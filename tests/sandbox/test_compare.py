@@ -1,0 +1,149 @@
+"""Distances between outputs and truth, against numpy's own arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from sandbox.compare import QUIET_ROW, SHORT_ROW, errors, identical, row_shape, ties_explain
+from sandbox.observation import Errors
+
+EXACT = Errors()
+matrices = arrays.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 5), st.integers(SHORT_ROW, 40)),
+    elements=st.floats(-100, 100, width=32),
+)
+
+
+@given(matrices, st.integers(0, 2**31))
+def test_errors_are_the_numpy_formulas(truth: np.ndarray, seed: int) -> None:
+    noise = np.random.default_rng(seed).normal(size=truth.shape) * 1e-3
+    found = errors(torch.tensor(truth + noise), torch.tensor(truth))
+    difference = (truth + noise) - truth
+    if not truth.any():
+        assert found == Errors(math.inf, math.inf, math.inf)
+        return
+    typical = np.sqrt((truth**2).mean())
+    scale = np.maximum(np.sqrt((truth**2).mean(1)), QUIET_ROW * typical)
+    rows = np.sqrt((difference**2).mean(1)) / scale
+    norm = np.linalg.norm(difference) / np.linalg.norm(truth)
+    assert found.norm == pytest.approx(norm, rel=1e-9)
+    assert found.row == pytest.approx(rows.max(), rel=1e-9)
+    assert found.element == pytest.approx((np.abs(difference).max(1) / scale).max(), rel=1e-9)
+
+
+@given(matrices)
+def test_equal_tensors_have_no_error(truth: np.ndarray) -> None:
+    assert errors(torch.tensor(truth), torch.tensor(truth)) == EXACT
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows"),
+    [
+        ((), (1, 1)),
+        ((5,), (1, 5)),
+        ((3, 100), (3, 100)),
+        ((4, 3, 5), (1, 60)),
+        ((64, 2, 8), (64, 16)),
+        ((7, 1, 1), (1, 7)),
+    ],
+)
+def test_short_rows_are_joined(shape: tuple[int, ...], rows: tuple[int, int]) -> None:
+    assert row_shape(torch.zeros(shape)) == rows
+
+
+def test_a_dropped_last_element_hides_from_the_norm_alone() -> None:
+    truth = torch.rand(1000, 1000, dtype=torch.float64) + 0.5
+    out = truth.clone()
+    out[-1, -1] = 0
+    found = errors(out, truth)
+    assert found.norm < 2e-3
+    assert found.element > 0.4
+
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize(
+    ("out", "truth", "misplaced"),
+    [
+        ([1.0, INF], [1.0, INF], 0),
+        ([1.0, NAN], [1.0, NAN], 0),
+        ([1.0, -INF], [1.0, INF], 1),
+        ([1.0, NAN], [1.0, INF], 1),
+        ([NAN, NAN], [1.0, 2.0], 2),
+        ([INF, 2.0], [1.0, NAN], 2),
+        ([1.0, 2.0], [1.0, 2.0], 0),
+    ],
+)
+def test_places_that_are_not_finite_must_agree(
+    out: list[float], truth: list[float], misplaced: int
+) -> None:
+    found = errors(torch.tensor(out), torch.tensor(truth, dtype=torch.float64))
+    assert found.misplaced == misplaced
+    assert found.within(EXACT) == (misplaced == 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_integers_are_counted_not_measured(dtype: torch.dtype) -> None:
+    truth = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
+    out = truth.clone()
+    out[1, 1] = 1
+    assert errors(out, truth) == Errors(misplaced=1)
+
+
+def test_nothing_differs_in_an_empty_tensor() -> None:
+    assert errors(torch.empty(0, 3), torch.empty(0, 3)) == EXACT
+
+
+def test_anything_but_zero_is_infinitely_far_from_zero() -> None:
+    zeros = torch.zeros(4, dtype=torch.float64)
+    assert errors(torch.full((4,), 1e-30), zeros).norm == INF
+    assert errors(torch.zeros(4), zeros) == EXACT
+
+
+@given(st.binary(min_size=1, max_size=40), st.integers(0, 39), st.integers(1, 255))
+def test_identical_sees_every_byte(data: bytes, place: int, flip: int) -> None:
+    left = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    right = left.clone()
+    assert identical(left, right)
+    right[place % len(data)] ^= flip
+    assert not identical(left, right)
+
+
+VALUES = torch.tensor([[3.0, 1.0, 3.0, 2.0], [5.0, 5.0, 5.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("indices", "expected", "explained"),
+    [
+        ([2, 1], [0, 0], True),
+        ([1, 1], [0, 0], False),
+        ([0, 3], [0, 0], False),
+        ([0, 4], [0, 0], False),
+        ([0, -1], [0, 0], False),
+        ([[2, 0], [2, 1]], [[0, 2], [0, 1]], True),
+        ([[0, 0], [0, 1]], [[0, 2], [0, 1]], False),
+        ([[0], [0]], [[2], [2]], True),
+        ([0, 0, 0], [0, 0, 0], False),
+    ],
+    ids=["tie", "smaller", "no tie", "outside", "negative", "topk", "repeat", "keepdim", "shape"],
+)
+def test_only_ties_explain_other_indices(
+    indices: list[object], expected: list[object], explained: bool
+) -> None:
+    found = ties_explain(torch.tensor(indices), torch.tensor(expected), [VALUES])
+    assert found is explained
+
+
+def test_ties_in_another_input_or_dimension_count_too() -> None:
+    columns = torch.tensor([[1.0, 2.0], [1.0, 3.0], [0.0, 3.0]])
+    assert ties_explain(torch.tensor([1, 2]), torch.tensor([0, 1]), [torch.rand(7), columns])
+    assert not ties_explain(torch.tensor([True]), torch.tensor([False]), [torch.zeros(2, 1)])

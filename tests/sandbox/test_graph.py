@@ -1,0 +1,76 @@
+"""Tracing a reference in a child process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sandbox.errors import TaskError
+from sandbox.graph import Ref, trace, trace_all
+from sandbox.types import Shape, Task
+
+SOURCE = """
+import torch
+ROWS = 4
+print("references may print")
+class Model(torch.nn.Module):
+    def __init__(self, cols):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(cols)
+        self.register_buffer("shift", torch.ones(cols))
+    def forward(self, x, t, factor):
+        return self.norm(x) * factor + self.shift, t + 1
+def get_inputs():
+    return [torch.rand(ROWS, 1 << 20), torch.randint(0, 9, (ROWS,)), 2.0]
+def get_init_inputs():
+    return [1 << 20]
+"""
+
+
+def test_placeholders_say_where_they_come_from() -> None:
+    graph = trace(Task("t", SOURCE, "cpu"))
+    found = [(n.op, n.target) for n in graph.nodes if n.target]
+    assert found == [
+        ("input", "0"), ("input", "1"), ("parameter", "norm.weight"),
+        ("parameter", "norm.bias"), ("buffer", "shift"),
+    ]  # fmt: skip
+    assert graph.scalars == (2,)
+    assert isinstance(graph.result, tuple)
+    assert all(isinstance(r, Ref) for r in graph.result)
+
+
+def test_floats_are_cast_and_integers_are_not() -> None:
+    graph = trace(Task("t", SOURCE, "cuda", dtype="bfloat16"))
+    dtypes = {n.target: n.meta.dtype for n in graph.nodes if n.target}
+    assert dtypes == {"0": "bfloat16", "1": "int64", "norm.weight": "bfloat16",
+                      "norm.bias": "bfloat16", "shift": "bfloat16"}  # fmt: skip
+
+
+def test_terabyte_shapes_cost_nothing() -> None:
+    shapes = (Shape("a"), Shape("b", (("ROWS", 1 << 18),)))
+    first, second = trace_all(Task("t", SOURCE, "cuda", shapes=shapes))
+    assert first.nodes[0].meta.shape == (4, 1 << 20)
+    assert second.nodes[0].meta.numel == 1 << 38
+    assert [n.op for n in first.nodes] == [n.op for n in second.nodes]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("self.norm(x)", "self.missing(x)", "missing"),
+        ("self.norm(x)", "x[: int(x.sum())]", "cannot be traced"),
+        ("class Model", "class Other", "Model"),
+        ("import torch", "import torch; import sys; sys.exit(3)", "cannot be traced"),
+    ],
+)
+def test_a_failing_reference_is_a_task_error(old: str, new: str, words: str) -> None:
+    with pytest.raises(TaskError, match=words) as caught:
+        trace(Task("t", SOURCE.replace(old, new, 1), "cpu"))
+    assert "\n" not in str(caught.value)
+
+
+def test_importing_it_does_not_import_torch() -> None:
+    code = "import sys, sandbox.graph; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

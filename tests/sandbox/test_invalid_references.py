@@ -1,0 +1,142 @@
+"""References that nothing can be judged against, and faults of ours: never a candidate's score."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandbox.errors import TaskError
+from sandbox.evaluator import LocalEvaluator
+from sandbox.types import Candidate, Language, Status, Task
+from tests.sandbox.conftest import (
+    FAST,
+    SCALE,
+    Evaluate,
+    forward,
+    renamed,
+    scratch_folders,
+    task_of,
+    workers_alive,
+)
+
+RESULT = "torch.relu(x) * self.factor + 1.0"
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ("torch.relu(x, missing)", "NameError"),
+        ("x + torch.randn_like(x)", "stochastic"),
+        ("nn.functional.dropout(x, 0.5, True)", "stochastic"),
+        ("torch.zeros_like(x)", "degenerate"),
+        ("torch.full_like(x, 3.0)", "degenerate"),
+        ("torch.ones_like(x).cumsum(1)", "degenerate"),
+        ("x", "degenerate"),
+        ("x[x > 0]", "data-dependent"),
+        ("(x > 0).nonzero()", "data-dependent"),
+        ("3", "no tensor"),
+        ("None", "no tensor"),
+        ("object()", "object"),
+        ("x / 0", "not finite"),
+        ("x * 1j", "complex"),
+        ("__import__('os')._exit(1)", "exited with code 1"),
+        ("__import__('ctypes').string_at(0)", "SIGSEGV"),
+    ],
+)
+def test_a_reference_that_cannot_be_scored_is_named(
+    evaluate: Evaluate, result: str, words: str
+) -> None:
+    found = evaluate(forward("return y"), SCALE.replace(RESULT, result))
+    assert found.status is Status.INVALID_REFERENCE, found.detail
+    assert words in found.detail
+    assert not found.status.scored
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("class Model(", "class Other("),
+        ("def get_inputs", "def other"),
+        ("import torch\n", "import torch\nraise OSError\n"),
+        ("class Model", "class class Model"),
+        ("return [3.0]", "return [3.0, 4.0]"),
+        ("torch.randn(7, 129)", "object()"),
+        ("torch.randn(7, 129)", "torch.randn(int(torch.randint(2, 9, ())), 129)"),
+    ],
+    ids=["no Model", "no inputs", "import", "syntax", "constructor", "object", "random shape"],
+)
+def test_a_task_outside_the_contract_is_an_invalid_reference(
+    evaluate: Evaluate, old: str, new: str
+) -> None:
+    found = evaluate(forward("return y"), SCALE.replace(old, new, 1))
+    assert found.status is Status.INVALID_REFERENCE, found.detail
+
+
+def test_a_reference_that_hangs_is_invalid(evaluate: Evaluate) -> None:
+    hang = SCALE.replace(RESULT, "__import__('time').sleep(1000)")
+    found = evaluate(forward("return y"), hang, config=replace(FAST, run_timeout_s=1.5))
+    assert found.status is Status.INVALID_REFERENCE
+    assert "1.5 s" in found.detail
+
+
+def test_a_reference_may_write_its_input(evaluate: Evaluate) -> None:
+    writes = SCALE.replace(RESULT, "x.relu_().mul_(self.factor) + 1.0")
+    assert evaluate(renamed(writes), writes).status is Status.PASSED
+    found = evaluate(forward("return y"), writes)
+    assert found.status is Status.INPUT_MUTATED, found.detail
+
+
+def test_a_task_of_another_device_is_refused(evaluator: LocalEvaluator) -> None:
+    with pytest.raises(TaskError, match="device cuda"):
+        evaluator.prepare(Task("test/far", SCALE, "cuda"), FAST)
+
+
+def test_a_zygote_killed_once_is_replaced(evaluator: LocalEvaluator) -> None:
+    task = task_of(SCALE)
+    os.kill(int(evaluator._zygote.pid or 0), signal.SIGKILL)
+    candidate = Candidate(task.id, Language.TORCH, forward("return y"))
+    assert evaluator.evaluate(task, candidate, FAST).status is Status.PASSED
+
+
+@pytest.mark.parametrize(("kills", "status"), [(1, Status.PASSED), (9, Status.SANDBOX_ERROR)])
+def test_a_zygote_killed_during_an_evaluation_is_our_fault(
+    evaluator: LocalEvaluator, kills: int, status: Status
+) -> None:
+    task = task_of(SCALE)
+    evaluator.prepare(task, FAST)
+    ended = threading.Event()
+
+    def kill() -> None:
+        for _ in range(kills):
+            while not workers_alive(evaluator) and not ended.is_set():
+                time.sleep(0.01)
+            time.sleep(0.3)
+            if evaluator._zygote.pid is not None and not ended.is_set():
+                os.kill(evaluator._zygote.pid, signal.SIGKILL)
+                time.sleep(0.05)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    slow = forward("return y", top="import time\ntime.sleep(1)")
+    found = evaluator.evaluate(task, Candidate(task.id, Language.TORCH, slow), FAST)
+    ended.set()
+    killer.join()
+    assert found.status is status, found.detail
+    assert scratch_folders() == []
+
+
+def test_a_cache_that_cannot_be_written_is_our_fault(one_core: None, tmp_path: Path) -> None:
+    (tmp_path / "builds").write_text("")
+    evaluator = LocalEvaluator("cpu", cache_dir=tmp_path)
+    task = task_of(SCALE)
+    found = evaluator.evaluate(task, Candidate(task.id, Language.CPP, forward("return y")), FAST)
+    assert found.status is Status.SANDBOX_ERROR
+    assert workers_alive(evaluator) == []
+    evaluator.close()
+    assert scratch_folders() == []

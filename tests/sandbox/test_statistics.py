@@ -1,0 +1,217 @@
+"""From rounds to an interval: quantiles against tables, coverage by simulation, hidden work."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.observation import RoundObservation
+from sandbox.statistics import (
+    Null,
+    charged_collect,
+    enough,
+    interval,
+    merged_excess_s,
+    summarise,
+    t_cdf,
+    t_quantile,
+)
+from sandbox.types import EvalConfig, Interval, Pair, Timing
+
+ONE_LOOK = EvalConfig(min_pairs=3, max_pairs=3)
+T_TABLE = [
+    (1, 0.975, 12.706),
+    (2, 0.975, 4.303),
+    (3, 0.975, 3.182),
+    (4, 0.95, 2.132),
+    (5, 0.995, 4.032),
+    (10, 0.975, 2.228),
+    (29, 0.975, 2.045),
+    (30, 0.9, 1.310),
+    (120, 0.975, 1.980),
+]
+"""Abramowitz and Stegun, table 26.10."""
+
+
+def batch(pair: int, reference_s: float, candidate_s: float, **rest: object) -> RoundObservation:
+    return RoundObservation(pair, False, 10, reference_s, candidate_s, **rest)  # type: ignore[arg-type]
+
+
+def pairs_of(logs: Sequence[float]) -> list[Pair]:
+    return [Pair(1.0, math.exp(-x), x, 6) for x in logs]
+
+
+@pytest.mark.parametrize(("dof", "probability", "quantile"), T_TABLE)
+def test_quantiles_are_those_of_the_table(dof: int, probability: float, quantile: float) -> None:
+    assert t_quantile(probability, dof) == pytest.approx(quantile, abs=6e-4)
+    assert t_cdf(quantile, dof) == pytest.approx(probability, abs=1e-4)
+    assert t_cdf(-quantile, dof) == pytest.approx(1 - probability, abs=1e-4)
+
+
+@pytest.mark.parametrize("pairs", [3, 4, 6])
+@pytest.mark.parametrize("spread", [0.5, 1.0, 1.5, 3.0, 10.0])
+def test_the_interval_covers_the_truth(pairs: int, spread: float) -> None:
+    """Pairs scatter `spread` times as much as the null experiment did."""
+    draw, covered, trials = random.Random(pairs), 0, 2000
+    config = replace(ONE_LOOK, min_pairs=pairs, max_pairs=pairs)
+    for _ in range(trials):
+        null = Null(tuple(draw.gauss(0, 0.02) for _ in range(3)))
+        logs = [draw.gauss(0.3, 0.02 * spread) for _ in range(pairs)]
+        found = interval(pairs_of(logs), null, config)
+        covered += found.low <= math.exp(0.3) <= found.high
+    assert covered / trials >= 0.93
+
+
+def test_the_interval_covers_whenever_sampling_stops() -> None:
+    draw, covered, trials = random.Random(1), 0, 1000
+    config = EvalConfig(min_pairs=3, max_pairs=6)
+    for _ in range(trials):
+        null = Null(tuple(draw.gauss(0, 0.02) for _ in range(3)))
+        logs = [draw.gauss(0.3, 0.02)]
+        while not enough(pairs_of(logs), null, config, None):
+            logs.append(draw.gauss(0.3, 0.02))
+        found = interval(pairs_of(logs), null, config)
+        covered += found.low <= math.exp(0.3) <= found.high
+    assert covered / trials >= 0.93
+
+
+@given(
+    st.lists(st.floats(-18, 18), min_size=1, max_size=6),
+    st.lists(st.floats(-18, 18), max_size=3),
+    st.sampled_from([0.9, 0.95, 0.99, 0.999]),
+)
+def test_any_scatter_makes_an_interval(
+    logs: list[float], null: list[float], confidence: float
+) -> None:
+    config = EvalConfig(min_pairs=2, max_pairs=6, confidence=confidence)
+    found = interval(pairs_of(logs), Null(tuple(null)), config)
+    assert 0 < found.low <= found.value <= found.high < math.inf
+    enough(pairs_of(logs), Null(tuple(null)), config, 2.0)
+
+
+def test_a_pair_is_the_median_of_its_valid_batches() -> None:
+    rounds = [batch(0, 1.0, s) for s in (0.5, 0.4, 0.6)]
+    rounds += [batch(0, 9.0, 0.1, void="drift"), batch(1, 1.0, 1.0, void="drift")]
+    rounds += [RoundObservation(0, True, 8, 5.0, 5.0)]
+    (found,) = summarise(rounds)
+    assert found == Pair(100.0, 50.0, pytest.approx(math.log(2)), 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("excess", "charged"),
+    [
+        ([0.5, 0.5, 0.5], 0.5),
+        ([0.5, 0.4, 0.6], 0.5),
+        ([0.0, 0.0, 0.0], 0.0),
+        ([-0.5, -0.5, -0.5], 0.0),
+        ([0.5, -0.5, 0.1], 0.0),
+        ([0.009, 0.009, 0.009], 0.0),
+    ],
+    ids=["constant", "about", "none", "faster", "noise", "under one per cent"],
+)
+def test_only_work_that_is_hidden_every_time_is_charged(
+    excess: list[float], charged: float
+) -> None:
+    rounds = [
+        batch(0, 1.0, 1.0, reference_collect_s=1.0, candidate_collect_s=1.0 + x) for x in excess
+    ]
+    assert charged_collect(rounds) == pytest.approx(charged)
+    (pair,) = summarise(rounds)
+    assert pair.candidate_ms == pytest.approx((1.0 + charged) * 100)
+
+
+def test_noise_in_collecting_charges_honest_code_nothing() -> None:
+    draw = random.Random(2)
+    charged = [
+        charged_collect(
+            [
+                batch(0, 1, 1, reference_collect_s=draw.gauss(1, 0.05),
+                      candidate_collect_s=draw.gauss(1, 0.05))
+                for _ in range(6)
+            ]
+        )
+        for _ in range(500)
+    ]  # fmt: skip
+    assert sum(x > 0 for x in charged) < 25
+
+
+def test_merged_calls_show_as_an_excess_per_call() -> None:
+    singles = [RoundObservation(0, True, 4, 4 * 0.101, 4 * 0.9, 0, 0) for _ in range(3)]
+    found = merged_excess_s([batch(0, 1.0, 0.1), batch(0, 1.0, 0.1), *singles])
+    assert found == (pytest.approx(0.9 - 0.01 - 0.001), pytest.approx(0))
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_merging_cannot_be_seen_in_one_kind_of_round(single: bool) -> None:
+    rounds = [RoundObservation(0, single, 4, 1.0, 1.0)]
+    assert merged_excess_s(rounds) is None
+    other = RoundObservation(1, not single, 4, 1.0, 1.0)
+    assert merged_excess_s([*rounds, other]) is None
+    assert merged_excess_s([*rounds, replace(other, pair=0, void="drift")]) is None
+
+
+@pytest.mark.parametrize(
+    ("logs", "to_beat", "stop"),
+    [
+        ([], None, False),
+        ([-2.0], None, True),
+        ([0.5], None, False),
+        ([0.5], 1.1, False),
+        ([0.5], 5.0, True),
+        ([0.5, 0.5001], None, False),
+        ([0.5, 0.5001, 0.5002], None, True),
+        ([0.5, 0.9, 0.1], None, False),
+        ([0.5, 0.9, 0.1, 0.3, 0.2, 0.8], None, True),
+    ],
+)
+def test_sampling_stops_when_the_decision_stands(
+    logs: list[float], to_beat: float | None, stop: bool
+) -> None:
+    config = EvalConfig(min_pairs=3, max_pairs=6)
+    null = Null((0.001, -0.001, 0.0005))
+    assert enough(pairs_of(logs), null, config, to_beat) is stop
+
+
+ratios = st.floats(0.01, 100)
+widths = st.floats(0, 2)
+intervals = st.builds(
+    lambda v, down, up: Interval(v, v * math.exp(-down), v * math.exp(up)), ratios, widths, widths
+)
+
+
+@given(intervals, intervals)
+def test_a_ratio_of_intervals_is_wider_than_either(left: Interval, right: Interval) -> None:
+    found = left.divided_by(right)
+    assert found.value == pytest.approx(left.value / right.value)
+    assert found.high / found.value >= max(left.high / left.value, right.value / right.low) - 1e-9
+    assert found.value / found.low >= max(left.value / left.low, right.high / right.value) - 1e-9
+
+
+@pytest.mark.parametrize("bounds", [(4, 1, 3), (0, -1, 1), (1, 0, 2), (1, 1, math.inf)])
+def test_what_is_no_interval_is_refused(bounds: tuple[float, float, float]) -> None:
+    with pytest.raises(ValueError, match="not an interval"):
+        Interval(*bounds)
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "floor", "pairs", "win"),
+    [
+        (1.1, 1.2, 0.05, 3, True),
+        (1.1, 1.2, 0.05, 2, False),
+        (0.9, 1.2, 0.05, 3, False),
+        (1.1, 1.2, 0.30, 3, False),
+    ],
+    ids=["win", "two pairs", "interval", "noise floor"],
+)
+def test_a_win_needs_pairs_an_interval_and_the_noise_floor(
+    low: float, value: float, floor: float, pairs: int, win: bool
+) -> None:
+    speedup = Interval(value, low, 2.0)
+    timing = Timing(1.0, 1 / value, speedup, floor, tuple(pairs_of([0.1] * pairs)), 8)
+    assert timing.win is win

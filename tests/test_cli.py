@@ -1,0 +1,132 @@
+"""The front door: exit codes, one clear line for what cannot be done, JSON where asked for."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import warpsmith
+from tests.agent.scripts import campaign, script
+
+ROOT = Path(__file__).parents[1]
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys) -> Callable[..., Done]:
+    """Runs a command line in a folder, in this process: torch is imported once."""
+
+    def call(folder: Path, *arguments: str) -> Done:
+        monkeypatch.chdir(folder)
+        try:
+            warpsmith.main(arguments)
+        except SystemExit as end:
+            code = end.code
+        return Done(code or 0, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "runs").mkdir()
+    campaign(tmp_path / "runs" / "first", {"a": [script(1, speedup=2.0)], "b": []})
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tasks", "show", "builtin/softmx"], "did you mean 'builtin/softmax'"),
+        (["tasks", "list", "--device", "tpu"], "device is 'tpu'; expected cpu, cuda or auto"),
+        (["optimize", "--config", "quikstart"], "did you mean 'quickstart'"),
+        (["optimize", "--config", "bad.yaml"], "unknown key 'max_round'"),
+        (["optimize", "softmx", "--device", "cpu"], "did you mean 'builtin/softmax'"),
+        (["optimize", "--engine", "dask"], "'ray' or 'local'"),
+        (["optimize", "--name", "../up", "--device", "cpu"], "run name '../up'"),
+        (["optimize", "softmax", "--device", "cpu", "--model", "m"], "OPENAI_API_KEY"),
+        (["evaluate", "softmax", "missing.py", "--device", "cpu"], "missing.py: cannot be read"),
+        (["evaluate", "softmax", "bad.py", "--device", "cpu"], "line 1: not Python"),
+        (["evaluate", "builtin", "kernel.py", "--device", "cpu"], "expected one, such as"),
+        (["evaluate", "softmax", "kernel.py", "--language", "rust"], "language is 'rust'"),
+        (["evaluate", "softmax", "kernel.py", "--preset", "fast"], "no evaluation preset"),
+        (["show", "frist"], "did you mean 'first'"),
+        (["export", "frist", "--to", "out"], "did you mean 'first'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_code_2(run, cli, monkeypatch, arguments, message):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (run / "bad.yaml").write_text("max_round: 1\n")
+    (run / "bad.py").write_text("what is this?\n")
+    (run / "kernel.py").write_text("import torch\n")
+    done = cli(run, *arguments)
+    assert done.code == 2
+    assert message in done.err
+    assert done.err.count("\n") == 1
+    assert done.err.startswith("warpsmith: ")
+
+
+def test_a_gpu_task_without_a_gpu_is_one_line_and_code_2(tmp_path):
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "warpsmith.py"), "optimize", "--device", "cuda"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert re.fullmatch(r"warpsmith: no usable NVIDIA GPU.*\n", done.stderr)
+
+
+def test_another_system_or_an_old_python_is_refused_in_one_line(tmp_path):
+    for trick in ("sys.platform = 'darwin'", "sys.version_info = (3, 10)"):
+        code = f"import sys; {trick}; import warpsmith"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        assert done.stderr == "warpsmith needs Linux and Python 3.11 or newer\n"
+
+
+def test_importing_the_front_door_is_light():
+    heavy = "{'torch', 'ray', 'openai', 'pydantic', 'rich.table'} & set(sys.modules)"
+    code = f"import sys, warpsmith; assert not {heavy}, {heavy}"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_show_prints_the_table_and_its_json(run, cli):
+    assert "2.00x [1.96, 2.04]" in cli(run, "show", "first").out
+    record = json.loads(cli(run, "show", "first", "--json").out)
+    assert [task["verdict"] for task in record["tasks"]] == ["win", "unsupported"]
+
+
+def test_export_names_what_it_wrote(run, cli):
+    files = cli(run, "export", "first", "--to", "out").out.split()
+    assert files == ["out/test__a.py", "out/manifest.json"]
+    assert all((run / file).is_file() for file in files)
+
+
+def test_tasks_are_listed_and_shown(tmp_path, cli):
+    listed = json.loads(cli(tmp_path, "tasks", "list", "--device", "cpu", "--json").out)
+    assert "builtin/softmax" in [task["id"] for task in listed]
+    assert "builtin/softmax" in cli(tmp_path, "tasks", "list", "--device", "cpu").out
+    assert "class Model" in cli(tmp_path, "tasks", "show", "softmax", "--device", "cpu").out
+
+
+def test_doctor_says_what_is_missing_and_what_mends_it(tmp_path, cli, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    done = cli(tmp_path, "doctor")
+    assert done.code == 1
+    assert "apt-get install g++" in done.out
+    for part in ("torch", "GPU", "nvcc", "cupy", "triton", "walls", "disk (runs)"):
+        assert part in done.out

@@ -1,0 +1,62 @@
+"""The house's one-way imports, held by walking every file's syntax tree."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ALLOWED = {
+    "sandbox": {"sandbox"},
+    "rewards": {"sandbox", "rewards"},
+    "kernelbench": {"sandbox", "kernelbench"},
+    "agent": {"sandbox", "rewards", "kernelbench", "agent"},
+    "rl": {"sandbox", "rewards", "kernelbench", "agent", "rl"},
+    "configs": set(),
+}
+OURS = {*ALLOWED, "warpsmith", "tests"}
+ONE_OWNER = ("openai", "ray", "cupy")
+
+
+def modules() -> list[Path]:
+    """Every file of ours that is not a test."""
+    found = [p for package in ALLOWED for p in (ROOT / package).rglob("*.py")]
+    return [*sorted(found), ROOT / "warpsmith.py"]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Top-level names of all imports in a file, at whatever depth; none are relative."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield (node.module or "").partition(".")[0]
+
+
+def users(package: str) -> list[str]:
+    return [str(p.relative_to(ROOT)) for p in modules() if package in imported(p)]
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_imports_run_one_way(package):
+    for path in (ROOT / package).rglob("*.py"):
+        upward = set(imported(path)) & OURS - ALLOWED[package]
+        assert not upward, f"{path.relative_to(ROOT)} imports {sorted(upward)}"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*/**/__init__.py")), ids=str)
+def test_every_init_is_a_docstring(path):
+    body = ast.parse(path.read_text()).body
+    assert len(body) <= 1
+    assert all(isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant) for n in body)
+
+
+@pytest.mark.parametrize("package", ONE_OWNER)
+def test_a_heavy_package_has_exactly_one_owner(package):
+    assert len(users(package)) == 1
+
+
+def test_torch_is_used_by_the_sandbox():
+    assert any(user.startswith("sandbox/") for user in users("torch"))
