@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from sandbox.types import EvalConfig
@@ -38,11 +39,15 @@ def share_candidates(config: CampaignConfig, tasks: int) -> list[int]:
     return [min(most, total // tasks + (i < total % tasks)) for i in range(tasks)]
 
 
+def search_seconds(config: CampaignConfig) -> float:
+    """Part of `max_seconds` in which candidates are sought; the rest confirms winners."""
+    return (config.max_seconds or math.inf) * (1 - CONFIRM_SHARE * config.confirm)
+
+
 def share_seconds(
     config: CampaignConfig, elapsed_s: float, tasks_left: int, at_once: int
 ) -> float | None:
     """Seconds of search for a task that begins now; None without a limit."""
     if config.max_seconds is None:
         return None
-    search_s = config.max_seconds * (1 - CONFIRM_SHARE * config.confirm)
-    return max(0.0, search_s - elapsed_s) * min(1.0, at_once / tasks_left)
+    return max(0.0, search_seconds(config) - elapsed_s) * min(1.0, at_once / tasks_left)

@@ -3,9 +3,9 @@
 Decisions depend on the journal alone: a round is proposed when the round before it is complete, and
 `to_beat` is the best of earlier rounds, so that every engine decides alike and a resumed run goes
 on as if it had not been killed. A few tasks are under way at once, since evaluators keep a few
-references warm; the time left is shared evenly over tasks as they begin. A task's winner is
-measured afresh after it was selected (DESIGN section 5, rule 6), for which the last fifth of
-`max_seconds` is kept. Strategies live in proposers.
+references warm; a task that has used up its even share of the time left is given no further round.
+A task's winner is measured afresh after it was selected (DESIGN section 5, rule 6), for which the
+last fifth of `max_seconds` is kept. Strategies live in proposers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from agent.budget import CampaignConfig, share_candidates, share_seconds
+from agent.budget import CampaignConfig, search_seconds, share_candidates, share_seconds
 from agent.engine import Engine
+from agent.examine import examine
 from agent.journal import Journal, Purpose, Recorded
 from agent.lanes import LanePool, NoLane
 from agent.outcome import CampaignResult, Stage, TaskReport, best_of, report, wins
@@ -54,16 +55,12 @@ def run_campaign(
     `on_event` hears of every change of a task. Raises DeviceError, NoLaneLeft or DiskFull where
     nothing more can be done; all that was finished is then in the journal.
     """
-    runs = []
-    for index, task in enumerate(tasks):
-        refusals = {p.name: p.unsupported(task) for p in proposers}
-        able = [p for p in proposers if refusals[p.name] is None]
-        reason = "" if able else "; ".join(f"{name}: {why}" for name, why in refusals.items())
-        runs.append(TaskRun(task, index, able, reason=reason))
+    began_s = time.monotonic()
+    runs = examine(tasks, proposers, interrupted)
     able_runs = [run for run in runs if run.proposers]
     for run, share in zip(able_runs, share_candidates(config, len(able_runs)), strict=True):
         run.budget = share
-    return _Campaign(runs, engine, journal, config, on_event, interrupted).run()
+    return _Campaign(runs, engine, journal, config, on_event, interrupted, began_s).run()
 
 
 class _Campaign:
@@ -77,10 +74,11 @@ class _Campaign:
         config: CampaignConfig,
         on_event: Callable[[TaskReport], None],
         interrupted: Callable[[], bool],
+        began_s: float,
     ) -> None:
         self.runs, self.engine, self.journal, self.config = runs, engine, journal, config
         self.on_event, self.interrupted = on_event, interrupted
-        self.began_s = time.monotonic()
+        self.began_s = began_s
         self.schedule = Schedule(
             engine.lanes, exclusive=config.device == "cpu", thinkers=PROPOSERS_AT_ONCE
         )
@@ -88,6 +86,7 @@ class _Campaign:
         self.running: dict[Future[Any], Job] = {}
         self.waiting = deque(run for run in runs if run.proposers)
         self.tasks_at_once = config.tasks_at_once or max(TASKS_AT_ONCE, 2 * engine.lanes)
+        self.searching = True
         self.stopped: str | None = None
         self.failure: WarpsmithError | None = None
         self.proven = False
@@ -113,7 +112,7 @@ class _Campaign:
             self.thinkers.close(grace_s=0.0)
         for run in self.runs:
             if not run.stage.final:
-                self._enter(run, Stage.STOPPED, self.stopped or "")
+                self._enter(run, Stage.STOPPED, self.stopped or SEARCH_OVER)
         if self.failure is not None:
             raise self.failure
         rows = tuple(self._report(run) for run in self.runs)
@@ -130,20 +129,19 @@ class _Campaign:
         limit_s = self.config.max_seconds
         if self.stopped is not None or limit_s is None:
             return
-        now_s = time.monotonic()
-        if now_s - self.began_s >= limit_s:
+        elapsed_s = time.monotonic() - self.began_s
+        if elapsed_s >= limit_s:
             self._stop(f"max_seconds ({limit_s:g}) is over")
-            return
-        for run in self.runs:
-            late = run.search_until_s is not None and now_s >= run.search_until_s
-            if late and run.searching and not run.stage.final:
-                run.searching = False
-                self._drop([kind for kind in Kind if kind is not Kind.CONFIRM], run)
-                self._advance(run)
+        elif self.searching and elapsed_s >= search_seconds(self.config):
+            self.searching = False
+            self._drop([kind for kind in Kind if kind is not Kind.CONFIRM])
+            for run in self.runs:
+                if run.begun:
+                    self._advance(run)
 
     def _stop(self, reason: str) -> None:
         """Begin nothing more; what is under way is awaited and recorded."""
-        self.stopped = reason
+        self.stopped, self.searching = reason, False
         self.waiting.clear()
         self._drop(list(Kind))
 
@@ -160,7 +158,7 @@ class _Campaign:
     def _begin_tasks(self) -> None:
         """Keep `tasks_at_once` under way; each begins with an even share of the time left."""
         active = sum(run.begun and not run.stage.final for run in self.runs)
-        while self.waiting and active < self.tasks_at_once:
+        while self.waiting and self.searching and active < self.tasks_at_once:
             left = len(self.waiting) + active
             run = self.waiting.popleft()
             run.begun = True
@@ -192,7 +190,9 @@ class _Campaign:
         if run.outstanding or run.stage.final or self.stopped is not None:
             return
         records = self.journal.proposals(run.task.id)
-        if run.searching and not self._search_over(run, records):
+        late = run.search_until_s is not None and time.monotonic() >= run.search_until_s
+        another = self.searching and not (late and records)  # The first round is always measured.
+        if another and not self._search_over(run, records):
             self._push(run, Kind.PROPOSE, _next_round(records))
             return
         winner = self._winner(records)
@@ -227,7 +227,7 @@ class _Campaign:
         retried: bool = False,
     ) -> None:
         """Queue a job, unless its task or the campaign has come to an end."""
-        allowed = self.stopped is None and (run.searching or kind is Kind.CONFIRM)
+        allowed = self.searching or (kind is Kind.CONFIRM and self.stopped is None)
         if allowed and not run.stage.final:
             record_id = 0 if record is None else record.id
             self.schedule.push(Job(round, run.index, kind, record_id, run, record, retried))

@@ -60,8 +60,7 @@ class TaskRun:
     built: list[Recorded] = field(default_factory=list)
     """Held until the task is prepared."""
     search_until_s: float | None = None
-    """Clock when its share of the time for searching is over."""
-    searching: bool = True
+    """Clock when its share of the time is over: no round begins after it."""
     exhausted: bool = False
     """No proposer has anything more."""
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from sandbox import copying
 from sandbox.device import arch_list, cache_root, fingerprint
 from sandbox.observation import Failure, FailureKind
 from sandbox.spawn import WorkerFailed, Zygote
@@ -79,7 +80,7 @@ class Builder:
             reply = worker.request(
                 "build", stage="build", timeout_s=config.build_timeout_s, source=candidate.source
             )
-            _keep(worker.scratch / "artifacts", reply, staging)
+            _keep(worker.scratch, reply, staging)
         except WorkerFailed as failed:
             failure = failed.failure
         except (KeyError, TypeError, ValueError, OSError) as error:
@@ -107,14 +108,11 @@ def _keep(source: Path, reply: dict[str, Any], target: Path) -> None:
         folder = target / "artifacts" / str(position)
         folder.mkdir(parents=True)
         (folder / "key").write_text(str(item["key"])[:64])
-        for name in list(item["libraries"])[:MAX_LIBRARIES]:
-            path = source / str(position) / Path(str(name)).name
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-            with os.fdopen(fd, "rb") as library:
-                size = os.fstat(library.fileno()).st_size
-                if size > LIBRARY_LIMIT_BYTES:
-                    raise ValueError(f"{path.name} has {size >> 20} MiB")
-                (folder / path.name).write_bytes(library.read(LIBRARY_LIMIT_BYTES))
+        with copying.opened_folder(source, f"artifacts/{position}") as made:
+            for name in list(item["libraries"])[:MAX_LIBRARIES]:
+                plain = Path(str(name)).name
+                library = copying.read_regular(made, plain, LIBRARY_LIMIT_BYTES)
+                (folder / plain).write_bytes(library)
 
 
 def _read_report(folder: Path) -> BuildReport:

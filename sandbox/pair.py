@@ -65,9 +65,12 @@ class ProcessPair:
         self.share_state()
         self.fill(range(total))
         self.share_inputs(0, total)
+        # First calls compile; a whole batch makes the allocator hold a batch's outputs.
         for side in (self.reference, self.candidate):
-            # First calls compile; a whole batch makes the allocator hold a batch's outputs.
-            side.request("warm", first_call_timeout_s, sets=self.plan.warm_sets)
+            side.worker.send("warm", stage=side.stage, sets=self.plan.warm_sets)
+        for side in (self.reference, self.candidate):
+            side.worker.reply(stage=side.stage, timeout_s=first_call_timeout_s)
+        for side in (self.reference, self.candidate):
             side.go(self.plan.timed)
         self.candidate.worker.freeze()
         try:
@@ -154,6 +157,11 @@ class ProcessPair:
                     seconds += self.reference.go([index])
             else:
                 seconds = self.net(self.reference.go(sets))
+            # What the candidate's outputs wait for, the reference's wait for too: a pause between
+            # "done" and collect makes collect slower.
+            self.unchanged(sets)
+            self.reference.poison("slots", 0, self.plan.sets)
+            self.synchronize()
             collect, _ = self.reference.collect(sets)
         finally:
             self.candidate.worker.thaw()
@@ -176,13 +184,7 @@ class ProcessPair:
             seconds = self.net(self.candidate.go(sets))
         mutated = False
         if not self.signature.mutates:
-            mutated = not all(
-                compare.identical(
-                    self.reference.set_bytes("inputs", index),
-                    self.candidate.set_bytes("inputs", index),
-                )
-                for index in sets
-            )
+            mutated = not self.unchanged(sets)
             if not self.signature.aliases:
                 self.candidate.poison("inputs", 0, self.plan.sets)
                 self.synchronize()
@@ -191,6 +193,14 @@ class ProcessPair:
             seconds,
             collect,
             replace(case, inputs_mutated=mutated, **structure(claim, self.signature, len(sets))),
+        )
+
+    def unchanged(self, sets: list[int]) -> bool:
+        """The candidate's inputs are, byte for byte, the reference's."""
+        count = len(sets)  # sets are 0..n-1 in some order
+        return compare.identical(
+            self.reference.set_bytes("inputs", 0, count),
+            self.candidate.set_bytes("inputs", 0, count),
         )
 
     def ready(self, side: Subject) -> None:

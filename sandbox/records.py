@@ -47,7 +47,7 @@ def _build(kind: Any, record: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         if unknown := record.keys() - hints.keys():
-            raise TypeError(f"{kind.__name__} has no field {sorted(unknown)}")
+            raise TypeError(f"{kind} has no field {sorted(unknown)}")
         return kind(**{name: _build(hints[name], item) for name, item in record.items()})  # type: ignore[operator]
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(record)

@@ -4,15 +4,14 @@ nothing.
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from sandbox import triage
+from sandbox import copying, triage
 from sandbox.build import Builder
 from sandbox.device import DeviceFacts
 from sandbox.judge import judge_case
@@ -34,6 +33,9 @@ from sandbox.types import Candidate, EvalConfig, Status
 from sandbox.verify import verify
 
 MEMORY_TYPES = frozenset({"MemoryError", "OutOfMemoryError"})
+
+CACHE_LIMIT = 512 << 20
+"""Bytes of a candidate's Triton or cupy cache handed to its later workers."""
 
 
 class Run:
@@ -125,8 +127,9 @@ class Run:
                     cases += verify(subject, self.pools[number], matched, self.synchronize)
                 self.note(cases=tuple(cases), parameters=matched)
             for name in ("home/triton", "home/cupy"):
-                if (subject.worker.scratch / name).is_dir():
-                    shutil.copytree(subject.worker.scratch / name, kept / name, symlinks=True)
+                # A compiler cache that is missing, or spoilt by its candidate, only costs time.
+                with contextlib.suppress(OSError, ValueError):
+                    copying.copy_folder(subject.worker.scratch, name, kept / name, CACHE_LIMIT)
                     self.preload.append((kept / name, name))
         finally:
             self.end(subject)
@@ -200,7 +203,7 @@ class Run:
         self.stand.retire(subject)
         self.last = subject
 
-    @contextmanager
+    @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         start = time.monotonic()
         try:

@@ -198,8 +198,10 @@ class Worker:
 
     def greet(self) -> None:
         """Wait for the hello that says the walls are up."""
+        start = time.perf_counter()
         try:
             self.walls = self._channel.receive(START_TIMEOUT_S)["walls"]
+            logger.debug("%d up in %.1f ms", self.pid, (time.perf_counter() - start) * 1e3)
         except (ChannelClosed, ChannelTimeout, ChannelProtocol) as error:
             words = self.stderr()
             self.close()

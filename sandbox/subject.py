@@ -4,6 +4,7 @@ candidate.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from sandbox.observation import Failure, FailureKind
 from sandbox.spawn import Worker, WorkerFailed, Zygote
 from sandbox.trees import CLAIM_ERRORS, Layout, Leaf
 from sandbox.types import Candidate, EvalConfig, Task
+
+logger = logging.getLogger(__name__)
 
 POISON = 0xFF
 """Byte written over output slots and used inputs: NaN in every float type, -1 in every integer."""
@@ -193,8 +196,10 @@ class Stand:
     def settle(self) -> None:
         """Wait until every retired subject is gone; raises SandboxFault for one that survives."""
         closing, self._closing = self._closing, []
+        start = time.perf_counter()
         for future in closing:
             future.result()
+        logger.debug("settled in %.1f ms", (time.perf_counter() - start) * 1e3)
 
     def start_both(
         self, first: Callable[[], Started], second: Callable[[], AlsoStarted]

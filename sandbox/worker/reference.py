@@ -163,6 +163,8 @@ class ReferenceSession(Session):
 
     def fill_s(self, seed: int) -> float:
         """Seconds to make one input set."""
+        self.make_inputs(seed, 1.0)
+        self.synchronize()
         start = time.perf_counter()
         for offset in range(3):
             self.make_inputs(seed + offset, 1.0)

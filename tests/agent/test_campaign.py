@@ -186,3 +186,12 @@ def test_many_tasks_share_the_lanes(tmp_path):
     assert [row.tried for row in result.tasks] == [4] * 10
     assert all(row.verdict == "win" for row in result.tasks)
     assert make_task("0").id == result.tasks[0].task_id
+
+
+def test_every_task_gets_a_round_before_the_time_is_spent_on_one(tmp_path):
+    engine = local_engine(seconds=0.01)
+    many = {str(i): [script(j, speedup=0.5) for j in range(50)] for i in range(6)}
+    result = campaign(tmp_path, many, engine, max_seconds=3.0, max_candidates_per_task=50)
+    engine.close()
+    assert result.stopped is not None
+    assert all(row.tried >= 3 for row in result.tasks)

@@ -1,12 +1,14 @@
 """YAML to typed configuration, with errors that name the file, the key and the remedy."""
 
+import signal
 from dataclasses import replace
 
 import pytest
 import yaml
 
 from agent.config import load_evaluation, load_optimize, preset_names, to_yaml
-from agent.runs import find_run, open_run
+from agent.runs import find_run, interruptible, open_run
+from kernelbench.suite import load_tasks
 from sandbox.errors import ConfigError
 from sandbox.types import EvalConfig
 
@@ -102,3 +104,20 @@ def test_a_mistyped_run_is_answered_with_the_nearest(tmp_path):
         pass
     with pytest.raises(ConfigError, match="did you mean 'first'"):
         find_run("frist", tmp_path)
+
+
+def test_the_first_interrupt_asks_and_the_second_insists():
+    told = []
+    with interruptible(lambda: told.append(1)) as interrupted:
+        assert not interrupted()
+        signal.raise_signal(signal.SIGTERM)
+        assert interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert told == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_quickstart_names_a_dozen_tasks_that_exist():
+    tasks = [task for spec in load_optimize().tasks for task in load_tasks(spec, "cpu")]
+    assert len({task.id for task in tasks}) >= 12

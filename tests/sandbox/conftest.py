@@ -119,9 +119,7 @@ def ancestors(pid: int) -> list[int]:
     line: list[int] = []
     while pid > 1:
         try:
-            state, parent = (
-                Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-            )
+            state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
         except OSError:
             return line
         if state in "ZX":

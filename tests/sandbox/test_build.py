@@ -94,12 +94,31 @@ import time; time.sleep(5)
         ("os.symlink('/etc/shadow', 'artifacts/0/a.so')", "[{'key': 'k', 'libraries': ['a.so']}]"),
         ("os.mkdir('artifacts/0/a.so')", "[{'key': 'k', 'libraries': ['a.so']}]"),
         ("", "[{'key': 'k', 'libraries': ['../../../../etc/passwd']}]"),
+        (
+            "os.rmdir('artifacts/0'); os.symlink('/etc', 'artifacts/0')",
+            "[{'key': 'k', 'libraries': ['passwd']}]",
+        ),
+        (
+            "os.rename('artifacts', 'a'); os.mkdir('b'); os.symlink('/', 'b/0'); "
+            "os.symlink('b', 'artifacts')",
+            "[{'key': 'k', 'libraries': ['passwd']}]",
+        ),
         ("", "[{'key': 'k', 'libraries': ['']}]"),
         ("", "[{'libraries': []}]"),
         ("", "3"),
         ("", "[7]"),
     ],
-    ids=["link", "folder", "path", "no name", "no key", "number", "numbers"],
+    ids=[
+        "link",
+        "folder",
+        "path",
+        "linked folder",
+        "linked parent",
+        "no name",
+        "no key",
+        "number",
+        "numbers",
+    ],
 )
 def test_what_a_build_claims_to_have_made_is_checked(
     builder: Builder, make: str, artifacts: str

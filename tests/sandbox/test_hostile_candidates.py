@@ -124,31 +124,38 @@ def test_work_on_a_private_copy_put_off_until_collect_is_charged(evaluate: Evalu
     assert found.timing.candidate_ms > 15
 
 
-EARLY = SPEAK + """
+EARLY = (
+    SPEAK
+    + """
 import time
 import sandbox.worker.session as session
 
 real_go, real_send = session.Session.do_go, Channel.send
+said = []
 
-def swallow(self, body, fds=()):
-    Channel.send = real_send
+def send(self, body, fds=()):
+    if said:
+        said.clear()
+    else:
+        real_send(self, body, fds)
 
 def go(self, request, fds):
     channel().send({"ok": {}})
     time.sleep(0.02 * len(request["sets"]))
     found = real_go(self, request, fds)
-    Channel.send = swallow
+    said.append(True)
     return found
 
+Channel.send = send
 session.Session.do_go = go
 """
+)
 
 
 def test_done_said_before_the_work_is_charged(evaluate: Evaluate) -> None:
     found = evaluate(forward("return y", top=EARLY))
     assert found.status in (Status.PASSED, Status.REWARD_HACK, Status.WRONG_VALUE), found.detail
-    if found.timing is not None:
-        assert found.timing.candidate_ms > 15
+    assert found.timing is None or found.timing.candidate_ms > 15
 
 
 MERGED = """
@@ -254,6 +261,25 @@ except PermissionError:
     print("refused")
 """
     found = evaluate(forward("return y", top=look))
+    assert found.status is Status.PASSED, found.detail
+
+
+def test_a_cache_linked_to_our_files_is_not_copied_to_later_workers(
+    evaluate: Evaluate, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("ours")
+    link = f"""
+import glob, os
+home = os.environ["HOME"]
+stolen = glob.glob(home + "/*/secret") + glob.glob(home + "/*/*/secret")
+assert not stolen, stolen
+if not os.path.exists(home + "/cupy"):
+    os.symlink({str(tmp_path)!r}, home + "/triton")
+    os.makedirs(home + "/cupy")
+    os.mkfifo(home + "/cupy/pipe")
+    os.symlink({str(tmp_path)!r}, home + "/cupy/folder")
+"""
+    found = evaluate(forward("return y", top=link))
     assert found.status is Status.PASSED, found.detail
 
 

@@ -188,9 +188,7 @@ FULL = Evaluation(
 )
 
 
-@pytest.mark.parametrize(
-    "found", [FULL, *(judge(seen, NULL, CONFIG) for seen, _ in VERDICTS)]
-)
+@pytest.mark.parametrize("found", [FULL, *(judge(seen, NULL, CONFIG) for seen, _ in VERDICTS)])
 def test_an_evaluation_survives_json(found: Evaluation) -> None:
     text = json.dumps(to_record(found), allow_nan=False)
     assert from_record(Evaluation, json.loads(text)) == found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import namedtuple
@@ -56,8 +57,8 @@ def equal(left: Any, right: Any) -> bool:
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(equal(left[k], right[k]) for k in left)
     if isinstance(left, list | tuple):
-        return type(left) is type(right) and len(left) == len(right) and all(
-            map(equal, left, right)
+        return (
+            type(left) is type(right) and len(left) == len(right) and all(map(equal, left, right))
         )
     return bool(left == right and type(left) is type(right))
 
@@ -84,7 +85,7 @@ class Output:
     value: int = 1
 
 
-Named = namedtuple("Named", "a b")  # noqa: PYI024  what models really return
+Named = namedtuple("Named", "a b")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def nested(depth: int) -> Any:
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, nested(40), Output, iter([])])
 def test_anything_else_is_a_type_error(value: Any) -> None:
-    with pytest.raises(TypeError, match="expected tensors|nested more"):
+    with pytest.raises(TypeError, match=r"expected tensors|nested more"):
         flatten(value, torch.is_tensor)
 
 
@@ -120,10 +121,8 @@ def test_only_equal_trees_have_the_same_structure(left: Any, right: Any) -> None
 @given(json_values)
 def test_a_claimed_tree_of_any_form_is_compared_or_refused(claim: Any) -> None:
     tree = {"u": [{"t": 0}, {"l": [{"d": {"a": {"v": 1}}}]}]}
-    try:
+    with contextlib.suppress(*CLAIM_ERRORS):
         assert not same_structure(tree, claim)
-    except CLAIM_ERRORS as error:
-        assert str(error) or isinstance(error, StopIteration)
 
 
 @pytest.mark.parametrize(

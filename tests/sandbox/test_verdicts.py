@@ -64,7 +64,7 @@ def test_a_torch_rewrite_passes_with_cases_and_timing(evaluate: Evaluate) -> Non
     assert all(case.passed for case in found.cases)
     assert found.precision == "float32"
     assert found.timing is not None
-    assert len(found.timing.pairs) == 2
+    assert 1 <= len(found.timing.pairs) <= 2
     assert {"build", "load", "verify", "time", "total"} <= set(found.seconds)
 
 
@@ -95,9 +95,7 @@ def test_every_shape_is_judged(evaluate: Evaluate) -> None:
         ("self.layer = nn.Linear(n, n)", "self.layer(x)", "order"),
     ],
 )
-def test_parameters_are_matched(
-    evaluate: Evaluate, parameters: str, result: str, how: str
-) -> None:
+def test_parameters_are_matched(evaluate: Evaluate, parameters: str, result: str, how: str) -> None:
     found = evaluate(linear(parameters, result), LINEAR)
     assert (found.status, found.parameters) == (Status.PASSED, how), found.detail
 
@@ -286,12 +284,15 @@ def test_parameters_left_out_or_folded_early_are_wrong(
 
 
 def test_weights_cached_at_the_first_call_are_wrong(evaluate: Evaluate) -> None:
-    lazy = linear("self.l = nn.Linear(n, n)", "self.fast(x)") + """
+    lazy = (
+        linear("self.l = nn.Linear(n, n)", "self.fast(x)")
+        + """
     def fast(self, x):
         if not hasattr(self, "t"):
             self.t = self.l.weight.detach().T.clone()
         return x @ self.t + self.l.bias
 """
+    )
     found = evaluate(lazy, LINEAR, config=replace(FAST, rounds=8))
     assert found.status is Status.WRONG_VALUE, found.detail
 
@@ -334,7 +335,8 @@ def test_buffers_must_move_as_the_references_do(evaluate: Evaluate) -> None:
     assert "buffer" in found.detail
 
 
-PERMUTED = SCALE.replace("+ 1.0", "+ 1.0).t().contiguous().t()").replace("torch.relu", "(torch.relu")
+RESULT = "torch.relu(x) * self.factor + 1.0"
+PERMUTED = SCALE.replace(RESULT, f"({RESULT}).t().contiguous().t()")
 
 
 @pytest.mark.parametrize("tail", ["", ".t().contiguous().t()"])

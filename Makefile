@@ -1,0 +1,66 @@
+# Everything from a fresh machine: `make campaign` shows it working, `make test` proves it.
+#   make campaign PYTHON=python3 VENV=   runs with what is already installed
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+PYTHON ?= python3
+VENV ?= .venv
+NAME ?= quickstart-$(shell date +%Y%m%d-%H%M%S)
+ARGS ?=
+
+ifeq ($(strip $(VENV)),)
+BIN := $(dir $(shell command -v $(PYTHON)))
+RUN := $(PYTHON)
+STAMP :=
+DEV_STAMP :=
+else
+BIN := $(VENV)/bin/
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+endif
+
+# No GPU: torch's CPU build from PyTorch's own index where it can be reached, else whatever pip finds.
+CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/\1/p' | head -n 1)
+EXTRA := $(if $(filter 12,$(CUDA)),cuda12,$(if $(CUDA),cuda13,))
+
+.PHONY: help install campaign test test-full test-gpu lint clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+install: $(STAMP) ## Create the virtual environment and install what fits the driver
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) or sys.platform != "linux")' \
+	  || { echo "warpsmith needs Linux and Python 3.11 or newer; found $$($(PYTHON) --version 2>&1) on $$(uname -s): set PYTHON=..."; exit 1; }
+	@command -v g++ >/dev/null || { echo "warpsmith needs g++: install your distribution's compiler package (Debian: apt-get install g++)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install -q --disable-pip-version-check -e '.$(if $(EXTRA),[$(EXTRA)])'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(RUN) -m pip install -q --disable-pip-version-check -e '.[dev$(if $(EXTRA),,$(COMMA)cuda13)]'
+	@touch $@
+
+COMMA := ,
+
+campaign: $(STAMP) ## Run the quickstart campaign on whatever is there
+	PATH="$(BIN):$$PATH" $(RUN) warpsmith.py optimize --config quickstart --name $(NAME) $(ARGS)
+
+test: lint ## Lint, types and tests, on 2 cores without a GPU
+	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'not slow and not gpu' -n 2 --dist loadfile
+
+lint: $(DEV_STAMP)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+test-full: $(DEV_STAMP) ## The long suites as well
+	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'not gpu' -n 2 --dist loadfile
+
+test-gpu: ## GPU tests with whatever interpreter is given (PYTHON=...)
+	$(PYTHON) -m pytest tests -m gpu -p no:cacheprovider
+
+clean: ## Remove the virtual environment and caches; runs stay
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

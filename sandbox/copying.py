@@ -1,0 +1,67 @@
+"""Copies out of a folder that hostile code writes: no link followed, nothing that blocks, bounded.
+
+The supervisor may be root: a link planted in a scratch folder would otherwise hand its files out,
+and a named pipe would hang it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+MAX_FILES = 10_000
+
+
+@contextmanager
+def opened_folder(root: Path, place: str) -> Iterator[int]:
+    """A descriptor of `root/place`; raises OSError where any part below `root` is no folder."""
+    folder = os.open(root, FOLDER)
+    try:
+        for part in Path(place).parts:
+            inner = os.open(part, FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def read_regular(folder: int, name: str, limit_bytes: int) -> bytes:
+    """The contents of a regular file in an open folder.
+
+    Raises ValueError where it is none or is larger than `limit_bytes`.
+    """
+    fd = os.open(name, FILE, dir_fd=folder)
+    with os.fdopen(fd, "rb") as file:
+        seen = os.fstat(fd)
+        if not stat.S_ISREG(seen.st_mode):
+            raise ValueError(f"{name!a} is no regular file")
+        found = file.read(limit_bytes + 1)
+        if len(found) > limit_bytes:
+            raise ValueError(f"{name!a} has more than {limit_bytes} bytes")
+        return found
+
+
+def copy_folder(root: Path, place: str, target: Path, limit_bytes: int) -> None:
+    """Copy the regular files of `root/place` to `target`; links and other things are left out.
+
+    Raises ValueError beyond `limit_bytes` or MAX_FILES, OSError where there is no such folder.
+    """
+    count = 0
+    with opened_folder(root, place) as folder:
+        for path, _, names, inner in os.fwalk(".", dir_fd=folder):
+            (target / path).mkdir(parents=True, exist_ok=True)
+            for name in names:
+                count += 1
+                if count > MAX_FILES:
+                    raise ValueError(f"more than {MAX_FILES} files")
+                if not stat.S_ISREG(os.lstat(name, dir_fd=inner).st_mode):
+                    continue
+                found = read_regular(inner, name, limit_bytes)
+                limit_bytes -= len(found)
+                (target / path / name).write_bytes(found)

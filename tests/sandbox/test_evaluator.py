@@ -1,0 +1,106 @@
+"""What an evaluator remembers, measures and shares between evaluations."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandbox.errors import DeviceError
+from sandbox.evaluator import LocalEvaluator
+from sandbox.records import from_record, to_record
+from sandbox.types import Candidate, Evaluation, Language, Status
+from tests.sandbox.conftest import FAST, LINEAR, SCALE, Evaluate, forward, renamed, task_of
+
+
+def test_a_task_is_prepared_once_per_config(evaluator: LocalEvaluator) -> None:
+    task = task_of(SCALE)
+    assert evaluator.prepare(task, FAST) is evaluator.prepare(task, FAST)
+    assert evaluator.prepare(task, replace(FAST, rounds=4)) is not evaluator.prepare(task, FAST)
+
+
+def test_an_invalid_reference_is_remembered(evaluator: LocalEvaluator) -> None:
+    task = task_of(SCALE.replace("+ 1.0", "+ torch.rand_like(x)"))
+    candidate = Candidate(task.id, Language.TORCH, forward("return y"))
+    first = evaluator.evaluate(task, candidate, FAST)
+    second = evaluator.evaluate(task, candidate, FAST)
+    assert (first.status, first.detail) == (second.status, second.detail)
+    assert second.seconds.get("total", 0.0) < 0.1
+
+
+def test_facts_and_null_experiments_are_kept_on_disk(
+    evaluator: LocalEvaluator, cache: Path
+) -> None:
+    evaluator.prepare(task_of(LINEAR), FAST)
+    (facts,) = (cache / "devices").glob("*.json")
+    assert json.loads(facts.read_text())["copy_bytes_s"] == evaluator.facts.copy_bytes_s
+    assert evaluator.facts.copy_bytes_s > 1e8
+    assert list((cache / "baselines").glob("*.json"))
+
+
+def test_an_evaluation_names_its_environment_and_survives_json(evaluate: Evaluate) -> None:
+    found = evaluate(forward("print('hello')", "return y"))
+    assert found.environment["device"] == "cpu"
+    assert found.environment["walls"] in ("full", "unprivileged", "weak")
+    assert "hello" in found.stdout
+    assert from_record(Evaluation, json.loads(json.dumps(to_record(found)))) == found
+
+
+def test_equal_sources_have_equal_ids() -> None:
+    one, same, other = (
+        Candidate("t", Language.TORCH, source) for source in ("a = 1", "a = 1", "a = 2")
+    )
+    assert one.id == same.id != other.id
+    assert replace(FAST).id == FAST.id != replace(FAST, rounds=9).id
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(DeviceError, match="tpu"):
+        LocalEvaluator("tpu")
+
+
+def test_timing_stops_early_for_a_candidate_that_cannot_win(evaluator: LocalEvaluator) -> None:
+    task = task_of(SCALE)
+    slow = Candidate(task.id, Language.TORCH, forward("__import__('time').sleep(0.02)", "return y"))
+    found = evaluator.evaluate(task, slow, replace(FAST, max_pairs=6), to_beat=1000.0)
+    assert found.status is Status.PASSED, found.detail
+    assert found.timing is not None
+    assert len(found.timing.pairs) < 6
+    assert found.timing.speedup.value < 0.5
+
+
+@pytest.mark.slow
+def test_two_evaluators_work_side_by_side(evaluator: LocalEvaluator, tmp_path: Path) -> None:
+    other = LocalEvaluator("cpu", cache_dir=tmp_path)
+    task = task_of(SCALE)
+    found: list[Evaluation] = []
+
+    def run(lane: LocalEvaluator) -> None:
+        for number in range(5):
+            source = forward(f"return y  # {number}")
+            candidate = Candidate(task.id, Language.TORCH, source)
+            found.append(lane.evaluate(task, candidate, FAST))
+
+    lanes = [threading.Thread(target=run, args=(lane,)) for lane in (evaluator, other)]
+    for lane in lanes:
+        lane.start()
+    for lane in lanes:
+        lane.join()
+    other.close()
+    # Lanes on one core disturb each other's clocks; no lane may end the other's workers.
+    assert {f.status for f in found} <= {Status.PASSED, Status.REWARD_HACK}, found
+    assert len(found) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_compile_baseline_is_timed(evaluator: LocalEvaluator) -> None:
+    task = task_of(SCALE)
+    candidate = Candidate(task.id, Language.TORCH, renamed(SCALE))
+    found = evaluator.evaluate(task, candidate, replace(FAST, baselines=("compile",)))
+    (baseline,) = found.baselines
+    assert baseline.name == "compile"
+    assert baseline.speedup is not None, baseline.detail
