@@ -1,4 +1,4 @@
-"""A proposal is a candidate with its provenance; with its evaluation and reward it is an attempt."""
+"""A proposal is a candidate with its provenance; judged and rewarded it is an attempt."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Proposer(Protocol):
         ...
 
     def propose(self, task: Task, history: Sequence[Attempt], n: int) -> Sequence[Proposal]:
-        """Up to `n` new proposals given every attempt so far on this task; empty when it has no more.
+        """Up to `n` new proposals given every attempt so far on this task; none when it has no
+        more.
 
         Depends on nothing but its arguments (and a seed), so that a resumed campaign goes on alike.
         """

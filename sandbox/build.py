@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from sandbox import copying
-from sandbox.device import arch_list, cache_root, fingerprint
+from sandbox.cache import cache_root
+from sandbox.device import arch_list, fingerprint
 from sandbox.observation import Failure, FailureKind
 from sandbox.spawn import WorkerFailed, Zygote
 from sandbox.types import SCHEMA_VERSION, Candidate, EvalConfig, digest
@@ -58,8 +59,11 @@ class Builder:
         if not candidate.language.needs_build:
             return BuildReport(0.0)
         target = self._folder / candidate.id
-        if (target / "report.json").exists():
-            return _read_report(target)
+        if target.exists():
+            try:
+                return _read_report(target)
+            except (OSError, ValueError, KeyError, TypeError):
+                shutil.rmtree(target, ignore_errors=True)  # damaged: build again
         start = time.monotonic()
         report = self._compile(candidate, config, target)
         return replace(report, seconds=time.monotonic() - start)

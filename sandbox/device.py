@@ -7,7 +7,6 @@ candidates in language `cuda` use the same launcher.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from sandbox.cache import read_json, write_json
 from sandbox.errors import DeviceError
 from sandbox.types import SCHEMA_VERSION, digest
 
@@ -51,14 +51,6 @@ class DeviceFacts:
         return compulsory_bytes / self.copy_bytes_s
 
 
-def cache_root() -> Path:
-    """Where facts, baselines and builds are kept between runs."""
-    base = os.environ.get("WARPSMITH_CACHE")
-    if base:
-        return Path(base)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "warpsmith"
-
-
 def device_facts(device: str, cache: Path) -> DeviceFacts:
     """Facts of the current device, from the cache or measured now (a few seconds).
 
@@ -66,13 +58,11 @@ def device_facts(device: str, cache: Path) -> DeviceFacts:
     """
     environment = fingerprint(device)
     path = cache / "devices" / f"{digest([environment, SCHEMA_VERSION])}.json"
-    if path.exists():
-        return DeviceFacts(**json.loads(path.read_text()))
+    known = read_json(path)
+    if known is not None:
+        return DeviceFacts(**known)
     facts = _measure_cuda(environment) if device == "cuda" else _measure_cpu(environment)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(asdict(facts)))
-    temporary.replace(path)
+    write_json(path, asdict(facts))
     return facts
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from sandbox.device import cache_root
+from sandbox.cache import cache_root
 from sandbox.errors import ConfigError, DeviceError, SandboxFault
 from sandbox.walls.enclose import Grade
 from sandbox.walls.probe import probe

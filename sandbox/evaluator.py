@@ -15,7 +15,8 @@ import torch
 
 from sandbox import judge
 from sandbox.build import Builder
-from sandbox.device import DeviceFacts, cache_root, device_facts
+from sandbox.cache import cache_root
+from sandbox.device import DeviceFacts, device_facts
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault, TaskError
 from sandbox.prepare import Preparation, Preparer
 from sandbox.run import Run
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 KEPT_TASKS = 4
 """Prepared tasks kept warm; their secret cases hold device memory."""
+INDUCTOR = ("torch._dynamo", "torch._inductor.compile_fx")
+"""What the first torch.compile in a process imports for about two seconds."""
 ATTEMPTS = 2
 """A fault of ours is retried once before it is reported as SANDBOX_ERROR."""
 
@@ -61,7 +64,13 @@ class LocalEvaluator:
         )
         self._builder = Builder(cache)
         self._stand = Stand(self._zygote)
-        self._preparer = Preparer(self._stand, self._facts, cache, self._synchronize)
+        # On a GPU Inductor's import asks for a device, which must not happen before a fork.
+        imports = INDUCTOR if device == "cpu" else ()
+        self._compiling = Zygote(device, device_index, imports=imports)
+        self._compilers = Stand(self._compiling)
+        self._preparer = Preparer(
+            self._stand, self._compilers, self._facts, cache, self._synchronize
+        )
         self._prepared: OrderedDict[str, Preparation | InvalidReference] = OrderedDict()
 
     @property
@@ -119,6 +128,7 @@ class LocalEvaluator:
         """End every process this evaluator started."""
         self._prepared.clear()
         self._stand.settle()
+        self._compiling.close()
         self._builder.close()
         self._zygote.close()
 

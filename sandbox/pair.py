@@ -23,6 +23,9 @@ from sandbox.subject import Signature, Subject
 from sandbox.types import EvalConfig
 
 SOLO_ROUNDS = 3
+WHOLE_BATCHES = 2
+"""Untimed batches before the first timed one, until the allocator holds a batch's outputs: on the
+CPU the first two took four and two times as long as the third."""
 OVERHEAD_GOS = 9
 """Empty "go"s whose median round trip, on the reference's side, is taken off both sides' times."""
 DRIFT = 0.15
@@ -65,13 +68,16 @@ class ProcessPair:
         self.share_state()
         self.fill(range(total))
         self.share_inputs(0, total)
-        # First calls compile; a whole batch makes the allocator hold a batch's outputs.
         for side in (self.reference, self.candidate):
             side.worker.send("warm", stage=side.stage, sets=self.plan.warm_sets)
         for side in (self.reference, self.candidate):
             side.worker.reply(stage=side.stage, timeout_s=first_call_timeout_s)
         for side in (self.reference, self.candidate):
-            side.go(self.plan.timed)
+            for _ in range(WHOLE_BATCHES):
+                side.warm(self.plan.warm_sets)
+                side.go(self.plan.timed)
+            if side.task.device == "cpu":
+                side.worker.spread()
         self.candidate.worker.freeze()
         try:
             self.overhead_s = statistics.median(self.reference.go([]) for _ in range(OVERHEAD_GOS))
@@ -159,9 +165,11 @@ class ProcessPair:
                 seconds = self.net(self.reference.go(sets))
             # What the candidate's outputs wait for, the reference's wait for too: a pause between
             # "done" and collect makes collect slower.
+            self.reference.worker.freeze()
             self.unchanged(sets)
             self.reference.poison("slots", 0, self.plan.sets)
             self.synchronize()
+            self.reference.worker.thaw()
             collect, _ = self.reference.collect(sets)
         finally:
             self.candidate.worker.thaw()
@@ -183,11 +191,15 @@ class ProcessPair:
         else:
             seconds = self.net(self.candidate.go(sets))
         mutated = False
-        if not self.signature.mutates:
-            mutated = not self.unchanged(sets)
-            if not self.signature.aliases:
-                self.candidate.poison("inputs", 0, self.plan.sets)
-                self.synchronize()
+        self.candidate.worker.freeze()  # so that nothing goes on unpaid while inputs are compared
+        try:
+            if not self.signature.mutates:
+                mutated = not self.unchanged(sets)
+                if not self.signature.aliases:
+                    self.candidate.poison("inputs", 0, self.plan.sets)
+                    self.synchronize()
+        finally:
+            self.candidate.worker.thaw()
         collect, claim = self.candidate.collect(sets)
         return (
             seconds,

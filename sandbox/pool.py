@@ -8,6 +8,7 @@ the inputs would do to the output (conditioning).
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -85,7 +86,9 @@ def build_pool(subject: Subject, signature: Signature, config: EvalConfig, free_
             cases.append(maker.make(f"inputs x {scale:g}", scale))
     kept = tuple(case for case in cases if case is not None)
     if not kept or cases[0] is None:
-        raise InvalidReference("the output is not finite on the inputs as given")
+        raise InvalidReference(
+            "the output on the inputs as given is not finite, or zero where float64 is not"
+        )
     refuse_degenerate(kept, signature)
     for name in ("inputs", "slots", "oracle"):
         subject.detach(name)
@@ -119,6 +122,8 @@ class _CaseMaker:
         if not all(bool(t.isfinite().all()) for t in [*truth, *outputs] if t.is_floating_point()):
             return None
         own = tuple(compare.errors(out, t) for out, t in zip(outputs, truth, strict=True))
+        if any(math.isinf(e.norm) for e in own):
+            return None  # truth is all zeros and the reference is not: no error can be told
         shaken = (
             [Errors()] * len(truth)
             if jittered is None

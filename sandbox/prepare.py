@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -11,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from sandbox.cache import read_json, write_json
 from sandbox.device import DeviceFacts, free_bytes
 from sandbox.errors import InvalidReference, SandboxFault
 from sandbox.observation import Errors, FailureKind, RoundObservation
@@ -49,12 +48,21 @@ class Preparation:
 
 
 class Preparer:
-    """Prepares tasks on one device with one stand; results are cached on disk where they may be."""
+    """Prepares tasks on one device; null experiments and baselines are cached on disk.
+
+    `compilers` starts the workers of compiled baselines.
+    """
 
     def __init__(
-        self, stand: Stand, facts: DeviceFacts, cache: Path, synchronize: Callable[[], None]
+        self,
+        stand: Stand,
+        compilers: Stand,
+        facts: DeviceFacts,
+        cache: Path,
+        synchronize: Callable[[], None],
     ) -> None:
         self.stand = stand
+        self.compilers = compilers
         self.facts = facts
         self.cache = cache
         self.synchronize = synchronize
@@ -107,18 +115,14 @@ class Preparer:
         protocol = replace(config, baselines=(), scales=(), preset="").id
         key = digest([task.hash, protocol, names, self.facts.fingerprint, SCHEMA_VERSION])
         path = self.cache / "baselines" / f"{key}.json"
-        if path.exists():
-            record = json.loads(path.read_text())
-            found = from_record(tuple[Baseline, ...], record["baselines"])
-            return Null(tuple(record["null"])), found
+        record = read_json(path)
+        if record is not None:
+            known = from_record(tuple[Baseline, ...], record["baselines"])
+            return Null(tuple(record["null"])), known
         null = self.null(task, config, signature, scheme)
         found = tuple(self.baseline(task, config, signature, scheme, name, null) for name in names)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(
-            json.dumps({"null": null.log_ratios, "baselines": to_record(found), "task": task.id})
-        )
-        temporary.replace(path)
+        kept = {"null": null.log_ratios, "baselines": to_record(found), "task": task.id}
+        write_json(path, kept)
         return null, found
 
     def null(self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan) -> Null:
@@ -159,6 +163,7 @@ class Preparer:
         """Rounds of `min_pairs` pairs of the reference against itself, wrapped as `wrap` says."""
         rounds: list[RoundObservation] = []
         bounds = [BASELINE_BOUND] * len(signature.outputs)
+        rivals = self.stand if wrap is None else self.compilers
         with tempfile.TemporaryDirectory() as kept:
             preload = [(Path(kept), "home/inductor")]
             for number in range(config.min_pairs):
@@ -166,7 +171,7 @@ class Preparer:
                 other = Opening(wrap=wrap, known=signature)
                 (reference, left), (rival, _) = self.stand.start_both(
                     partial(self.stand.reference, task, config, eager),
-                    partial(self.stand.reference, task, config, other, preload),
+                    partial(rivals.reference, task, config, other, preload),
                 )
                 try:
                     pair = ProcessPair(

@@ -93,12 +93,37 @@ def thaw_tree(pgid: int) -> None:
     _signal(pgid, signal.SIGCONT)
 
 
-def tree_memory_bytes(pgid: int) -> int:
-    """Anonymous resident memory of the group; files and shared memory (the arenas) are left out.
+def spread_threads(pid: int) -> None:
+    """Pin each thread of a process to one of our cores, the busiest first, each to the next core.
 
-    Pages still shared with the zygote since the fork count once per process.
+    Left alone, the threads of an OpenMP team that has slept wake on one core and stay there for a
+    while: a layer norm took 415 us or 1,150 us a call, by chance. Done from outside, because
+    workers may not place themselves.
     """
-    return sum(_anonymous_bytes(process.pid) for process in _living(pgid))
+    cores = sorted(os.sched_getaffinity(0))
+    threads = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+    threads.sort(key=lambda thread: -_busy_ns(pid, thread))
+    for position, thread in enumerate(threads):
+        try:
+            os.sched_setaffinity(thread, {cores[position % len(cores)]})
+        except ProcessLookupError:
+            continue  # the thread has ended
+
+
+def _busy_ns(pid: int, thread: int) -> int:
+    """Nanoseconds the thread has run (proc(5), schedstat)."""
+    return int((_read(f"/proc/{pid}/task/{thread}/schedstat") or "0").split()[0])
+
+
+def tree_memory_bytes(pgid: int, shared_bytes: int = 0) -> int:
+    """Resident memory of the group that is its own: anonymous, and shared beyond `shared_bytes`.
+
+    `shared_bytes` are the arenas'. Pages still shared with the zygote since the fork count once per
+    process; files are left out.
+    """
+    states = [_status(process.pid) for process in _living(pgid)]
+    own, shared = (sum(_bytes(s, name) for s in states) for name in ("RssAnon", "RssShmem"))
+    return own + max(0, shared - shared_bytes)
 
 
 def count_processes(pgid: int) -> int:
@@ -135,8 +160,8 @@ def _processes_of(uid: int) -> Iterator[int]:
                 yield process.pid
 
 
-def _anonymous_bytes(pid: int) -> int:
-    return 1024 * int(_status(pid).get("RssAnon", "0 kB").split()[0])
+def _bytes(status: dict[str, str], name: str) -> int:
+    return 1024 * int(status.get(name, "0 kB").split()[0])
 
 
 def _status(pid: int) -> dict[str, str]:

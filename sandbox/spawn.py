@@ -45,8 +45,15 @@ class Zygote:
     """One warm process per lane; restarted when it dies. Safe to use from several threads."""
 
     def __init__(
-        self, device: str, device_index: int = 0, environment: Mapping[str, str] | None = None
+        self,
+        device: str,
+        device_index: int = 0,
+        *,
+        environment: Mapping[str, str] | None = None,
+        imports: Sequence[str] = (),
     ) -> None:
+        """`imports` are modules to load before any fork, beside torch."""
+        self._imports = tuple(imports)
         self._environment = dict(environment or {})
         self.device = device
         self.device_index = device_index
@@ -139,7 +146,7 @@ class Zygote:
         self._end()
         ours, theirs = socket.socketpair()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "sandbox.zygote", str(theirs.fileno())],
+            [sys.executable, "-m", "sandbox.zygote", str(theirs.fileno()), *self._imports],
             pass_fds=[theirs.fileno()],
             env=zygote_environment(self.device, self.device_index, self.threads)
             | self._environment,
@@ -175,6 +182,8 @@ class Worker:
     """
 
     memory_limit_bytes = 8 << 30
+    arena_bytes = 0
+    """Of host arenas shared with it, which are not charged to it."""
 
     def __init__(
         self,
@@ -242,6 +251,10 @@ class Worker:
             raise WorkerFailed(_claimed(stage, body["error"]))
         raise self._failed(stage, FailureKind.PROTOCOL, "a reply that is no reply")
 
+    def spread(self) -> None:
+        """Pin the worker's threads to the cores in turn, one each."""
+        processes.spread_threads(self.pid)
+
     def freeze(self) -> None:
         """Stop the whole process tree, so that it cannot disturb a measurement."""
         processes.freeze_tree(self.pid)
@@ -268,7 +281,7 @@ class Worker:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _watch(self) -> None:
-        used = processes.tree_memory_bytes(self.pid)
+        used = processes.tree_memory_bytes(self.pid, self.arena_bytes)
         if used > self.memory_limit_bytes:
             limit = self.memory_limit_bytes >> 20
             raise _TooMuchMemory(f"{used >> 20} MiB of host memory; the limit is {limit} MiB")

@@ -102,6 +102,7 @@ class Subject:
         self.detach(name)
         arena = memory.allocate(layout.bytes, self.task.device)
         self.arenas[name], self.layouts[name] = arena, layout
+        self.worker.arena_bytes = sum(a.bytes.numel() for a in self.arenas.values())
         self.request(
             "attach",
             self.config.load_timeout_s,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ast
 
-from sandbox.types import Candidate, Language
+from sandbox.types import Candidate
 
 
 def reject(candidate: Candidate) -> str:
@@ -39,30 +39,3 @@ def defines(tree: ast.Module, name: str) -> bool:
         if isinstance(node, ast.alias) and (node.asname or node.name) == name:
             return True
     return False
-
-
-def language_of(source: str) -> Language:
-    """The language a kernel file is written in, from what it imports and calls.
-
-    Raises SyntaxError for what is no Python.
-    """
-    names, options = set(), set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.alias):
-            names.add(node.name.partition(".")[0])
-            names.add(node.name.rpartition(".")[2])
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module.partition(".")[0])
-        elif isinstance(node, ast.Attribute):
-            names.add(node.attr)
-        elif isinstance(node, ast.keyword) and node.arg:
-            options.add(node.arg)
-    if {"load_inline", "load"} & names and "cuda_sources" in options:
-        return Language.CUDA_INLINE
-    if "load_inline" in names:
-        return Language.CPP
-    if "cupy" in names:
-        return Language.CUDA
-    if "triton" in names:
-        return Language.TRITON
-    return Language.TORCH

@@ -1,7 +1,7 @@
 """The warm process that workers are forked from: torch imported, no operator run, no CUDA context.
 
-Run as `python -m sandbox.zygote FD`. A fork from here is ready in milliseconds, where a fresh
-interpreter needs 1.4-4 s to import torch. No operator may run here: an OpenMP pool or a CUDA
+Run as `python -m sandbox.zygote FD [MODULE...]`. A fork from here is ready in milliseconds, where a
+fresh interpreter needs 1.4-4 s to import torch. No operator may run here: an OpenMP pool or a CUDA
 context does not survive a fork. Ends, with all its workers, at end of file on its control socket.
 """
 
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import signal
 import socket
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,9 @@ PR_SET_CHILD_SUBREAPER = 36
 """linux/prctl.h: orphans of dead workers become our children, so that none outlives us."""
 
 
-def main(fd: int) -> None:
+def main(fd: int, imports: Sequence[str]) -> None:
     """Serve fork requests on control socket `fd` until the supervisor goes away."""
-    preload()
+    preload(imports)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     control = Channel(socket.socket(fileno=fd), "zygote", takes_fds=True)
     control.send({"ready": os.getpid()})
@@ -53,7 +55,7 @@ def main(fd: int) -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
-def preload() -> None:
+def preload(imports: Sequence[str]) -> None:
     """Import what every worker needs; nothing here may start a thread or touch a device."""
     import torch
 
@@ -66,6 +68,8 @@ def preload() -> None:
     torch.cuda.is_available = available
     import sandbox.worker.main  # noqa: F401
 
+    for name in imports:
+        importlib.import_module(name)
     if torch.version.cuda is not None:
         for name in ("cupy", "triton", "triton.language"):
             with contextlib.suppress(ImportError):
@@ -161,4 +165,4 @@ def reap(pid: int, workers: dict[int, int | None], timeout_s: float) -> int | No
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2:])
