@@ -7,9 +7,11 @@ garbage.
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,14 +24,17 @@ from sandbox.plan import Plan
 from sandbox.subject import Signature, Subject
 from sandbox.types import EvalConfig
 
+logger = logging.getLogger(__name__)
+
 SOLO_ROUNDS = 3
 WHOLE_BATCHES = 2
 """Untimed batches before the first timed one, until the allocator holds a batch's outputs: on the
 CPU the first two took four and two times as long as the third."""
 OVERHEAD_GOS = 9
 """Empty "go"s whose median round trip, on the reference's side, is taken off both sides' times."""
-DRIFT = 0.15
-"""Relative slow-down of the reference, beyond five times its solo spread, that voids a round."""
+DRIFT = {"cuda": 0.15, "cpu": 0.5}
+"""Relative slow-down of the reference, beyond five times its solo spread, that voids a round: a
+shared CPU is that noisy by itself."""
 
 
 class ProcessPair:
@@ -71,7 +76,10 @@ class ProcessPair:
         for side in (self.reference, self.candidate):
             side.worker.send("warm", stage=side.stage, sets=self.plan.warm_sets)
         for side in (self.reference, self.candidate):
+            start = time.perf_counter()
             side.worker.reply(stage=side.stage, timeout_s=first_call_timeout_s)
+            seconds = time.perf_counter() - start
+            logger.debug("first call of %d: %.0f ms", side.worker.pid, seconds * 1e3)
         for side in (self.reference, self.candidate):
             for _ in range(WHOLE_BATCHES):
                 side.warm(self.plan.warm_sets)
@@ -301,7 +309,7 @@ class ProcessPair:
         """Why a round is void: the reference ran slower beside the candidate than alone."""
         middle = statistics.median(self.solo)
         spread = statistics.median(abs(x - middle) for x in self.solo)
-        limit = middle * (1 + DRIFT) + 5 * spread
+        limit = middle * (1 + DRIFT[self.reference.task.device]) + 5 * spread
         if seconds <= limit:
             return ""
         return f"reference took {seconds * 1e6:.1f} us a call, {middle * 1e6:.1f} us alone"

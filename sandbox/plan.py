@@ -12,7 +12,7 @@ from sandbox.types import EvalConfig
 MEMORY_SHARE = 0.6
 """Of free memory for arenas and retained outputs; the rest is the models' own temporaries."""
 WARM_SETS = 2
-FILL_S = 0.05
+FILL_S = 0.03
 """What making a round's inputs may cost: fresh values for every call are not free on the CPU."""
 LEAST_SETS = 4
 SINGLE_CALLS = 8

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from sandbox import copying
 from sandbox.cache import read_json, write_json
 from sandbox.device import DeviceFacts, free_bytes
 from sandbox.errors import InvalidReference, SandboxFault
@@ -19,13 +19,20 @@ from sandbox.pool import Pool, build_pool
 from sandbox.records import from_record, to_record
 from sandbox.spawn import WorkerFailed
 from sandbox.statistics import Null, interval, summarise
-from sandbox.subject import Opening, Signature, Stand
+from sandbox.subject import Opening, Signature, Stand, Subject
 from sandbox.types import SCHEMA_VERSION, Baseline, EvalConfig, Task, digest
+
+logger = logging.getLogger(__name__)
 
 COMPILE_TIMEOUT_S = 600.0
 """For a baseline's first call: max-autotune benchmarks hundreds of kernels."""
 BASELINE_BOUND = Errors(1.0, 1.0, 1e9)
 """Baselines are trusted; they are timed, not judged."""
+COMPILED = ("compile", "max_autotune")
+INDUCTOR_CACHE = "tmp/torchinductor_worker"
+"""In the scratch folder. Inside the walls it is in /tmp for every worker, where Inductor keeps its
+precompiled header whatever it is told; its keys hold paths."""
+INDUCTOR_LIMIT_BYTES = 4 << 30
 DEVICE_BASELINES = {"cpu": ("compile",), "cuda": ("compile", "max_autotune", "cuda_graph")}
 
 
@@ -152,6 +159,13 @@ class Preparer:
         latency_ms = sum(p.candidate_ms for p in pairs) / len(pairs)
         return Baseline(name, latency_ms, interval(pairs, null, config))
 
+    def keep_compiled(self, subject: Subject, kept: Path) -> None:
+        """Inductor's results and precompiled headers, for the next pairs and the next tasks."""
+        try:
+            copying.copy_folder(subject.worker.scratch, INDUCTOR_CACHE, kept, INDUCTOR_LIMIT_BYTES)
+        except (OSError, ValueError) as error:
+            logger.info("compiled code is not kept: %s", error)
+
     def race(
         self,
         task: Task,
@@ -164,27 +178,26 @@ class Preparer:
         rounds: list[RoundObservation] = []
         bounds = [BASELINE_BOUND] * len(signature.outputs)
         rivals = self.stand if wrap is None else self.compilers
-        with tempfile.TemporaryDirectory() as kept:
-            preload = [(Path(kept), "home/inductor")]
-            for number in range(config.min_pairs):
-                eager = Opening(known=signature)
-                other = Opening(wrap=wrap, known=signature)
-                (reference, left), (rival, _) = self.stand.start_both(
-                    partial(self.stand.reference, task, config, eager),
-                    partial(rivals.reference, task, config, other, preload),
-                )
-                try:
-                    pair = ProcessPair(
-                        number, reference, rival, left, scheme, config, self.synchronize
-                    )
-                    self.stand.settle()
-                    pair.start(COMPILE_TIMEOUT_S)
-                    rounds += [seen for seen, _ in pair.rounds(bounds)]
-                    if wrap is not None and number == 0:
-                        _copy(rival.worker.scratch / "home" / "inductor", Path(kept))
-                finally:
-                    self.stand.retire(rival)
-                    self.stand.retire(reference)
+        compiled = wrap in COMPILED
+        kept = self.cache / "inductor" / self.facts.fingerprint
+        preload = [(kept, INDUCTOR_CACHE)] if compiled else []
+        for number in range(config.min_pairs):
+            eager = Opening(known=signature)
+            other = Opening(wrap=wrap, known=signature)
+            (reference, left), (rival, _) = self.stand.start_both(
+                partial(self.stand.reference, task, config, eager),
+                partial(rivals.reference, task, config, other, preload),
+            )
+            try:
+                pair = ProcessPair(number, reference, rival, left, scheme, config, self.synchronize)
+                self.stand.settle()
+                pair.start(COMPILE_TIMEOUT_S)
+                rounds += [seen for seen, _ in pair.rounds(bounds)]
+                if compiled and number == 0:
+                    self.keep_compiled(rival, kept)
+            finally:
+                self.stand.retire(rival)
+                self.stand.retire(reference)
         self.stand.settle()
         return rounds
 
@@ -200,8 +213,3 @@ def reference_failed(task: Task, failed: WorkerFailed) -> Exception:
     if failure.kind in (FailureKind.TIMEOUT, FailureKind.MEMORY, FailureKind.DIED):
         return InvalidReference(f"{task.id}: the reference's worker: {first}")
     return SandboxFault(f"{task.id}: the reference's worker: {first}")
-
-
-def _copy(source: Path, target: Path) -> None:
-    if source.is_dir():
-        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)

@@ -350,6 +350,8 @@ def zygote_environment(device: str, index: int, threads: int) -> dict[str, str]:
         "MAX_JOBS": str(max(threads, 2)),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
+        "USER": "worker",
+        "LOGNAME": "worker",
         # cupy fixes its cache folder when the zygote imports it; NVRTC is quick enough without.
         "CUPY_CACHE_IN_MEMORY": "1",
     }

@@ -133,7 +133,7 @@ def enough(pairs: Sequence[Pair], null: Null, config: EvalConfig, to_beat: float
     """True when another pair would not change the decision.
 
     A candidate whose upper bound misses `to_beat` (or eager itself) is hopeless after any pair;
-    others need `min_pairs` and then stop at the target width.
+    others need `min_pairs`, and stop once their lower bound clears the bar or at the target width.
     """
     if not pairs:
         return False
@@ -141,12 +141,13 @@ def enough(pairs: Sequence[Pair], null: Null, config: EvalConfig, to_beat: float
         return True
     now = interval(pairs, null, config)
     slack = math.exp(2 * null.floor)
-    if now.high * slack < max(to_beat or 0.0, 1.0):
+    bar = max(to_beat or 0.0, 1.0)
+    if now.high * slack < bar:
         return True
     if len(pairs) < config.min_pairs:
         return False
     width = math.log(now.high / now.low) / 2
-    return width <= max(config.target_half_width, null.floor)
+    return now.low > bar * slack or width <= max(config.target_half_width, null.floor)
 
 
 def t_quantile(probability: float, dof: int) -> float:

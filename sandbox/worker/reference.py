@@ -6,6 +6,7 @@ Task files are trusted, yet they run here and not in the supervisor.
 from __future__ import annotations
 
 import copy
+import os
 import time
 from typing import Any
 
@@ -207,6 +208,8 @@ def wrapped(model: torch.nn.Module, how: str | None) -> Any:
     """The model as a baseline runs it."""
     if how is None:
         return model
+    if os.access("/tmp", os.W_OK):  # the walls' own: the same path in every worker
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/tmp/torchinductor_worker"
     if how == "compile":
         return torch.compile(model)
     if how == "max_autotune":
