@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sandbox.types import EvalConfig
 
-CONFIRM_SHARE = 0.2
+CONFIRM_SHARE = 0.12
 """Of `max_seconds`, kept for confirming winners."""
 
 

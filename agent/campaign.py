@@ -22,7 +22,7 @@ from agent.engine import Engine
 from agent.examine import examine
 from agent.journal import Journal, Purpose, Recorded
 from agent.lanes import LanePool, NoLane
-from agent.outcome import CampaignResult, Stage, TaskReport, best_of, report, wins
+from agent.outcome import CampaignResult, Stage, TaskReport, best_of, promising, report
 from agent.schedule import Job, Kind, Schedule, TaskRun
 from agent.types import Proposal, Proposer
 from rewards import speedup
@@ -215,7 +215,7 @@ class _Campaign:
         best = best_of(records)
         if not self.config.confirm or best is None or best.evaluation is None:
             return None
-        return best if wins(best.evaluation) and best.confirmation is None else None
+        return best if promising(best.evaluation) and best.confirmation is None else None
 
     def _push(
         self,
@@ -285,7 +285,9 @@ class _Campaign:
     def _to_beat(self, run: TaskRun, round: int) -> float | None:
         best = best_of([r for r in self.journal.proposals(run.task.id) if r.round < round])
         interval = None if best is None or best.evaluation is None else best.evaluation.speedup
-        return None if interval is None else interval.low
+        if interval is None:
+            return 1.0 if self.config.confirm else None
+        return interval.low
 
     def _finish(self, job: Job, future: Future[Any]) -> None:
         run = job.run

@@ -87,7 +87,7 @@ class TaskReport:
             return "invalid reference"
         if self.best is None:
             return "none correct" if self.tried else "not tried"
-        if not wins(self.best.evaluation):
+        if not promising(self.best.evaluation):
             return "no win"
         if self.confirmation is None:
             return "unconfirmed win"
@@ -109,8 +109,13 @@ class CampaignResult:
         return sum(task.tried for task in self.tasks)
 
 
+def promising(evaluation: Evaluation) -> bool:
+    """Passed and faster, on however few pairs: worth confirming."""
+    return evaluation.passed and evaluation.timing is not None and evaluation.timing.faster
+
+
 def wins(evaluation: Evaluation) -> bool:
-    """Passed, and faster than eager beyond interval and noise floor."""
+    """Passed, and faster than eager on enough pairs to be reported."""
     return evaluation.passed and evaluation.timing is not None and evaluation.timing.win
 
 

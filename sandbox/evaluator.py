@@ -64,9 +64,7 @@ class LocalEvaluator:
         )
         self._builder = Builder(cache)
         self._stand = Stand(self._zygote)
-        # On a GPU Inductor's import asks for a device, which must not happen before a fork.
-        imports = INDUCTOR if device == "cpu" else ()
-        self._compiling = Zygote(device, device_index, imports=imports)
+        self._compiling = Zygote(device, device_index, imports=INDUCTOR)
         self._compilers = Stand(self._compiling)
         self._preparer = Preparer(
             self._stand, self._compilers, self._facts, cache, self._synchronize
@@ -127,6 +125,7 @@ class LocalEvaluator:
     def close(self) -> None:
         """End every process this evaluator started."""
         self._prepared.clear()
+        self._preparer.cool()
         self._stand.settle()
         self._compiling.close()
         self._builder.close()

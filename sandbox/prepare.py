@@ -73,6 +73,7 @@ class Preparer:
         self.facts = facts
         self.cache = cache
         self.synchronize = synchronize
+        self._warm: tuple[str, Subject] | None = None
 
     def prepare(self, task: Task, config: EvalConfig) -> Preparation:
         """Raises InvalidReference where the task cannot be scored."""
@@ -82,6 +83,24 @@ class Preparer:
         return Preparation(
             task, pools, scheme, null, baselines, self.floor_s(pools[0].signature, scheme)
         )
+
+    def warm_reference(self, preparation: Preparation, config: EvalConfig) -> Subject:
+        """The task's reference worker, open at the timed shape; kept until another task's is
+        asked.
+        """
+        key = f"{preparation.task.hash}-{config.id}"
+        if self._warm is None or self._warm[0] != key:
+            self.cool()
+            opening = Opening(known=preparation.signature)
+            subject, _ = self.stand.reference(preparation.task, config, opening)
+            self._warm = (key, subject)
+        return self._warm[1]
+
+    def cool(self) -> None:
+        """End the warm reference worker."""
+        if self._warm is not None:
+            self.stand.retire(self._warm[1])
+            self._warm = None
 
     def pools(self, task: Task, config: EvalConfig, *, randomise: bool) -> tuple[Pool, ...]:
         """The secret cases of every shape."""

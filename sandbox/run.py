@@ -73,6 +73,7 @@ class Run:
         self.walls = ""
         self.pools = preparation.pools
         self.last: Subject | None = None
+        self.verified: Subject | None = None
 
     def observe(self, to_beat: float | None) -> Observation:
         """Everything there is to see, up to the first failure."""
@@ -88,6 +89,8 @@ class Run:
                     self.time(to_beat)
             except WorkerFailed as failed:
                 self.note(failure=blame(failed.failure))
+            finally:
+                self.dismiss()
         self.stand.settle()
         if self.last is not None:
             self.note(stdout=self.last.worker.stdout(), stderr=self.last.worker.stderr())
@@ -107,19 +110,19 @@ class Run:
 
     def check(self, kept: Path) -> None:
         """Load the candidate and verify it on every shape; its compiler caches serve later
-        workers.
+        workers, and its worker the first pair of a search.
         """
         with self.stage("load"):
             subject = self.start()
         try:
             cases: list[CaseObservation] = []
-            for number in range(len(self.pools)):
+            for number in (*range(1, len(self.pools)), 0):  # ends with the shape that is timed
                 with self.stage("load"):
                     subject.stage = "load"
-                    if number:
+                    if cases:
                         subject.release()
                     matched = self.stand.open_candidate(subject, self.pools[number].signature)
-                    if matched == "seed" and self.pools[number].signature.state and not number:
+                    if matched == "seed" and self.pools[number].signature.state and not cases:
                         self.pools = self.seeded_pools()
                         matched = self.stand.open_candidate(subject, self.pools[number].signature)
                 with self.stage("verify"):
@@ -131,8 +134,10 @@ class Run:
                 with contextlib.suppress(OSError, ValueError):
                     copying.copy_folder(subject.worker.scratch, name, kept / name, CACHE_LIMIT)
                     self.preload.append((kept / name, name))
-        finally:
+        except BaseException:
             self.end(subject)
+            raise
+        self.verified = subject
 
     def seeded_pools(self) -> tuple[Pool, ...]:
         """Cases whose parameters are as constructed, for candidates matched only by a shared
@@ -145,13 +150,18 @@ class Run:
         return all(judge_case(case)[0] is Status.PASSED for case in self.observation.cases)
 
     def time(self, to_beat: float | None) -> None:
-        """Fresh process pairs until the statistics say enough."""
+        """Process pairs until the statistics say enough.
+
+        All are fresh for a figure that is reported; in a search the first pair is the task's warm
+        reference and the worker that was verified.
+        """
         rounds: list[RoundObservation] = []
         bounds = timed_bounds(self.pools[0].cases[0])
         worst = CaseObservation("timed rounds", (Errors(),) * len(bounds), bounds)
         null = self.preparation.null
         for number in range(self.config.max_pairs):
-            for seen, case in self.pair(number, bounds):
+            warm = number == 0 and to_beat is not None and self.observation.parameters != "seed"
+            for seen, case in self.warm_pair(bounds) if warm else self.pair(number, bounds):
                 rounds.append(seen)
                 worst = merge(worst, case)
                 self.note(rounds=tuple(rounds), timed=worst)
@@ -163,6 +173,7 @@ class Run:
     def pair(
         self, number: int, bounds: tuple[Errors, ...]
     ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
+        self.dismiss()
         task, config = self.preparation.task, self.config
         seeded = self.observation.parameters == "seed"
         opening = Opening(randomise=not seeded, known=self.pools[0].signature)
@@ -173,24 +184,56 @@ class Run:
         try:
             with self.stage("start"):
                 self.stand.open_candidate(subject, signature)
-                subject.stage = "time"
-                pair = ProcessPair(
-                    number,
-                    reference,
-                    subject,
-                    signature,
-                    self.preparation.plan,
-                    config,
-                    self.synchronize,
-                    new_weights=not seeded,
-                )
-                self.stand.settle()
-                pair.start(config.load_timeout_s)
-            with self.stage("time"):
-                yield from pair.rounds(bounds)
+            yield from self.race(number, reference, subject, bounds, new_weights=not seeded)
         finally:
             self.end(subject)
             self.stand.retire(reference)
+
+    def warm_pair(
+        self, bounds: tuple[Errors, ...]
+    ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
+        with self.stage("start"):
+            reference = self.preparer.warm_reference(self.preparation, self.config)
+        assert self.verified is not None
+        try:
+            yield from self.race(0, reference, self.verified, bounds, new_weights=True)
+        except WorkerFailed:
+            self.preparer.cool()
+            raise
+        finally:
+            self.dismiss()
+
+    def race(
+        self,
+        number: int,
+        reference: Subject,
+        subject: Subject,
+        bounds: tuple[Errors, ...],
+        *,
+        new_weights: bool,
+    ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
+        with self.stage("start"):
+            subject.stage = "time"
+            pair = ProcessPair(
+                number,
+                reference,
+                subject,
+                self.pools[0].signature,
+                self.preparation.plan,
+                self.config,
+                self.synchronize,
+                new_weights=new_weights,
+            )
+            self.stand.settle()
+            pair.start(self.config.load_timeout_s)
+        with self.stage("time"):
+            yield from pair.rounds(bounds)
+
+    def dismiss(self) -> None:
+        """End the worker that was verified, if it still waits for a pair."""
+        subject, self.verified = self.verified, None
+        if subject is not None:
+            self.end(subject)
 
     def start(self) -> Subject:
         subject = self.stand.candidate(

@@ -351,6 +351,8 @@ def zygote_environment(device: str, index: int, threads: int) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
         "USER": "worker",
+        # Asking for a device through NVML leaves later forks able to use it.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         "LOGNAME": "worker",
         # cupy fixes its cache folder when the zygote imports it; NVRTC is quick enough without.
         "CUPY_CACHE_IN_MEMORY": "1",

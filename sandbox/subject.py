@@ -98,7 +98,9 @@ class Subject:
         self.request("load", self.config.load_timeout_s, source=source)
 
     def attach(self, name: str, layout: Layout, tree: dict[str, Any] | None = None) -> None:
-        """Allocate an arena and share it with the worker under `name`."""
+        """Allocate an arena and share it with the worker under `name`, unless it has such a one."""
+        if self.layouts.get(name) == layout and name in self.arenas:
+            return
         self.detach(name)
         arena = memory.allocate(layout.bytes, self.task.device)
         self.arenas[name], self.layouts[name] = arena, layout

@@ -70,10 +70,29 @@ def preload(imports: Sequence[str]) -> None:
 
     for name in imports:
         importlib.import_module(name)
+    if imports and torch.version.cuda is not None and not forks_have_cuda():
+        # One of them touched the driver: start over without them.
+        os.execv(sys.executable, [sys.executable, "-m", "sandbox.zygote", sys.argv[1]])
     if torch.version.cuda is not None:
         for name in ("cupy", "triton", "triton.language"):
             with contextlib.suppress(ImportError):
                 __import__(name)
+
+
+def forks_have_cuda() -> bool:
+    """Whether a process forked now could use CUDA; true where there is no device to use."""
+    if not os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return True
+    pid = os.fork()
+    if pid == 0:
+        import torch
+
+        try:
+            torch.cuda.init()
+        except RuntimeError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def become_worker(request: dict[str, Any], fds: list[int], control_fd: int) -> None:
