@@ -96,6 +96,11 @@ class Preparer:
             self._warm = (key, subject)
         return self._warm[1]
 
+    def rest(self) -> None:
+        """Free what the warm reference worker holds beside its model: a fresh pair needs the room."""
+        if self._warm is not None:
+            self._warm[1].rest()
+
     def cool(self) -> None:
         """End the warm reference worker."""
         if self._warm is not None:

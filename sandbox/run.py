@@ -174,6 +174,7 @@ class Run:
         self, number: int, bounds: tuple[Errors, ...]
     ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
         self.dismiss()
+        self.preparer.rest()
         task, config = self.preparation.task, self.config
         seeded = self.observation.parameters == "seed"
         opening = Opening(randomise=not seeded, known=self.pools[0].signature)

@@ -122,6 +122,12 @@ class Subject:
         self.attach("slots", Layout(signature.outputs, slots))
         self.attach("state", Layout(tuple(leaf for _, leaf in signature.state), 1))
 
+    def rest(self) -> None:
+        """Keep the worker and its model, free its arenas and what it has cached."""
+        self.request("rest", self.config.load_timeout_s)
+        for name in list(self.arenas):
+            self.detach(name)
+
     def detach(self, name: str) -> None:
         arena = self.arenas.pop(name, None)
         if arena is not None:

@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 COMMAND = [sys.executable, str(Path(__file__).parents[1] / "warpsmith.py")]
 PROTOCOL = """\
+preset: quick
 baselines: []
-rounds: 4
-batch_ms: 4
-max_sets: 16
-min_pairs: 3
+rounds: 16
+batch_ms: 5
+single_share: 0.4
 max_pairs: 3
 run_timeout_s: 20
 load_timeout_s: 20
-build_timeout_s: 60
 """
-"""A YAML file for --preset: a verdict in seconds, enough pairs for a win, figures that say little."""
+"""YAML of an EvalConfig: a verdict within seconds. Many short rounds, several with a single set:
+with few of those honest code may pass for merged calls on a busy machine."""
 
 
 class Done(NamedTuple):
@@ -29,12 +29,8 @@ class Done(NamedTuple):
 
 
 def environment_of(folder: Path, **variables: str) -> dict[str, str]:
-    """Builds and measurements are made anew, and one thread each: two spin on a busy machine."""
+    """Of a command: builds and measurements are kept in the folder, not in the user's cache."""
     return os.environ | {"WARPSMITH_CACHE": str(folder / "cache"), **variables}
-
-
-def one_core() -> None:
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 def run(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Done:
@@ -43,10 +39,9 @@ def run(folder: Path, *arguments: str, environment: Mapping[str, str] | None = N
         [*COMMAND, *arguments],
         cwd=folder,
         env=environment_of(folder, **(environment or {})),
-        preexec_fn=one_core,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)

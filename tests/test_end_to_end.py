@@ -40,8 +40,7 @@ def get_init_inputs():
 """
 """Some 200 small operations in eager, one in C++: a win by a factor on any machine."""
 
-RIGHT = r'''
-import ctypes
+RIGHT = r'''import ctypes
 
 import torch
 from torch import nn
@@ -111,6 +110,7 @@ def go(self, request, fds):
 session.Session.do_go = go
 """
 )
+pytestmark = pytest.mark.timeout(240)
 KEY = "secret-of-this-test"
 REPLIES = {
     WRONG: Status.WRONG_VALUE,
@@ -224,7 +224,7 @@ def test_the_exported_file_stands_alone_and_equals_the_reference(
 
 
 def reply(source: str) -> str:
-    return f"Here it is.\n\n```python\n{source.strip()}\n```\n"
+    return f"Here it is.\n\n```python\n{source}```\n"
 
 
 def module_of(path: Path) -> ModuleType:

@@ -81,6 +81,16 @@ class Session:
             torch.cuda.empty_cache()
         return {}
 
+    def do_rest(self, request: Request, fds: list[int]) -> Request:
+        """Keep the model, give all other memory back."""
+        self.results.clear()
+        for name in list(self.arenas):
+            self.drop(name)
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+        return {}
+
     def do_restate(self, request: Request, fds: list[int]) -> Request:
         """Overwrite parameters and buffers in place with the state arena's contents."""
         for index, tensor in enumerate(self.state_tensors):
