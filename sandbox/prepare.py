@@ -97,7 +97,7 @@ class Preparer:
         return self._warm[1]
 
     def rest(self) -> None:
-        """Free what the warm reference worker holds beside its model: a fresh pair needs the room."""
+        """Free all but its model in the warm reference worker: a fresh pair needs the room."""
         if self._warm is not None:
             self._warm[1].rest()
 
