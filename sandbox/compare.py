@@ -1,7 +1,7 @@
 """How far an output is from the truth: whole tensor, per row, and per element of its row's scale.
 
 Norm-wise error alone misses a dropped tail; elementwise `allclose` is blind on U[0,1) inputs and
-too strict near zero (research: KernelBench fact sheet, section 1). Runs in the supervisor on
+too strict near zero (measured). Runs in the supervisor on
 private copies.
 """
 

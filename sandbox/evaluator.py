@@ -30,6 +30,7 @@ KEPT_TASKS = 4
 """Prepared tasks kept warm; their secret cases hold device memory."""
 INDUCTOR = ("torch._dynamo", "torch._inductor.compile_fx")
 """What the first torch.compile in a process imports for about two seconds."""
+KEPT_SHARE = 0.15
 ATTEMPTS = 2
 """A fault of ours is retried once before it is reported as SANDBOX_ERROR."""
 
@@ -94,8 +95,7 @@ class LocalEvaluator:
             except InvalidReference as error:
                 found = error
             self._prepared[key] = found
-            while len(self._prepared) > KEPT_TASKS:
-                self._prepared.popitem(last=False)
+            self._forget()
         self._prepared.move_to_end(key)
         if isinstance(found, InvalidReference):
             raise found
@@ -121,6 +121,17 @@ class LocalEvaluator:
             logger.warning("attempt %d on %s: %s", attempt + 1, task.id, result.detail)
         total = time.monotonic() - start
         return replace(result, seconds={**result.seconds, "total": total})
+
+    def _forget(self) -> None:
+        """Drop the tasks used longest ago, beyond KEPT_TASKS or KEPT_SHARE of the memory."""
+        room = KEPT_SHARE * self._facts.memory_bytes
+        while len(self._prepared) > 1:
+            held = sum(p.bytes for p in self._prepared.values() if isinstance(p, Preparation))
+            if len(self._prepared) <= KEPT_TASKS and held <= room:
+                return
+            self._prepared.popitem(last=False)
+            if self.device == "cuda":
+                torch.cuda.empty_cache()
 
     def close(self) -> None:
         """End every process this evaluator started."""

@@ -32,8 +32,9 @@ PRECISION_CLASSES = (("float32", 1e-5), ("tf32", 8e-4), ("bfloat16", 6e-3), ("fl
 """Norm error up to which a result counts as this class (twice to three times the measured
 constant).
 """
-MERGED_FLOOR_S = 40e-6
-"""Spread of a call alone through the pipe, which costs about 160 us more than inside a batch."""
+MERGED_FLOOR_S = 150e-6
+"""A call alone through the pipe costs about 160 us more than inside a batch, and a candidate's cold
+launcher some 120 us more than the reference's (measured on an H200): only gross merging is seen."""
 MERGED_HOST_S = 100e-6
 MERGED_SHARE = 0.2
 """A batch hides host time behind the device, a call alone does not: an honest call's host time
@@ -45,7 +46,7 @@ FLOOR_SHARE = 0.9
 
 def judge(observation: Observation, null: Null, config: EvalConfig) -> Evaluation:
     """What we conclude, with the evidence by layer."""
-    status, detail = verdict(observation, config)
+    status, detail = verdict(observation)
     pairs = statistics.summarise(observation.rounds)
     timing = None
     findings: tuple[Finding, ...] = ()
@@ -87,16 +88,12 @@ def judge(observation: Observation, null: Null, config: EvalConfig) -> Evaluatio
     )
 
 
-def verdict(observation: Observation, config: EvalConfig) -> tuple[Status, str]:
+def verdict(observation: Observation) -> tuple[Status, str]:
     """Status and its one line, before physics is asked."""
     if observation.rejected:
         return Status.REJECTED, observation.rejected
     if observation.failure is not None:
         return failed(observation.failure)
-    if config.require_matched_parameters and observation.parameters == "seed":
-        return Status.REJECTED, (
-            "parameters match the reference's neither by name nor by order, shape and dtype"
-        )
     if not observation.cases:
         return Status.SANDBOX_ERROR, "no case was observed"
     timed = () if observation.timed is None else (observation.timed,)
@@ -189,7 +186,7 @@ def precision(cases: tuple[CaseObservation, ...]) -> str | None:
 
 
 def physics(observation: Observation, timing: Timing) -> tuple[Finding, ...]:
-    """Merged calls, and times that the device cannot reach (DESIGN, section 5, rules 4 and 7)."""
+    """Merged calls, and times that the device cannot reach (docs/measuring.md)."""
     findings = []
     merged = statistics.merged_excess_s(observation.rounds)
     if merged is not None:

@@ -25,7 +25,7 @@ def detect_language(source: str, origin: str = "kernel") -> Language:
         tree = ast.parse(source)
     except SyntaxError as error:
         raise ConfigError(f"{origin}: line {error.lineno}: not Python: {error.msg}") from error
-    inline = [call for call in _calls(tree) if _name(call.func) in ("load_inline", "load")]
+    inline = [call for call in _calls(tree) if _builds(call.func, tree)]
     if inline:
         cuda = any(keyword.arg == "cuda_sources" for call in inline for keyword in call.keywords)
         return Language.CUDA_INLINE if cuda else Language.CPP
@@ -43,6 +43,23 @@ def _name(function: ast.expr) -> str:
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
+
+
+def _builds(function: ast.expr, tree: ast.AST) -> bool:
+    """A call of `load_inline`, or of cpp_extension's `load`; not of Triton's `tl.load`."""
+    if _name(function) != "load":
+        return _name(function) == "load_inline"
+    if isinstance(function, ast.Attribute):
+        return isinstance(function.value, ast.Name | ast.Attribute) and (
+            ast.unparse(function.value).rpartition(".")[2] == "cpp_extension"
+        )
+    imports = (n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module)
+    return any(
+        n.module is not None
+        and n.module.endswith("cpp_extension")
+        and any(alias.name == "load" for alias in n.names)
+        for n in imports
+    )
 
 
 def _packages(tree: ast.AST) -> Iterator[str]:

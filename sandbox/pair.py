@@ -1,4 +1,4 @@
-"""One process pair: a reference worker and a candidate worker on equal inputs (DESIGN, section 5).
+"""One process pair: a reference worker and a candidate worker on equal inputs (docs/measuring.md).
 
 The candidate is disclosed one batch of fresh inputs per "go"; outputs leave through poisoned slots;
 its used inputs are poisoned before it hands outputs over, so that work deferred past "done" reads

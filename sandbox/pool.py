@@ -1,7 +1,7 @@
 """A task's secret cases with their float64 truth and the error each may have; computed once per
 task.
 
-Truth is the reference in float64 (DESIGN, section 6). The bound on a candidate's error is the
+Truth is the reference in float64 (docs/measuring.md). The bound on a candidate's error is the
 largest of the dtype's class constant, a multiple of the reference's own error, and what rounding
 the inputs would do to the output (conditioning).
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,12 +24,17 @@ from sandbox.trees import Layout, Leaf
 from sandbox.types import EvalConfig
 
 CLASS_NORM = {"float64": 1e-12, "float32": 5e-6, "float16": 3e-4, "bfloat16": 2e-3}
-"""Norm-wise error of a matmul at any K per dtype (measured; research/kernelbench.md, section 1)."""
+"""Norm-wise error of a matmul at any K per dtype (measured: ||error|| of randn matmuls against
+float64).
+"""
 ROW_FACTOR, ELEMENT_FACTOR = 4.0, 16.0
 """How far a row or an element of an honest kernel lies above the tensor's norm error."""
 JITTER = 2.0**-24
 """Half an ulp of float32, relative: the rounding no kernel can avoid."""
 JITTER_FACTOR = 8.0
+LARGE_BYTES = 4 << 30
+"""Of one input set and its outputs: beyond it float64 copies do not fit beside both sides, so truth
+is the reference's own float32 output and one case is kept."""
 TAIL = 1.5
 POOL_SHARE = 0.15
 """Of free memory that stored cases may take."""
@@ -62,6 +67,14 @@ class Pool:
     oracle: str
     """`float64`, or `float32` where the reference does not run in float64."""
 
+    @property
+    def bytes(self) -> int:
+        return sum(_bytes(case) for case in self.cases)
+
+
+def _bytes(case: Case) -> int:
+    return sum(t.numel() * t.element_size() for t in (case.inputs, *case.truth))
+
 
 def build_pool(subject: Subject, signature: Signature, config: EvalConfig, free_bytes: int) -> Pool:
     """Make the cases with the reference's worker, open at this shape.
@@ -78,13 +91,15 @@ def build_pool(subject: Subject, signature: Signature, config: EvalConfig, free_
     subject.attach("oracle", Layout(tuple(map(truth_leaf, signature.outputs)), 1))
     subject.request("publish", config.run_timeout_s)
     state = subject.arenas["state"].bytes.clone()
-    maker = _CaseMaker(subject, signature, config)
+    large = signature.input_bytes + signature.output_bytes > LARGE_BYTES
+    maker = _CaseMaker(subject, signature, config, "float32" if large else "float64")
     per_case = signature.input_bytes + 2 * subject.layouts["oracle"].stride
     room = max(2, int(POOL_SHARE * free_bytes) // max(per_case, 1))
     cases = [maker.make("given", 1.0), maker.make("given, fresh values", 1.0)]
-    for scale in config.scales if signature.inputs else ():
-        if len(cases) < room:
-            cases.append(maker.make(f"inputs x {scale:g}", scale))
+    if not large:
+        for scale in config.scales if signature.inputs else ():
+            if len(cases) < room:
+                cases.append(maker.make(f"inputs x {scale:g}", scale))
     kept = tuple(case for case in cases if case is not None)
     if not kept or cases[0] is None:
         raise InvalidReference(
@@ -93,15 +108,17 @@ def build_pool(subject: Subject, signature: Signature, config: EvalConfig, free_
     refuse_degenerate(kept, signature)
     for name in ("inputs", "slots", "oracle"):
         subject.detach(name)
-    return Pool(signature, state, kept, maker.oracle)
+    return Pool(signature, state, kept[:1] if large else kept, maker.oracle)
 
 
 class _CaseMaker:
-    def __init__(self, subject: Subject, signature: Signature, config: EvalConfig) -> None:
+    def __init__(
+        self, subject: Subject, signature: Signature, config: EvalConfig, oracle: str
+    ) -> None:
         self.subject = subject
         self.signature = signature
         self.config = config
-        self.oracle = "float64"
+        self.oracle = oracle
 
     def make(self, name: str, scale: float) -> Case | None:
         """The case, or None where truth or reference leaves the finite range."""
@@ -119,7 +136,7 @@ class _CaseMaker:
         self.check_structure(claim)
         outputs = [subject.leaf("slots", 0, i).clone() for i in range(len(self.signature.outputs))]
         if truth is None:
-            truth = [out.double() if out.is_floating_point() else out for out in outputs]
+            truth = outputs
         if not all(bool(t.isfinite().all()) for t in [*truth, *outputs] if t.is_floating_point()):
             return None
         own = tuple(compare.errors(out, t) for out, t in zip(outputs, truth, strict=True))
@@ -212,16 +229,17 @@ def refuse_degenerate(cases: Sequence[Case], signature: Signature) -> None:
     """
     if signature.aliases and signature.mutates is False and _echoes(cases[0], signature):
         raise InvalidReference("degenerate: returning an input unchanged passes")
-    nulls: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "all zeros": torch.zeros_like,
-        "one constant": _constant,
-    }
     sized = [case for case in cases if any(t.numel() for t in case.truth)]
-    for words, make in nulls.items():
-        if sized and all(
-            compare.errors(make(t), t).within(b)
-            for case in sized
-            for t, b in zip(case.truth, case.bounds, strict=True)
+    constants = [_constant(t) for t in sized[0].truth] if len(sized) > 1 else []
+    zeros = [0.0] * len(sized[0].truth) if sized else []
+    for words, values, judged in (
+        ("all zeros", zeros, sized),
+        ("one constant", constants, sized[1:]),  # its value comes from the first case
+    ):
+        if judged and all(
+            compare.errors(torch.full_like(t, value), t).within(b)
+            for case in judged
+            for t, value, b in zip(case.truth, values, case.bounds, strict=True)
             if t.numel()
         ):
             raise InvalidReference(f"degenerate: {words} passes as output")
@@ -234,11 +252,11 @@ def refuse_degenerate(cases: Sequence[Case], signature: Signature) -> None:
             raise InvalidReference("degenerate: the output does not depend on the inputs' values")
 
 
-def _constant(truth: torch.Tensor) -> torch.Tensor:
-    """The mean everywhere; of integers, the first."""
-    if truth.is_floating_point():
-        return torch.full_like(truth, float(truth.double().mean()))
-    return torch.full_like(truth, int(truth.flatten()[0]))
+def _constant(truth: torch.Tensor) -> float:
+    """The mean; of integers, the first; of nothing, 0."""
+    if truth.numel() == 0:
+        return 0.0
+    return float(truth.mean() if truth.is_floating_point() else truth.flatten()[0])
 
 
 def _echoes(case: Case, signature: Signature) -> bool:

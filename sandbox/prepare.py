@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,17 @@ COMPILE_TIMEOUT_S = 600.0
 """For a baseline's first call: max-autotune benchmarks hundreds of kernels."""
 BASELINE_BOUND = Errors(1.0, 1.0, 1e9)
 """Baselines are trusted; they are timed, not judged."""
+KEEP_WIDTH = 3.0
+TIMING_FIELDS = (
+    "tf32",
+    "torch_default_precision",
+    "batch_ms",
+    "max_sets",
+    "rounds",
+    "single_share",
+    "min_pairs",
+)
+"""Of EvalConfig: what null experiment and baselines depend on."""
 COMPILED = ("compile", "max_autotune")
 INDUCTOR_CACHE = "tmp/torchinductor_worker"
 """In the scratch folder. Inside the walls it is in /tmp for every worker, where Inductor keeps its
@@ -48,6 +59,11 @@ class Preparation:
     baselines: tuple[Baseline, ...]
     floor_s: float | None
     """Compulsory bytes over bandwidth, where the footprint makes it binding."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory that its stored cases hold."""
+        return sum(pool.bytes for pool in self.pools)
 
     @property
     def signature(self) -> Signature:
@@ -143,7 +159,7 @@ class Preparer:
     ) -> tuple[Null, tuple[Baseline, ...]]:
         """Null experiment and baselines, from the cache or timed now."""
         names = [n for n in config.baselines if n in DEVICE_BASELINES[task.device]]
-        protocol = replace(config, baselines=(), scales=(), preset="").id
+        protocol = [getattr(config, name) for name in TIMING_FIELDS]
         key = digest([task.hash, protocol, names, self.facts.fingerprint, SCHEMA_VERSION])
         path = self.cache / "baselines" / f"{key}.json"
         record = read_json(path)
@@ -153,7 +169,8 @@ class Preparer:
         null = self.null(task, config, signature, scheme)
         found = tuple(self.baseline(task, config, signature, scheme, name, null) for name in names)
         kept = {"null": null.log_ratios, "baselines": to_record(found), "task": task.id}
-        write_json(path, kept)
+        if all(b.speedup is None or b.speedup.high < KEEP_WIDTH * b.speedup.low for b in found):
+            write_json(path, kept)  # a disturbed measurement is made again next time
         return null, found
 
     def null(self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan) -> Null:

@@ -32,6 +32,10 @@ from sandbox.subject import Opening, Stand, Subject
 from sandbox.types import Candidate, EvalConfig, Status
 from sandbox.verify import verify
 
+UNMATCHED = (
+    "ModelNew's parameters and buffers match the reference's neither by name nor by order, shape "
+    "and dtype: register the same ones, and read them at every call"
+)
 MEMORY_TYPES = frozenset({"MemoryError", "OutOfMemoryError"})
 
 CACHE_LIMIT = 512 << 20
@@ -85,7 +89,7 @@ class Run:
                 self.build()
                 if self.observation.failure is None:
                     self.check(Path(kept))
-                if self.observation.failure is None and self.sound():
+                if not self.observation.failure and self.sound():
                     self.time(to_beat)
             except WorkerFailed as failed:
                 self.note(failure=blame(failed.failure))
@@ -122,7 +126,11 @@ class Run:
                     if cases:
                         subject.release()
                     matched = self.stand.open_candidate(subject, self.pools[number].signature)
-                    if matched == "seed" and self.pools[number].signature.state and not cases:
+                    if matched == "seed" and self.config.require_matched_parameters:
+                        self.note(rejected=UNMATCHED, parameters=matched)
+                        self.end(subject)
+                        return
+                    if matched == "seed" and not cases:
                         self.pools = self.seeded_pools()
                         matched = self.stand.open_candidate(subject, self.pools[number].signature)
                 with self.stage("verify"):
@@ -146,8 +154,10 @@ class Run:
         return self.preparer.pools(self.preparation.task, self.config, randomise=False)
 
     def sound(self) -> bool:
-        """Whether timing is worth while: every case so far passes."""
-        return all(judge_case(case)[0] is Status.PASSED for case in self.observation.cases)
+        """Whether timing is worth while: there are cases, and every one passes."""
+        return bool(self.observation.cases) and all(
+            judge_case(case)[0] is Status.PASSED for case in self.observation.cases
+        )
 
     def time(self, to_beat: float | None) -> None:
         """Process pairs until the statistics say enough.

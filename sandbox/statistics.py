@@ -132,8 +132,8 @@ def interval(pairs: Sequence[Pair], null: Null, config: EvalConfig) -> Interval:
 def enough(pairs: Sequence[Pair], null: Null, config: EvalConfig, to_beat: float | None) -> bool:
     """True when another pair would not change the decision.
 
-    `to_beat` is given in a search, whose winners are confirmed afresh: one that clears it needs no
-    more pairs. A candidate whose upper bound misses `to_beat` (or eager itself) is hopeless after
+    `to_beat` is given in a search, whose winners are confirmed afresh: `search_pairs` are enough
+    there. A candidate whose upper bound misses `to_beat` (or eager itself) is hopeless after
     any pair; others need `min_pairs`, and stop once their lower bound clears the bar or at the
     target width.
     """
@@ -146,7 +146,7 @@ def enough(pairs: Sequence[Pair], null: Null, config: EvalConfig, to_beat: float
     bar = max(to_beat or 0.0, 1.0)
     if now.high * slack < bar:
         return True
-    if to_beat is not None and now.low > bar * slack:
+    if to_beat is not None and len(pairs) >= config.search_pairs:
         return True
     if len(pairs) < config.min_pairs:
         return False

@@ -131,8 +131,9 @@ class EvalConfig:
     """TF32 matmul and convolution allowed, on both sides alike."""
     torch_default_precision: bool = False
     """KernelBench's policy: torch's default flags on both sides, `tf32` ignored."""
-    require_matched_parameters: bool = False
-    """Refuse candidates whose parameters match the reference's only through a shared seed."""
+    require_matched_parameters: bool = True
+    """Refuse candidates whose parameters match the reference's only through a shared seed: then the
+    reference keeps its initial values, which hide a dropped scale or bias."""
     check_state: bool = True
     """Buffers that the reference's calls move must be moved alike."""
     batch_ms: float = 20.0
@@ -145,6 +146,8 @@ class EvalConfig:
     min_pairs: int = 3
     """Fresh process pairs behind any reported win."""
     max_pairs: int = 6
+    search_pairs: int = 1
+    """At most so many while a campaign searches; what it finds is confirmed on fresh pairs."""
     target_half_width: float = 0.01
     """Stop adding pairs once the interval of log speedup is narrower than this (or the noise
     floor).
@@ -228,7 +231,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Timing:
-    """Charged time per model call (DESIGN section 5), candidate against eager reference."""
+    """Charged time per model call (docs/measuring.md), candidate against eager reference."""
 
     reference_ms: float
     candidate_ms: float
