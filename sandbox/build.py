@@ -21,9 +21,10 @@ import torch
 from sandbox import copying
 from sandbox.cache import cache_root
 from sandbox.device import arch_list, fingerprint
+from sandbox.errors import DeviceError
 from sandbox.observation import Failure, FailureKind
 from sandbox.spawn import WorkerFailed, Zygote
-from sandbox.types import SCHEMA_VERSION, Candidate, EvalConfig, digest
+from sandbox.types import SCHEMA_VERSION, Candidate, EvalConfig, Language, digest
 
 LIBRARY_LIMIT_BYTES = 256 << 20
 MAX_LIBRARIES = 16
@@ -43,6 +44,14 @@ class BuildReport:
     cached: bool = False
 
 
+def require_compilers(language: Language) -> None:
+    """Raise DeviceError, with the remedy, unless this language can be compiled here."""
+    if shutil.which("g++") is None:
+        raise DeviceError("g++ not found: install a C++ compiler (Debian: apt-get install g++)")
+    if language is Language.CUDA_INLINE and shutil.which("nvcc") is None:
+        raise DeviceError("nvcc not found: install the CUDA toolkit, or use language cuda (NVRTC)")
+
+
 class Builder:
     """Compiles candidates of one toolchain; safe to use from several threads and processes."""
 
@@ -53,8 +62,9 @@ class Builder:
         self._zygote = Zygote("cpu", environment={"TORCH_CUDA_ARCH_LIST": arch} if arch else {})
 
     def build(self, candidate: Candidate, config: EvalConfig) -> BuildReport:
-        """Compile, or find what an equal candidate compiled to; raises SandboxFault for our
-        faults.
+        """Compile, or find what an equal candidate compiled to.
+
+        Raises DeviceError where a compiler is missing, SandboxFault for our own faults.
         """
         if not candidate.language.needs_build:
             return BuildReport(0.0)
@@ -64,6 +74,7 @@ class Builder:
                 return _read_report(target)
             except (OSError, ValueError, KeyError, TypeError):
                 shutil.rmtree(target, ignore_errors=True)  # damaged: build again
+        require_compilers(candidate.language)
         start = time.monotonic()
         report = self._compile(candidate, config, target)
         return replace(report, seconds=time.monotonic() - start)

@@ -8,8 +8,10 @@ on values, which raise TaskError. Standard library only at import; torch is impo
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -23,6 +25,7 @@ from sandbox.errors import TaskError
 from sandbox.types import SCHEMA_VERSION, Task, digest
 
 TRACE_TIMEOUT_S = 180.0
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def _ask(task: Task, indices: tuple[int, ...]) -> list[dict[str, Any]]:
     path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "sandbox.graph"],
+            [sys.executable, "-m", "sandbox.graph", str(os.getpid())],
             input=request,
             capture_output=True,
             text=True,
@@ -123,7 +126,10 @@ def _ask(task: Task, indices: tuple[int, ...]) -> list[dict[str, Any]]:
     if child.returncode != 0:
         last = child.stderr.strip().splitlines()[-1:] or [f"exit status {child.returncode}"]
         raise TaskError(f"{task.id}: the reference cannot be traced: {last[0]}")
-    reply = json.loads(child.stdout)
+    try:
+        reply = json.loads(child.stdout)
+    except ValueError as error:  # It left early, or wrote where only we may.
+        raise TaskError(f"{task.id}: the reference cannot be traced: no reply") from error
     if "error" in reply:
         raise TaskError(f"{task.id}: the reference cannot be traced: {reply['error']}")
     return list(reply["graphs"])
@@ -159,12 +165,15 @@ def _decode(value: Any) -> Arg:
 
 
 def _main() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[1]):
+        return
     reply_stream, sys.stdout = sys.stdout, sys.stderr  # A reference that prints must not reach us.
     request = json.load(sys.stdin)
     try:
         graphs = [_describe(request["source"], request["dtype"], s) for s in request["shapes"]]
         reply: dict[str, Any] = {"graphs": graphs}
-    except Exception as error:  # noqa: BLE001 - the reference's own code runs here.
+    except BaseException as error:  # noqa: BLE001 - the reference's own code runs here.
         lines = str(error).strip().splitlines() or [""]
         reply = {"error": f"{type(error).__name__}: {lines[0]}"}
     json.dump(reply, reply_stream)

@@ -9,7 +9,7 @@ from sandbox.errors import InvalidReference
 from sandbox.subject import Signature
 from sandbox.types import EvalConfig
 
-MEMORY_SHARE = 0.7
+MEMORY_SHARE = 0.75
 """Of free memory for arenas and retained outputs; the rest is the models' own temporaries."""
 WARM_SETS = 2
 FILL_S = 0.03

@@ -34,7 +34,9 @@ JITTER = 2.0**-24
 JITTER_FACTOR = 8.0
 LARGE_BYTES = 4 << 30
 """Of one input set and its outputs: beyond it float64 copies do not fit beside both sides, so truth
-is the reference's own float32 output and one case is kept."""
+is the reference's own float32 output, and two cases are kept."""
+LARGE_SCALE = -3.0
+"""Of the second: another sign and size, so that U[0,1) inputs do not make a ReLU the identity."""
 TAIL = 1.5
 POOL_SHARE = 0.15
 """Of free memory that stored cases may take."""
@@ -88,18 +90,20 @@ def build_pool(subject: Subject, signature: Signature, config: EvalConfig, free_
     if not signature.repeatable:
         raise InvalidReference("stochastic: equal inputs give different outputs under another seed")
     subject.attach_all(signature, 1, 1)
-    subject.attach("oracle", Layout(tuple(map(truth_leaf, signature.outputs)), 1))
     subject.request("publish", config.run_timeout_s)
     state = subject.arenas["state"].bytes.clone()
     large = signature.input_bytes + signature.output_bytes > LARGE_BYTES
     maker = _CaseMaker(subject, signature, config, "float32" if large else "float64")
-    per_case = signature.input_bytes + 2 * subject.layouts["oracle"].stride
+    truth = Layout(tuple(map(truth_leaf, signature.outputs)), 1)
+    if not large:
+        subject.attach("oracle", truth)
+    per_case = signature.input_bytes + 2 * truth.stride
     room = max(2, int(POOL_SHARE * free_bytes) // max(per_case, 1))
     cases = [maker.make("given", 1.0), maker.make("given, fresh values", 1.0)]
-    if not large:
-        for scale in config.scales if signature.inputs else ():
-            if len(cases) < room:
-                cases.append(maker.make(f"inputs x {scale:g}", scale))
+    scales = (LARGE_SCALE,) if large and config.scales else config.scales
+    for scale in scales if signature.inputs else ():
+        if large or len(cases) < room:
+            cases.append(maker.make(f"inputs x {scale:g}", scale))
     kept = tuple(case for case in cases if case is not None)
     if not kept or cases[0] is None:
         raise InvalidReference(
@@ -108,7 +112,9 @@ def build_pool(subject: Subject, signature: Signature, config: EvalConfig, free_
     refuse_degenerate(kept, signature)
     for name in ("inputs", "slots", "oracle"):
         subject.detach(name)
-    return Pool(signature, state, kept[:1] if large else kept, maker.oracle)
+    if large:  # fresh values were only there to compare with
+        kept = tuple(case for case in kept if case is not cases[1])
+    return Pool(signature, state, kept, maker.oracle)
 
 
 class _CaseMaker:

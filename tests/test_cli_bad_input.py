@@ -97,7 +97,6 @@ def test_problems_that_cannot_be_scored_are_named_each_and_code_2(folder):
     assert "Traceback" not in done.out
 
 
-@pytest.mark.xfail(strict=True, reason="sandbox/graph.py: sys.exit(0) is a JSONDecodeError of ours")
 def test_the_built_in_proposer_names_them_too(folder):
     done = optimize(folder, "problems")
     assert (done.code, done.err) == (2, "")
@@ -154,7 +153,6 @@ def test_a_kernel_against_a_problem_that_cannot_be_scored_is_code_2(folder):
     assert "stochastic" in detail
 
 
-@pytest.mark.xfail(strict=True, reason="sandbox/build.py: blamed on the candidate")
 def test_a_missing_compiler_is_ours_to_mend_and_not_the_kernels_fault(folder):
     (folder / "bin").mkdir()
     (folder / "kernel.py").write_text(
