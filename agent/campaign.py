@@ -5,7 +5,7 @@ Decisions depend on the journal alone: a round is proposed when the round before
 on as if it had not been killed. A few tasks are under way at once, since evaluators keep a few
 references warm; a task that has used up its even share of the time left is given no further round.
 A task's winner is measured afresh after it was selected (docs/measuring.md), for which the
-last fifth of `max_seconds` is kept. Strategies live in proposers.
+last part of `max_seconds` is kept. Strategies live in proposers.
 """
 
 from __future__ import annotations

@@ -236,19 +236,12 @@ def refuse_degenerate(cases: Sequence[Case], signature: Signature) -> None:
     if signature.aliases and signature.mutates is False and _echoes(cases[0], signature):
         raise InvalidReference("degenerate: returning an input unchanged passes")
     sized = [case for case in cases if any(t.numel() for t in case.truth)]
-    constants = [_constant(t) for t in sized[0].truth] if len(sized) > 1 else []
-    zeros = [0.0] * len(sized[0].truth) if sized else []
-    for words, values, judged in (
-        ("all zeros", zeros, sized),
-        ("one constant", constants, sized[1:]),  # its value comes from the first case
-    ):
-        if judged and all(
-            compare.errors(torch.full_like(t, value), t).within(b)
-            for case in judged
-            for t, value, b in zip(case.truth, values, case.bounds, strict=True)
-            if t.numel()
-        ):
-            raise InvalidReference(f"degenerate: {words} passes as output")
+    if sized and all(_constant_passes(case, None) for case in sized):
+        raise InvalidReference("degenerate: all zeros passes as output")
+    # A scalar is always its own mean: its constant comes from the first case.
+    others = sized[1:] if all(t.numel() == 1 for case in sized for t in case.truth) else sized
+    if others and all(_constant_passes(case, sized[0]) for case in others):
+        raise InvalidReference("degenerate: one constant passes as output")
     if len(cases) > 1 and signature.inputs:
         first, second = cases[0], cases[1]
         if all(
@@ -258,10 +251,22 @@ def refuse_degenerate(cases: Sequence[Case], signature: Signature) -> None:
             raise InvalidReference("degenerate: the output does not depend on the inputs' values")
 
 
-def _constant(truth: torch.Tensor) -> float:
-    """The mean; of integers, the first; of nothing, 0."""
-    if truth.numel() == 0:
-        return 0.0
+def _constant_passes(case: Case, first: Case | None) -> bool:
+    """Whether each leaf may be its mean everywhere (a scalar: the first case's), or without `first`
+    zero.
+    """
+    origins = case.truth if first is None else first.truth
+    return all(
+        compare.errors(
+            torch.full_like(t, 0.0 if first is None else _mean(origin if t.numel() == 1 else t)), t
+        ).within(bound)
+        for t, origin, bound in zip(case.truth, origins, case.bounds, strict=True)
+        if t.numel()
+    )
+
+
+def _mean(truth: torch.Tensor) -> float:
+    """The mean; of integers, the first."""
     return float(truth.mean() if truth.is_floating_point() else truth.flatten()[0])
 
 

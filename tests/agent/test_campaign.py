@@ -100,11 +100,11 @@ def test_the_end_of_the_time_stops_cleanly_and_a_later_call_goes_on(tmp_path):
     engine = local_engine(seconds=0.15)
     start = time.monotonic()
     options = {"max_candidates_per_task": 12, "proposals_per_round": 12}
-    first = campaign(tmp_path, {"a": many}, engine, max_seconds=1.0, **options)
-    assert time.monotonic() - start < 2.5
+    first = campaign(tmp_path, {"a": many}, engine, max_seconds=1.6, **options)
+    assert time.monotonic() - start < 3.0
     assert first.stopped is not None
     assert 0 < first.tried < 12
-    assert first.tasks[0].confirmed, "a fifth of the time is kept for confirming"
+    assert first.tasks[0].confirmed, "part of the time is kept for confirming"
     second = campaign(tmp_path, {"a": many}, **options)
     engine.close()
     assert (second.tried, second.stopped) == (12, None)

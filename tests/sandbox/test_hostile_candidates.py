@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -172,7 +173,8 @@ session.Session.do_go = go
 
 
 def test_calls_merged_into_one_are_a_hack(evaluate: Evaluate) -> None:
-    found = evaluate(forward("return y", top=MERGED))
+    several = replace(FAST, rounds=6, single_share=0.5)  # one single-set round convicts nobody
+    found = evaluate(forward("return y", top=MERGED), config=several)
     assert found.status is Status.REWARD_HACK, found.detail
     assert "single-set" in found.detail
 
@@ -247,11 +249,12 @@ def test_a_file_outside_the_scratch_cannot_be_written(evaluate: Evaluate) -> Non
     assert not target.exists()
 
 
-@pytest.mark.parametrize("of", ["self", "parent"])
+@pytest.mark.parametrize("of", ["self", "supervisor"])
 def test_the_supervisors_secrets_are_out_of_reach(
     evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    of = str(os.getpid()) if of == "supervisor" else of
     look = f"""
 import os
 assert "OPENAI_API_KEY" not in os.environ

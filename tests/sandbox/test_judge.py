@@ -94,7 +94,7 @@ VERDICTS = [
     (replace(SEEN, timed=GOOD), Status.PASSED),
     (replace(SEEN, timed=BAD), Status.WRONG_VALUE),
     (replace(SEEN, timed=replace(GOOD, inputs_mutated=True)), Status.INPUT_MUTATED),
-    (replace(SEEN, rounds=rounds_of(1e-4, 6e-4)), Status.REWARD_HACK),
+    (replace(SEEN, rounds=2 * rounds_of(1e-4, 6e-4)), Status.REWARD_HACK),
     (replace(SEEN, rounds=rounds_of(1e-4, 2e-4)), Status.PASSED),
     (replace(SEEN, floor_s=6e-4), Status.REWARD_HACK),
     (replace(SEEN, floor_s=5e-4), Status.PASSED),
@@ -129,13 +129,6 @@ def test_every_status_that_judging_gives_is_in_the_table() -> None:
 def test_an_error_that_is_no_number_is_never_within_a_bound(found: Errors) -> None:
     seen = replace(SEEN, cases=(replace(GOOD, errors=(found,)),))
     assert judge(seen, NULL, CONFIG).status is Status.WRONG_VALUE
-
-
-@pytest.mark.parametrize("how", ["seed", "name", "order", "subset", "none"])
-def test_strict_refuses_parameters_matched_by_a_seed(how: str) -> None:
-    strict = replace(CONFIG, require_matched_parameters=True)
-    status = judge(replace(SEEN, parameters=how), NULL, strict).status
-    assert status is (Status.REJECTED if how == "seed" else Status.PASSED)
 
 
 def test_a_message_never_decides() -> None:

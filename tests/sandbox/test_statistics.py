@@ -162,7 +162,7 @@ def test_merging_cannot_be_seen_in_one_kind_of_round(single: bool) -> None:
         ([], None, False),
         ([-2.0], None, True),
         ([0.5], None, False),
-        ([0.5], 1.1, False),
+        ([0.5], 1.1, True),
         ([0.5], 5.0, True),
         ([0.5, 0.5001], None, False),
         ([0.5, 0.5001, 0.5002], None, True),

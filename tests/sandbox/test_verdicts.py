@@ -107,8 +107,14 @@ SEED_ONLY = linear(
 
 
 def test_parameters_that_only_a_seed_matches_are_named_so(evaluate: Evaluate) -> None:
-    found = evaluate(SEED_ONLY, LINEAR)
+    lenient = replace(FAST, require_matched_parameters=False)
+    found = evaluate(SEED_ONLY, LINEAR, config=lenient)
     assert (found.status, found.parameters) == (Status.PASSED, "seed"), found.detail
+
+
+def test_a_candidate_without_the_references_parameters_is_rejected(evaluate: Evaluate) -> None:
+    found = evaluate(linear("pass", "x"), LINEAR)
+    assert (found.status, found.parameters) == (Status.REJECTED, "seed"), found.detail
 
 
 def test_strict_rejects_parameters_that_only_a_seed_matches(evaluate: Evaluate) -> None:
