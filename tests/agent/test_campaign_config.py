@@ -108,6 +108,7 @@ def test_a_mistyped_run_is_answered_with_the_nearest(tmp_path):
 
 def test_the_first_interrupt_asks_and_the_second_insists():
     told = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with interruptible(lambda: told.append(1)) as interrupted:
         assert not interrupted()
         signal.raise_signal(signal.SIGTERM)
@@ -115,7 +116,7 @@ def test_the_first_interrupt_asks_and_the_second_insists():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert told == [1]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
 def test_the_quickstart_names_a_dozen_tasks_that_exist():
