@@ -49,7 +49,8 @@ campaign: $(STAMP) ## Run the quickstart campaign on whatever is there
 	PATH="$(BIN):$$PATH" $(RUN) warpsmith.py optimize --config quickstart --name $(NAME) $(ARGS)
 
 test: lint ## Lint, types and tests, on 2 cores without a GPU
-	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'not slow and not gpu' -n 2 --dist loadfile
+	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'not slow and not gpu and not alone' -n 2 --dist loadfile
+	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'alone and not slow and not gpu'
 
 lint: $(DEV_STAMP)
 	$(RUN) -m ruff check .
@@ -57,7 +58,8 @@ lint: $(DEV_STAMP)
 	$(RUN) -m mypy
 
 test-full: $(DEV_STAMP) ## The long suites as well
-	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'not gpu' -n 2 --dist loadfile
+	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'not gpu and not alone' -n 2 --dist loadfile
+	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'alone and not gpu'
 
 test-gpu: ## GPU tests with whatever interpreter is given (PYTHON=...)
 	$(PYTHON) -m pytest tests -m gpu -p no:cacheprovider

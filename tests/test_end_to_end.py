@@ -16,6 +16,8 @@ from sandbox.types import Status
 from tests.conftest import PROTOCOL, run
 from tests.doubles.openai_server import OpenAIServer
 
+pytestmark = pytest.mark.alone
+
 PROBLEM = """
 import torch
 from torch import nn

@@ -172,8 +172,9 @@ session.Session.do_go = go
 """
 
 
+@pytest.mark.alone
 def test_calls_merged_into_one_are_a_hack(evaluate: Evaluate) -> None:
-    several = replace(FAST, rounds=6, single_share=0.5)  # one single-set round convicts nobody
+    several = replace(FAST, rounds=8, single_share=0.5)  # one single-set round convicts nobody
     found = evaluate(forward("return y", top=MERGED), config=several)
     assert found.status is Status.REWARD_HACK, found.detail
     assert "single-set" in found.detail

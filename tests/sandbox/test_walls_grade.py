@@ -77,6 +77,7 @@ def test_probing_leaves_the_caller_as_it_was() -> None:
     assert before == (os.getuid(), os.getcwd(), dict(os.environ), os.readlink("/proc/self/ns/net"))
 
 
+@pytest.mark.alone
 def test_enclosing_takes_milliseconds(tmp_path: Path) -> None:
     uid = SLOT_UID if ROOT else None
     scratch = prepare_scratch(tmp_path / "scratch", uid)
