@@ -16,8 +16,6 @@ from sandbox.types import Status
 from tests.conftest import PROTOCOL, run
 from tests.doubles.openai_server import OpenAIServer
 
-pytestmark = pytest.mark.alone
-
 PROBLEM = """
 import torch
 from torch import nn
@@ -112,7 +110,7 @@ def go(self, request, fds):
 session.Session.do_go = go
 """
 )
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]
 KEY = "secret-of-this-test"
 REPLIES = {
     WRONG: Status.WRONG_VALUE,
