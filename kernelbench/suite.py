@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelbench.builtin import builtin_names, builtin_task, nearest_builtin
-from kernelbench.checkout import checkout_tasks
+from kernelbench.checkout import checkout_tasks, checkout_version
 from kernelbench.hub import hub_tasks
 from kernelbench.problem import DEVICE_KEYS, first_line, make_task, read_problem
 from kernelbench.selection import Selection, parse_selection
@@ -54,6 +54,15 @@ def load_tasks(spec: str, device: str, dtype: str | None = None) -> list[Task]:
     if spec.removeprefix("builtin/") in builtin_names():
         return [builtin_task(spec.removeprefix("builtin/"), device, dtype)]
     return [_file_task(path, device, dtype) for path in _files(spec)]
+
+
+def suite_version(spec: str) -> str | None:
+    """The commit of a KernelBench checkout or the revision of a data set, where the spec tells."""
+    scheme, _, rest = spec.partition(":")
+    if scheme == "kernelbench":
+        return checkout_version(_checkout_spec(rest)[0])
+    revision = rest.partition(":")[0].partition("@")[2]
+    return revision or None if scheme == "hf" else None
 
 
 def list_tasks(spec: str, device: str) -> list[TaskSummary]:

@@ -1,0 +1,286 @@
+"""A set of kernels on a suite: evaluated once each, resumable per sample, reported at any time.
+
+What counts in a report belongs to the task texts, kernels, protocol and environment at hand; rows
+of others stay in the record and are counted apart. A fault of ours leaves no row: the next call
+tries that sample again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from kernelbench.metrics import Score, Summary, only_kind, score_of, summarise
+from kernelbench.published_flaws import is_degenerate
+from kernelbench.results import (
+    EVALUATIONS,
+    REFERENCES,
+    Key,
+    Reference,
+    Row,
+    append_record,
+    read_records,
+    write_csv,
+    write_json,
+    write_upstream,
+)
+from kernelbench.submissions import NUMBERED, Submission
+from sandbox.errors import ConfigError, InvalidReference, WarpsmithError
+from sandbox.evidence import Kind
+from sandbox.types import Baseline, EvalConfig, Evaluation, Request, Status, Task
+
+REPORT_EVERY_S = 20.0
+"""Between rewritten reports while evaluations go on."""
+
+
+class Signature(Protocol):
+    @property
+    def latency_s(self) -> float: ...
+
+
+class Prepared(Protocol):
+    @property
+    def signature(self) -> Signature: ...
+    @property
+    def baselines(self) -> tuple[Baseline, ...]: ...
+
+
+class Judge(Protocol):
+    """What sandbox.evaluator.LocalEvaluator offers."""
+
+    def evaluate_many(self, requests: Iterator[Request]) -> Iterator[Evaluation]: ...
+
+    def prepare(self, task: Task, config: EvalConfig) -> Prepared: ...
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that a bench can say now."""
+
+    about: Mapping[str, str]
+    """Input, suite, preset, command, version of the suite: as the caller told it."""
+    config_id: str
+    environment: Mapping[str, str]
+    tasks: int
+    """Of the suite."""
+    waiting: int
+    """Tasks whose samples are not all evaluated yet; in no figure."""
+    not_scored: Mapping[str, str]
+    """Tasks whose reference cannot be scored, and why; in no figure."""
+    left_out: tuple[str, ...]
+    """A line for each part of the input or of the record that could not be used."""
+    all: Summary | None = None
+    sound: Summary | None = None
+    """Without problems that a published list calls degenerate; None where that changes nothing."""
+    kinds: Mapping[str, Summary] = field(default_factory=dict)
+    """Over all tasks, where only kernels of this kind count and the others are 1.0."""
+    parts: Mapping[str, Summary] = field(default_factory=dict)
+    """By level, or suite, where there are several."""
+
+
+@dataclass
+class Bench:
+    """One input on one suite, under one protocol, in one folder."""
+
+    tasks: Sequence[Task]
+    submissions: Sequence[Submission]
+    config: EvalConfig
+    environment: Mapping[str, str]
+    folder: Path
+    about: Mapping[str, str]
+    left_out: Sequence[str] = ()
+    hashes: dict[str, str] = field(default_factory=dict, init=False)
+    """Of the tasks' texts, by task id."""
+    rows: dict[Key, Row] = field(default_factory=dict, init=False)
+    references: dict[str, Reference] = field(default_factory=dict, init=False)
+    """By task id."""
+
+    def __post_init__(self) -> None:
+        """Reads what earlier calls wrote; raises ConfigError where that cannot be read."""
+        self.hashes = {task.id: task.hash for task in self.tasks}
+        rows, complaints = read_records(self.folder / EVALUATIONS, Row)
+        wanted = {self._key(s) for s in self.submissions}
+        others = 0
+        for row in rows:
+            if row.key in wanted and dict(row.environment) == dict(self.environment):
+                self.rows[row.key] = row
+            else:
+                others += 1
+        if others:
+            what = "of other kernels, task texts, protocols or environments"
+            complaints.append(f"{self.folder / EVALUATIONS}: {others} evaluations {what}")
+        found, bad = read_records(self.folder / REFERENCES, Reference)
+        for reference in found:
+            here = dict(reference.environment) == dict(self.environment)
+            same = self.hashes.get(reference.task_id) == reference.task_hash
+            if here and same and reference.config_id == self.config.id:
+                self.references[reference.task_id] = reference
+        self.left_out = (*self.left_out, *complaints, *bad)
+
+    def _key(self, submission: Submission) -> Key:
+        candidate = submission.candidate
+        task_hash = self.hashes[candidate.task_id]
+        return (task_hash, submission.sample, candidate.id, self.config.id)
+
+    @property
+    def pending(self) -> list[Submission]:
+        return [s for s in self.submissions if self._key(s) not in self.rows]
+
+    def run(
+        self,
+        judge: Judge,
+        *,
+        seconds: float | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
+        on_row: Callable[[Row, int], None] = lambda _, __: None,
+        on_fault: Callable[[str, str], None] = lambda _, __: None,
+    ) -> None:
+        """Evaluate what is pending; nothing is begun after `seconds` or once interrupted.
+
+        `on_row` gets each new row and how many are left, `on_fault` a sample and what failed.
+        """
+        began = time.monotonic()
+
+        def over() -> bool:
+            return interrupted() or (seconds is not None and time.monotonic() - began > seconds)
+
+        by_id = {task.id: task for task in self.tasks}
+        todo, begun = self.pending, []
+
+        def requests() -> Iterator[Request]:
+            for submission in todo:
+                if over():
+                    return
+                begun.append(submission)
+                yield Request(
+                    by_id[submission.candidate.task_id], submission.candidate, self.config
+                )
+
+        reported = began
+        for number, evaluation in enumerate(judge.evaluate_many(requests())):
+            submission = begun[number]
+            if evaluation.status is Status.SANDBOX_ERROR:
+                on_fault(name_of(submission), evaluation.detail)
+                continue
+            row = self._row(submission, evaluation)
+            append_record(self.folder / EVALUATIONS, row)
+            self.rows[row.key] = row
+            on_row(row, len(todo) - number - 1)
+            if time.monotonic() - reported > REPORT_EVERY_S:
+                self.write()
+                reported = time.monotonic()
+        self._time_references(judge, over, on_fault)
+        self.write()
+
+    def _row(self, submission: Submission, evaluation: Evaluation) -> Row:
+        candidate = submission.candidate
+        return Row(
+            candidate.task_id,
+            self.hashes[candidate.task_id],
+            submission.sample,
+            candidate.language,
+            submission.origin,
+            dict(self.environment),
+            evaluation,
+        )
+
+    def _time_references(
+        self, judge: Judge, over: Callable[[], bool], on_fault: Callable[[str, str], None]
+    ) -> None:
+        """KernelBench's analysis drops a problem without a baseline, failed kernels with it."""
+        timed = {row.task_id for row in self.rows.values() if row.evaluation.timing is not None}
+        for task in self.tasks:
+            known = task.id in timed or task.id in self.references
+            if known or NUMBERED.match(task.id) is None or over():
+                continue
+            eager_ms: float | None = None
+            baselines: tuple[Baseline, ...] = ()
+            detail = ""
+            try:
+                prepared = judge.prepare(task, self.config)
+                eager_ms, baselines = 1e3 * prepared.signature.latency_s, prepared.baselines
+            except InvalidReference as error:
+                detail = str(error)
+            # RuntimeError: torch tells a full device so, and this module does without torch.
+            except (WarpsmithError, OSError, RuntimeError) as fault:
+                on_fault(task.id, str(fault))
+                continue
+            reference = Reference(
+                task.id,
+                task.hash,
+                self.config.id,
+                dict(self.environment),
+                eager_ms,
+                baselines,
+                detail,
+            )
+            append_record(self.folder / REFERENCES, reference)
+            self.references[task.id] = reference
+
+    def report(self) -> Report:
+        """What the rows at hand say."""
+        rows = list(self.rows.values())
+        waiting = {s.candidate.task_id for s in self.pending}
+        not_scored = {r.task_id: r.detail for r in self.references.values() if r.detail}
+        not_scored |= {
+            r.task_id: r.evaluation.detail for r in rows if not r.evaluation.status.scored
+        }
+        counted = [t.id for t in self.tasks if t.id not in waiting and t.id not in not_scored]
+        scores = [
+            score_of(r.task_id, r.sample, r.evaluation) for r in rows if r.evaluation.status.scored
+        ]
+        return Report(
+            dict(self.about),
+            self.config.id,
+            dict(self.environment),
+            len(self.tasks),
+            len(waiting),
+            not_scored,
+            tuple(self.left_out),
+            *_summaries(counted, scores),
+        )
+
+    def write(self) -> Report:
+        """Summary, CSV and KernelBench's files from what is known now; raises ConfigError."""
+        report = self.report()
+        order = {task.id: number for number, task in enumerate(self.tasks)}
+        rows = sorted(self.rows.values(), key=lambda r: (order[r.task_id], r.sample))
+        try:
+            write_json(self.folder / "summary.json", report)
+            write_csv(self.folder / "results.csv", rows)
+            references = list(self.references.values())
+            write_upstream(self.folder / "kernelbench", list(order), rows, references)
+        except OSError as error:
+            raise ConfigError(f"{self.folder}: cannot be written ({error.strerror})") from error
+        return report
+
+
+def _summaries(
+    counted: Sequence[str], scores: Sequence[Score]
+) -> tuple[Summary | None, Summary | None, Mapping[str, Summary], Mapping[str, Summary]]:
+    """Over all, without the degenerate ones where there are any, by kind, and by level."""
+    if not counted:
+        return None, None, {}, {}
+    everything = summarise(counted, scores)
+    sound = [task_id for task_id in counted if not is_degenerate(task_id)]
+    differs = sound and len(sound) < len(counted)
+    parts: dict[str, list[str]] = {}
+    for task_id in counted:
+        parts.setdefault(task_id.rpartition("/")[0], []).append(task_id)
+    return (
+        everything,
+        summarise(sound, scores) if differs else None,
+        {
+            kind.value: summarise(counted, only_kind(scores, kind))
+            for kind in Kind
+            if kind.value in everything.kinds
+        },
+        {name: summarise(ids, scores) for name, ids in parts.items() if len(parts) > 1},
+    )
+
+
+def name_of(submission: Submission) -> str:
+    return f"{submission.candidate.task_id} sample {submission.sample}"

@@ -1,0 +1,106 @@
+"""What a user sees of a bench and of a comparison: tables and lines."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kernelbench.bench import Report
+from kernelbench.comparison import Comparison
+from kernelbench.metrics import Summary
+from kernelbench.results import Row
+
+SHOWN_LINES = 20
+"""Of what was left out; summary.json has all."""
+
+
+def progress_line(row: Row, done: int, left: int, seconds: float) -> str:
+    """One finished evaluation, and the time left by the mean cost so far."""
+    found = row.evaluation
+    figure = f"{found.speedup}" if found.speedup is not None else found.detail[:80]
+    rest = f"{left} left, about {seconds / done * left / 60:.0f} min" if left else "done"
+    return f"{row.task_id} sample {row.sample}: {found.status.value} {figure} ({rest})"
+
+
+def report_view(report: Report) -> RenderableType:
+    """The headline by subset, fast_p, pass@k and what is in no figure."""
+    parts: list[RenderableType] = []
+    title = " · ".join(f"{key}: {value}" for key, value in report.about.items() if value)
+    if report.all is not None:
+        parts += [_headlines(report, report.all, title), _fast(report.all), *_lines(report.all)]
+    if report.waiting:
+        parts.append(Text(f"partial: {report.waiting} of {report.tasks} tasks not evaluated yet"))
+    for task_id, reason in list(report.not_scored.items())[:SHOWN_LINES]:
+        parts.append(Text(f"not scored: {task_id}: {reason}"))
+    return Group(*parts, *(Text(f"left out: {line}") for line in report.left_out[:SHOWN_LINES]))
+
+
+def _headlines(report: Report, everything: Summary, title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("over", no_wrap=True)
+    for name in ("tasks", "correct", "vs eager", "vs B*", "correct only", "vs B*, correct only"):
+        table.add_column(name, justify="right", no_wrap=True)
+    _subset(table, "all tasks, failures 1.0", everything)
+    if report.sound is not None:
+        _subset(table, "without degenerate problems", report.sound)
+    for part, summary in report.parts.items():
+        _subset(table, part, summary)
+    for kind, summary in report.kinds.items():
+        _subset(table, f"only {kind}", summary)
+    return table
+
+
+def _subset(table: Table, name: str, summary: Summary) -> None:
+    table.add_row(
+        name,
+        str(summary.tasks),
+        f"{summary.correct} ({summary.correctness:.0%})",
+        str(summary.headline),
+        "-" if summary.headline_best is None else str(summary.headline_best),
+        _ratio(summary.conditional),
+        _ratio(summary.conditional_best),
+    )
+
+
+def _fast(summary: Summary) -> Table:
+    table = Table(title="fast_p: tasks correct and more than p times as fast", title_justify="left")
+    table.add_column("against", no_wrap=True)
+    for p in summary.fast:
+        table.add_column(f"p = {p}", justify="right")
+    table.add_row("eager", *(f"{share:.3f}" for share in summary.fast.values()))
+    if summary.fast_best is not None:
+        table.add_row("B*", *(f"{share:.3f}" for share in summary.fast_best.values()))
+    return table
+
+
+def _lines(summary: Summary) -> list[RenderableType]:
+    lines = []
+    if len(summary.pass_at) > 1:
+        shares = (f"pass@{k} {s.value:.3f} ({s.tasks} tasks)" for k, s in summary.pass_at.items())
+        lines.append(", ".join(shares))
+    if summary.without_kernel:
+        lines.append(f"{summary.without_kernel} tasks without a kernel, counted as failures")
+    if summary.precisions:
+        classes = (f"{count} {name}" for name, count in summary.precisions.items())
+        lines.append(f"precision of what passed: {', '.join(classes)}")
+    if summary.roofline is not None:
+        lines.append(f"roofline: {summary.roofline:.0%} of the floor's bandwidth, median")
+    return [Text(line) for line in lines]
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def comparison_view(found: Comparison) -> RenderableType:
+    """The verdict, then the tasks that changed."""
+    parts: list[RenderableType] = [Text(found.verdict)]
+    if found.changes:
+        table = Table(title=f"{len(found.changes)} tasks changed", title_justify="left")
+        for name in ("task", "A", "B", "B / A"):
+            table.add_column(name, no_wrap=True)
+        for change in found.changes:
+            table.add_row(change.task_id, change.before, change.after, f"{change.ratio:.3f}")
+        parts.append(table)
+    return Group(*parts, *(Text(f"note: {line}") for line in found.left_out[:SHOWN_LINES]))

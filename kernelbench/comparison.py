@@ -1,0 +1,180 @@
+"""Two benches, task by task: is the difference more than noise, and which tasks make it?
+
+The overall ratio's interval resamples tasks and adds each task's own measurement error, so that two
+runs of few tasks do not differ by chance. A task has changed where its verdict has, or where its
+ratio stands out of both runs' errors at a false discovery rate of 5 % (Benjamini and Hochberg 1995)
+and exceeds both noise floors. Errors are taken from the recorded intervals as if those were normal,
+which for few process pairs makes them larger than they are.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kernelbench.metrics import CONFIDENCE, RESAMPLES, SEED
+from kernelbench.results import EVALUATIONS, Row, read_records
+from sandbox.errors import ConfigError
+from sandbox.statistics import t_cdf
+from sandbox.types import Interval
+
+FALSE_DISCOVERIES = 0.05
+
+
+@dataclass(frozen=True)
+class Change:
+    """One task that is not what it was."""
+
+    task_id: str
+    before: str
+    """Speedup against eager with its interval, or the status."""
+    after: str
+    ratio: float
+    """After over before, a failure being 1.0."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of B against A."""
+
+    tasks: int
+    ratio: Interval
+    """Geometric mean over the tasks of both, a failure being 1.0."""
+    changes: tuple[Change, ...]
+    """The largest ratio first."""
+    left_out: tuple[str, ...] = ()
+    """One line each: why something was not compared, or makes the comparison doubtful."""
+
+    @property
+    def noise_only(self) -> bool:
+        return not self.changes and self.ratio.low <= 1 <= self.ratio.high
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        word = "faster" if self.ratio.value > 1 else "slower"
+        if self.noise_only:
+            return f"B differs from A only by noise: {self.ratio} over {self.tasks} tasks"
+        if self.ratio.low <= 1 <= self.ratio.high:
+            return f"B is neither faster nor slower overall: {self.ratio} over {self.tasks} tasks"
+        return f"B is {word} than A: {self.ratio} over {self.tasks} tasks"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One task's two rows, with the log ratio and its standard error."""
+
+    before: Row
+    after: Row
+    log_ratio: float
+    error: float
+    p: float
+    """Chance of so large a ratio by noise alone; 0 where the verdict changed."""
+
+
+def read_bench(path: Path) -> tuple[list[Row], list[str]]:
+    """The rows of a bench's folder or record; raises ConfigError if it has none."""
+    file = path / EVALUATIONS if path.is_dir() else path
+    rows, complaints = read_records(file, Row)
+    if not rows:
+        raise ConfigError(f"{path}: no evaluations; expected a folder that `warpsmith bench` wrote")
+    return rows, complaints
+
+
+def compare(before: Sequence[Row], after: Sequence[Row]) -> Comparison:
+    """Over tasks of equal text that both have scored; raises ConfigError where there are none."""
+    first, second = _first_samples(before), _first_samples(after)
+    notes = [f"{task}: only in {'A' if task in first else 'B'}" for task in first ^ second.keys()]
+    found = []
+    for task_id in [task for task in first if task in second]:
+        one, other = first[task_id], second[task_id]
+        if one.task_hash != other.task_hash:
+            notes.append(f"{task_id}: its text, device, dtype or shapes differ between A and B")
+        elif not (one.evaluation.status.scored and other.evaluation.status.scored):
+            notes.append(f"{task_id}: not scored in A or in B")
+        else:
+            found.append(_difference(one, other))
+    if not found:
+        raise ConfigError("A and B have no scored task in common; expected benches of one suite")
+    for what, values in (
+        ("protocols", {d.evaluation.config_id for r in found for d in (r.before, r.after)}),
+        ("environments", {str(sorted(d.environment.items())) for r in found for d in _both(r)}),
+    ):
+        if len(values) > 1:
+            notes.append(f"the {what} of A and B differ: a ratio may come from there alone")
+    return Comparison(len(found), _overall(found), tuple(_changes(found)), tuple(sorted(notes)))
+
+
+def _both(found: Difference) -> tuple[Row, Row]:
+    return found.before, found.after
+
+
+def _first_samples(rows: Iterable[Row]) -> dict[str, Row]:
+    """Lowest sample of each task; of several evaluations of it the last."""
+    first: dict[str, Row] = {}
+    for row in rows:
+        if row.task_id not in first or row.sample <= first[row.task_id].sample:
+            first[row.task_id] = row
+    return first
+
+
+def _difference(before: Row, after: Row) -> Difference:
+    (one, one_error), (other, other_error) = _log_speedup(before), _log_speedup(after)
+    ratio, error = other - one, math.hypot(one_error, other_error)
+    if before.evaluation.status is not after.evaluation.status:
+        return Difference(before, after, ratio, error, p=0.0)
+    timings = [t for t in (before.evaluation.timing, after.evaluation.timing) if t is not None]
+    beyond = error > 0 and abs(ratio) > max((t.noise_floor for t in timings), default=0.0)
+    dof = max(1, sum(len(t.pairs) - 1 for t in timings))
+    p = 2 * (1 - t_cdf(abs(ratio) / error, dof)) if beyond else 1.0
+    return Difference(before, after, ratio, error, p)
+
+
+def _log_speedup(row: Row) -> tuple[float, float]:
+    """Log of the speedup and its standard error; zero for a failure."""
+    speedup = row.evaluation.speedup
+    if speedup is None:
+        return 0.0, 0.0
+    quantile = statistics.NormalDist().inv_cdf(0.5 + speedup.confidence / 2)
+    return math.log(speedup.value), math.log(speedup.high / speedup.low) / 2 / quantile
+
+
+def _overall(found: Sequence[Difference]) -> Interval:
+    logs = np.array([d.log_ratio for d in found])
+    errors = np.array([d.error for d in found])
+    random = np.random.default_rng(SEED)
+    draws = random.integers(0, len(logs), (RESAMPLES, len(logs)))
+    noise = random.standard_normal(draws.shape) * errors[draws]
+    means = (logs[draws] + noise).mean(axis=1)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = (float(x) for x in np.quantile(means, (tail, 1 - tail)))
+    middle = float(logs.mean())
+    bounds = min(low, middle), middle, max(high, middle)
+    low, middle, high = (math.exp(x) for x in bounds)
+    return Interval(middle, low, high, CONFIDENCE)
+
+
+def _changes(found: Sequence[Difference]) -> list[Change]:
+    """Those that hold at the false discovery rate over all tasks."""
+    ordered = sorted(found, key=lambda d: d.p)
+    holding = [
+        rank
+        for rank, each in enumerate(ordered, start=1)
+        if each.p <= FALSE_DISCOVERIES * rank / len(ordered)
+    ]
+    changed = ordered[: max(holding, default=0)]
+    changes = [
+        Change(d.before.task_id, _word(d.before), _word(d.after), math.exp(d.log_ratio))
+        for d in changed
+    ]
+    return sorted(changes, key=lambda c: -abs(math.log(c.ratio)))
+
+
+def _word(row: Row) -> str:
+    speedup = row.evaluation.speedup
+    return row.evaluation.status.value if speedup is None else str(speedup)

@@ -1,0 +1,257 @@
+"""A bench's folder: our own record, KernelBench's files, CSV.
+
+    evaluations.jsonl                    one line per evaluation; what a resumed call reads
+    references.jsonl                     one line per task: how long eager and the baselines take
+    summary.json, results.csv            rewritten from the records
+    kernelbench/LEVEL/eval_results.json  as KernelBench's evaluation writes it, milliseconds
+    kernelbench/timing/baseline_*.json   as its baseline script writes it, milliseconds
+
+In KernelBench's files `runtime` is eager's latency over the *paired* speedup, so that its analysis
+finds our ratios: the two latencies were measured in alternating rounds, and their ratio is better
+known than either. Its own figures come from another protocol: do not mix the two.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kernelbench.submissions import NUMBERED
+from sandbox.errors import ConfigError
+from sandbox.records import from_record, to_record
+from sandbox.types import Baseline, Evaluation, Language, Status
+
+SCHEMA_VERSION = 1
+EVALUATIONS = "evaluations.jsonl"
+REFERENCES = "references.jsonl"
+UNCOMPILED = (Status.REJECTED, Status.COMPILE_ERROR)
+UPSTREAM_NAMES = {
+    "compile": "baseline_time_torch_compile_inductor_default",
+    "max_autotune": "baseline_time_torch_compile_inductor_max-autotune-no-cudagraphs",
+    "cuda_graph": "baseline_time_torch_cuda_graph",
+}
+"""Of its baseline files; the last has no counterpart there."""
+EAGER = "baseline_time_torch"
+NO_KERNEL: dict[str, Any] = {
+    "sample_id": 0,
+    "compiled": False,
+    "correctness": False,
+    "metadata": {"status": "no kernel"},
+    "runtime": -1.0,
+    "runtime_stats": {},
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One evaluation of one sample."""
+
+    task_id: str
+    task_hash: str
+    sample: int
+    language: Language
+    origin: str
+    environment: Mapping[str, str]
+    """What the device's facts said; empty in an Evaluation that never began."""
+    evaluation: Evaluation
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def key(self) -> Key:
+        found = self.evaluation
+        return (self.task_hash, self.sample, found.candidate_id, found.config_id)
+
+
+Key = tuple[str, int, str, str]
+"""Task text, sample, candidate, protocol: an evaluation of these is not repeated."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """How long a task's reference takes, whether or not a kernel for it passed."""
+
+    task_id: str
+    task_hash: str
+    config_id: str
+    environment: Mapping[str, str]
+    eager_ms: float | None
+    """A first estimate, from the calls that made the cases; None where it cannot be scored."""
+    baselines: tuple[Baseline, ...] = ()
+    detail: str = ""
+    schema_version: int = SCHEMA_VERSION
+
+
+T = TypeVar("T", Row, Reference)
+
+
+def read_records(path: Path, kind: type[T]) -> tuple[list[T], list[str]]:
+    """The whole lines of a file, none if there is no file, and a line for each that is not one.
+
+    Raises ConfigError where the file cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    rows: list[T] = []
+    complaints = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            version = record.get("schema_version") if isinstance(record, dict) else None
+            if version != SCHEMA_VERSION:
+                raise ValueError(f"schema version is {version}; expected {SCHEMA_VERSION}")
+            rows.append(from_record(kind, record))
+        except (ValueError, TypeError, KeyError) as error:
+            complaints.append(f"{path}:{number}: left out: {error}")
+    return rows, complaints
+
+
+def append_record(path: Path, record: Row | Reference) -> None:
+    """One line; what a kill cut short before it stays a line of its own."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as stream:
+            if stream.tell():
+                stream.seek(-1, 2)
+                if stream.read(1) != b"\n":
+                    stream.write(b"\n")
+            stream.write(json.dumps(to_record(record)).encode() + b"\n")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def write_csv(path: Path, rows: Iterable[Row]) -> None:
+    """One line per evaluation, for a spreadsheet."""
+    names = (
+        *("task", "sample", "status", "language", "kind", "precision", "speedup", "low", "high"),
+        *("candidate_ms", "eager_ms", "floor_ms", "noise_floor", "best_baseline"),
+        *("best_baseline_speedup", "candidate_id", "origin", "detail"),
+    )
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        table = csv.writer(stream)
+        table.writerow(names)
+        for row in rows:
+            table.writerow(["" if cell is None else cell for cell in _cells(row)])
+
+
+def _cells(row: Row) -> tuple[object, ...]:
+    found, timing, speedup = row.evaluation, row.evaluation.timing, row.evaluation.speedup
+    others = [(b.speedup.value, b.name) for b in found.baselines if b.speedup is not None]
+    fastest, name = max(others, default=(None, None))
+    return (
+        *(row.task_id, row.sample, found.status.value, row.language.value),
+        *(None if found.kind is None else found.kind.value, found.precision),
+        *((None,) * 3 if speedup is None else (speedup.value, speedup.low, speedup.high)),
+        *(
+            (None,) * 4
+            if timing is None
+            else (timing.candidate_ms, timing.reference_ms, timing.floor_ms, timing.noise_floor)
+        ),
+        *(name, fastest, found.candidate_id, row.origin, found.detail),
+    )
+
+
+def write_upstream(
+    folder: Path, task_ids: Sequence[str], rows: Sequence[Row], references: Sequence[Reference]
+) -> None:
+    """KernelBench's files for the tasks that are KernelBench's, in this order; none for others.
+
+    Its older analyses pair the two files by position, so a task without a kernel has an entry too.
+    """
+    latencies = eager_latencies(rows, references)
+    eager = {task_id: latencies[task_id] for task_id in task_ids if task_id in latencies}
+    timing: dict[str, dict[str, dict[str, Any]]] = {}
+    samples: dict[int, dict[str, list[dict[str, Any]]]] = {}
+    by_task: dict[str, list[Row]] = {}
+    for row in rows:
+        by_task.setdefault(row.task_id, []).append(row)
+    for task_id in task_ids:
+        place = NUMBERED.match(task_id)
+        if place is None or not (task_id in by_task or task_id in eager):
+            continue
+        found = [_upstream(row, eager.get(task_id)) for row in by_task.get(task_id, ())]
+        samples.setdefault(int(place[1]), {})[place[2]] = found or [NO_KERNEL]
+    hardware = next((_hardware(row.environment) for row in rows), "unknown")
+    baselines = {r.task_id: r.baselines for r in references}
+    baselines |= {r.task_id: r.evaluation.baselines for r in rows if r.evaluation.baselines}
+    for task_id, eager_ms in eager.items():
+        place = NUMBERED.match(task_id)
+        if place is None:
+            continue
+        level, name = f"level{place[1]}", task_id.rpartition("/")[2] + ".py"
+        known = {EAGER: eager_ms} | {
+            UPSTREAM_NAMES.get(b.name, b.name): eager_ms / b.speedup.value
+            for b in baselines.get(task_id, ())
+            if b.speedup is not None
+        }
+        for file, latency_ms in known.items():
+            stats = _stats([latency_ms], hardware)
+            timing.setdefault(file, {}).setdefault(level, {})[name] = stats
+    for level_number, results in samples.items():
+        _write(folder / f"level{level_number}" / "eval_results.json", results)
+    for file, levels in timing.items():
+        _write(folder / "timing" / f"{file}.json", levels)
+
+
+def eager_latencies(rows: Sequence[Row], references: Sequence[Reference]) -> dict[str, float]:
+    """Milliseconds by task: as timed beside the first sample that was, else the first estimate."""
+    estimates = {r.task_id: r.eager_ms for r in references if r.eager_ms is not None}
+    timed: dict[str, float] = {}
+    for row in rows:
+        if row.evaluation.timing is not None:
+            timed.setdefault(row.task_id, row.evaluation.timing.reference_ms)
+    return estimates | timed
+
+
+def _upstream(row: Row, eager_ms: float | None) -> dict[str, Any]:
+    """An entry of eval_results.json; -1.0 is its sentinel for no runtime."""
+    found, speedup, timing = row.evaluation, row.evaluation.speedup, row.evaluation.timing
+    hardware = _hardware(row.environment)
+    metadata = {"hardware": hardware, "device": row.environment.get("device", "unknown")}
+    metadata |= {"status": found.status.value, "detail": found.detail}
+    runtime, stats = -1.0, {}
+    if speedup is not None and timing is not None and eager_ms is not None:
+        runtime = eager_ms / speedup.value
+        stats = _stats([pair.candidate_ms for pair in timing.pairs], hardware) | {"mean": runtime}
+    return {
+        "sample_id": row.sample,
+        "compiled": found.status not in UNCOMPILED and found.status.scored,
+        "correctness": found.passed,
+        "metadata": metadata,
+        "runtime": runtime,
+        "runtime_stats": stats,
+    }
+
+
+def _stats(latencies_ms: Sequence[float], hardware: str) -> dict[str, Any]:
+    mean = sum(latencies_ms) / len(latencies_ms)
+    spread = sum((x - mean) ** 2 for x in latencies_ms) / max(1, len(latencies_ms) - 1)
+    return {
+        "mean": mean,
+        "std": spread**0.5,
+        "min": min(latencies_ms),
+        "max": max(latencies_ms),
+        "num_trials": len(latencies_ms),
+        "hardware": hardware,
+        "device": "cuda:0" if hardware != "cpu" else "cpu",
+    }
+
+
+def _hardware(environment: Mapping[str, str]) -> str:
+    return environment.get("gpu") or environment.get("device", "unknown")
+
+
+def _write(path: Path, record: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=4) + "\n", encoding="utf-8")
+
+
+def write_json(path: Path, record: object) -> None:
+    _write(path, {"schema_version": SCHEMA_VERSION, **to_record(record)})

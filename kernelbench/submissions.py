@@ -1,0 +1,267 @@
+"""What people hand in -> Submissions: folders of kernels, KernelBench runs, exports, JSON lines.
+
+| input | how a kernel names its task |
+|---|---|
+| folder, at whatever depth | `softmax.py`, `builtin__softmax.py`, `level1/19_ReLU.py` |
+| KernelBench's `runs/NAME` | `level_1_problem_19_sample_0_kernel.py` |
+| folder that `warpsmith export` wrote | its `manifest.json` |
+| `.json`, `.jsonl`: an object a line | `level_id`, `task_id` (its number), `custom_code` |
+
+Nothing is run here. What cannot be used is one `Problem` each and stops nothing else; text that is
+no Python is a submission, which its evaluation will refuse: a failure is never lost here.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sandbox.errors import ConfigError
+from sandbox.language import detect_language, language_of
+from sandbox.types import Candidate, Language, Task
+
+UPSTREAM = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)_kernel")
+NUMBERED = re.compile(r"kernelbench/level(\d+)/(\d+)_")
+MANIFEST = "manifest.json"
+FORMS = "a folder of kernels, a KernelBench run, an export, a .json/.jsonl file or a run's name"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One kernel for one task of the suite."""
+
+    candidate: Candidate
+    sample: int
+    """From 0; several samples of a task are attempts at it."""
+    origin: str
+    """File, and line where it holds several."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One line about a part of the input that was left out."""
+
+    origin: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.origin}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Found:
+    submissions: tuple[Submission, ...] = ()
+    """In the suite's order of tasks, then by sample."""
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A kernel before it is known whether its task exists."""
+
+    task: Task | None
+    named: str
+    """How its task was named, for messages."""
+    sample: int
+    source: str
+    origin: str
+    language: str | None = None
+    reference: str | None = None
+    """The problem's text as the input has it; None where it has none."""
+
+
+@dataclass
+class Suite:
+    """The tasks by every name that an input may use."""
+
+    tasks: Sequence[Task]
+    names: dict[str, Task] = field(init=False)
+    numbers: dict[tuple[int, int], Task] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names, self.numbers = {}, {}
+        for task in self.tasks:
+            parts = task.id.split("/")
+            for start in range(len(parts)):
+                self.names.setdefault("/".join(parts[start:]), task)
+                self.names.setdefault("__".join(parts[start:]), task)
+            match = NUMBERED.match(task.id)
+            if match is not None:
+                self.numbers.setdefault((int(match[1]), int(match[2])), task)
+
+    def by_path(self, path: Path) -> Task | None:
+        """By the file's name, with as many folders before it as make it a task's name."""
+        parts = path.with_suffix("").parts
+        names = ("/".join(parts[start:]) for start in range(len(parts)))
+        return next((self.names[name] for name in names if name in self.names), None)
+
+
+def read_submissions(path: Path, tasks: Sequence[Task]) -> Found:
+    """Everything usable in `path`, and a line for what is not; ConfigError if it cannot be read."""
+    suite = Suite(tasks)
+    if path.is_dir():
+        raws = _exported(path, suite) if (path / MANIFEST).is_file() else _folder(path, suite)
+    elif path.suffix in (".json", ".jsonl") and path.is_file():
+        raws = _lines(path, suite)
+    else:
+        raise ConfigError(f"{path}: no such input; expected {FORMS}")
+    try:
+        return collect(raws, tasks)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def collect(raws: Iterable[Raw | Problem], tasks: Sequence[Task]) -> Found:
+    """Unknown tasks and second samples of one number become problems."""
+    problems: list[Problem] = []
+    foreign: list[Raw] = []
+    kept: dict[tuple[str, int], Submission] = {}
+    for raw in raws:
+        if isinstance(raw, Problem):
+            problems.append(raw)
+            continue
+        if raw.task is None:
+            problems.append(Problem(raw.origin, f"{raw.named} is no task of the suite"))
+            continue
+        key = (raw.task.id, raw.sample)
+        if key in kept:
+            first = kept[key].origin
+            problems.append(
+                Problem(raw.origin, f"{raw.task.id} has a sample {raw.sample} already: {first}")
+            )
+            continue
+        if raw.reference is not None and _bare(raw.reference) != _bare(raw.task.source):
+            foreign.append(raw)
+        candidate = Candidate(raw.task.id, _language(raw), raw.source)
+        kept[key] = Submission(candidate, raw.sample, raw.origin)
+    if foreign:
+        what = f"{len(foreign)} references differ from the suite's, the first of {foreign[0].named}"
+        problems.append(Problem(foreign[0].origin, f"{what}: made for another version of it"))
+    order = {task.id: number for number, task in enumerate(tasks)}
+    chosen = sorted(kept.values(), key=lambda s: (order[s.candidate.task_id], s.sample))
+    return Found(tuple(chosen), tuple(problems))
+
+
+def _language(raw: Raw) -> Language:
+    """The named one, else the one told from the source; text that is no Python counts as torch."""
+    try:
+        if raw.language is not None:
+            return language_of(raw.source, raw.origin, raw.language)
+        return detect_language(raw.source, raw.origin)
+    except (ConfigError, ValueError, RecursionError):  # ValueError: a null byte
+        return Language.TORCH
+
+
+def _bare(source: str) -> str:
+    """The text without comments, docstrings and layout; as it is where that is no Python."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return source
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [
+                statement
+                for statement in node.body
+                if not (
+                    isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+                )
+            ]
+    return ast.dump(tree)
+
+
+def _folder(folder: Path, suite: Suite) -> Iterator[Raw | Problem]:
+    for path in sorted(folder.rglob("*.py")):
+        relative = path.relative_to(folder)
+        if any(part.startswith((".", "_")) for part in relative.parts):
+            continue
+        source = _text(path)
+        if isinstance(source, Problem):
+            yield source
+            continue
+        match = UPSTREAM.fullmatch(path.stem)
+        if match is None:
+            yield Raw(suite.by_path(relative), relative.stem, 0, source, str(path))
+        else:
+            level, number, sample = map(int, match.groups())
+            task = suite.numbers.get((level, number))
+            yield Raw(task, f"level{level}/{number}", sample, source, str(path))
+
+
+def _exported(folder: Path, suite: Suite) -> Iterator[Raw | Problem]:
+    path = folder / MANIFEST
+    text = _text(path)
+    if isinstance(text, Problem):
+        yield text
+        return
+    try:
+        entries = json.loads(text)["kernels"]
+    except (ValueError, KeyError, TypeError) as error:
+        yield Problem(str(path), f"not a manifest of `warpsmith export`: {error}")
+        return
+    for entry in entries if isinstance(entries, list) else []:
+        match entry:
+            case {"file": str(name), "task_id": str(task_id), "language": str(language)}:
+                source = _text(folder / Path(name).name)
+                if isinstance(source, Problem):
+                    yield source
+                else:
+                    origin = str(folder / Path(name).name)
+                    yield Raw(suite.names.get(task_id), task_id, 0, source, origin, language)
+            case _:
+                yield Problem(str(path), f"{entry!r:.60} has no file, task_id and language")
+
+
+def _lines(path: Path, suite: Suite) -> Iterator[Raw | Problem]:
+    text = _text(path)
+    if isinstance(text, Problem):
+        yield text
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield _line(line, f"{path}:{number}", suite)
+
+
+def _line(line: str, origin: str, suite: Suite) -> Raw | Problem:
+    try:
+        record: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return Problem(origin, f"not JSON, or cut short: {error}")
+    match record:
+        case {"level_id": int() | str() as level, "task_id": int() | str() as number}:
+            pass
+        case _:
+            return Problem(origin, "expected an object with level_id, task_id and custom_code")
+    code, sample = record.get("custom_code"), record.get("sample_id", 0)
+    named = f"level{level}/{number}"
+    if not isinstance(code, str) or not code.strip():
+        return Problem(origin, f"{named} holds no code, which counts as a failure")
+    if not isinstance(sample, int) or sample < 0:
+        return Problem(origin, f"{named}: sample_id is {sample!r}; expected a number from 0")
+    try:
+        task = suite.numbers.get((int(level), int(number)))
+    except ValueError:
+        task = None
+    reference = record.get("ref_code")
+    return Raw(
+        task,
+        named,
+        sample,
+        code,
+        origin,
+        reference=reference if isinstance(reference, str) else None,
+    )
+
+
+def _text(path: Path) -> str | Problem:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return Problem(str(path), "not UTF-8 text")
+    except OSError as error:
+        return Problem(str(path), f"cannot be read ({error.strerror})")

@@ -1,0 +1,45 @@
+"""Rows as a bench would write them, for tests of figures and files; nothing is measured."""
+
+import math
+
+from kernelbench.results import Row
+from sandbox.evidence import Kind
+from sandbox.types import Baseline, Evaluation, Interval, Language, Pair, Status, Timing
+
+HERE = {"device": "cuda", "gpu": "Test GPU"}
+
+
+def interval(value: float, half: float) -> Interval:
+    return Interval(value, value * math.exp(-half), value * math.exp(half))
+
+
+def row(
+    task_id: str,
+    speedup: float | None = None,
+    *,
+    status: Status = Status.PASSED,
+    sample: int = 0,
+    compiled: float | None = 1.25,
+    half: float = 0.01,
+    task_hash: str = "h",
+    kind: Kind | None = Kind.KERNEL,
+) -> Row:
+    """Passed with this speedup against eager's 2 ms; without one it failed."""
+    if speedup is None and status is Status.PASSED:
+        status = Status.WRONG_VALUE
+    timing, baselines = None, ()
+    if speedup is not None:
+        pairs = tuple(Pair(2.0, 2.0 / speedup, math.log(speedup), rounds=6) for _ in range(3))
+        timing = Timing(2.0, 2.0 / speedup, interval(speedup, half), 0.005, pairs, 8, 0.5)
+        if compiled is not None:
+            baselines = (Baseline("compile", 2.0 / compiled, interval(compiled, 0.02)),)
+    found = Evaluation(
+        task_id,
+        f"candidate-{sample}",
+        "config",
+        status,
+        timing=timing,
+        baselines=baselines,
+        kind=kind if status is Status.PASSED else None,
+    )
+    return Row(task_id, task_hash, sample, Language.TRITON, "file.py", HERE, found)

@@ -1,0 +1,194 @@
+"""A bench goes on where it stopped, reports what it has, and writes files that others read."""
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from kernelbench.bench import Bench
+from kernelbench.bench_view import progress_line, report_view
+from kernelbench.results import EVALUATIONS, Row, append_record, read_records
+from kernelbench.submissions import Submission
+from sandbox.errors import InvalidReference
+from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Request, Status, Task
+from tests.kernelbench.bench_records import HERE, row
+
+TASKS = [
+    Task(f"kernelbench/level1/{name}", f"# {name}", "cpu") for name in ("1_A", "2_B", "23_C", "9_D")
+]
+CONFIG = EvalConfig()
+
+
+@dataclass
+class ListedJudge:
+    """Speedups by task number; others fail; "fault" is a fault of ours, "invalid" no task."""
+
+    figures: dict[str, float | str]
+    asked: list[str] = field(default_factory=list)
+
+    def evaluate_many(self, requests: Iterator[Request]) -> Iterator[Evaluation]:
+        for request in requests:
+            name = request.task.id.rpartition("/")[2]
+            self.asked.append(name)
+            figure = self.figures.get(name)
+            if isinstance(figure, str):
+                status = {"fault": Status.SANDBOX_ERROR, "invalid": Status.INVALID_REFERENCE}
+                found = row(request.task.id, status=status[figure]).evaluation
+            else:
+                found = row(request.task.id, figure).evaluation
+            ids = {"candidate_id": request.candidate.id, "config_id": request.config.id}
+            yield replace(found, **ids)
+
+    def prepare(self, task: Task, config: EvalConfig) -> SimpleNamespace:
+        if self.figures.get(task.id.rpartition("/")[2]) == "invalid":
+            raise InvalidReference("constant output")
+        return SimpleNamespace(signature=SimpleNamespace(latency_s=4e-3), baselines=())
+
+
+def bench(folder: Path, names: str = "1_A 2_B 23_C", **changes) -> Bench:
+    submissions = [
+        Submission(Candidate(t.id, Language.TRITON, f"# kernel of {t.id}"), 0, "kernel.py")
+        for t in TASKS
+        if t.id.rpartition("/")[2] in names.split()
+    ]
+    given = {"tasks": TASKS, "config": CONFIG, "environment": HERE, "about": {"input": "x"}}
+    return Bench(submissions=submissions, folder=folder, **given | changes)
+
+
+def test_a_second_call_goes_on_where_the_first_was_cut(tmp_path):
+    first, judge = bench(tmp_path), ListedJudge({"1_A": 2.0, "23_C": 4.0})
+    first.run(judge, interrupted=lambda: len(judge.asked) == 2)
+    report = first.report()
+    assert (judge.asked, report.waiting, report.all.tasks) == (["1_A", "2_B"], 1, 3)
+    with (tmp_path / EVALUATIONS).open("a") as stream:
+        stream.write('{"task_id": "kernelbench/lev')  # a kill in the middle of a line
+    again, judge = bench(tmp_path), ListedJudge({"23_C": 4.0})
+    again.run(judge)
+    assert judge.asked == ["23_C"]
+    report = again.report()
+    assert (report.waiting, report.all.tasks, report.all.without_kernel) == (0, 4, 1)
+    assert report.all.headline.value == pytest.approx(8 ** (1 / 4))
+    assert any("evaluations.jsonl:3: left out" in line for line in report.left_out)
+    assert bench(tmp_path).pending == []
+
+
+def test_degenerate_problems_are_reported_apart(tmp_path):
+    one = bench(tmp_path)
+    one.run(ListedJudge({"1_A": 2.0, "2_B": 2.0, "23_C": 4.0}))
+    assert (one.report().all.tasks, one.report().sound.tasks) == (4, 3)
+    assert one.report().sound.headline.value == pytest.approx(4 ** (1 / 3))
+
+
+def test_levels_are_reported_apart_where_there_are_several(tmp_path):
+    other = Task("kernelbench/level2/1_X", "# X", "cpu")
+    one = bench(tmp_path, tasks=[*TASKS, other])
+    one.run(ListedJudge({"1_A": 2.0}))
+    parts = one.report().parts
+    assert {n: s.tasks for n, s in parts.items()} == {
+        "kernelbench/level1": 4,
+        "kernelbench/level2": 1,
+    }
+    assert (bench(tmp_path).report().parts, parts["kernelbench/level2"].correct) == ({}, 0)
+
+
+def test_a_fault_of_ours_leaves_no_row_and_is_tried_again(tmp_path):
+    faults: list[tuple[str, str]] = []
+    one = bench(tmp_path)
+    one.run(ListedJudge({"1_A": "fault", "2_B": 2.0}), on_fault=lambda *told: faults.append(told))
+    assert [name for name, _ in faults] == ["kernelbench/level1/1_A sample 0"]
+    assert (one.report().waiting, one.report().all.tasks) == (1, 3)
+    judge = ListedJudge({"1_A": 2.0})
+    bench(tmp_path).run(judge)
+    assert judge.asked == ["1_A"]
+
+
+def test_a_task_that_cannot_be_scored_is_in_no_figure(tmp_path):
+    one = bench(tmp_path)
+    one.run(ListedJudge({"1_A": 2.0, "23_C": "invalid", "9_D": "invalid"}))
+    report = one.report()
+    assert set(report.not_scored) == {TASKS[2].id, TASKS[3].id}
+    assert report.all.tasks == 2
+
+
+@pytest.mark.parametrize("other", ["text", "protocol", "environment", "kernel"])
+def test_a_row_of_another_question_does_not_count(tmp_path, other):
+    bench(tmp_path).run(ListedJudge({"1_A": 2.0}))
+    changed = {
+        "text": {"tasks": [replace(t, source="# new") for t in TASKS]},
+        "protocol": {"config": EvalConfig(preset="other")},
+        "environment": {"environment": HERE | {"driver": "2"}},
+        "kernel": {},
+    }[other]
+    now = bench(tmp_path, **changed)
+    if other == "kernel":
+        new = Candidate(TASKS[0].id, Language.TRITON, "# a new kernel")
+        now = bench(tmp_path, names="")
+        now.submissions = [Submission(new, 0, "k.py")]
+        now.__post_init__()
+    assert len(now.pending) == len(now.submissions)
+    assert any("of other kernels, task texts, protocols" in line for line in now.left_out)
+
+
+def test_nothing_is_begun_when_time_is_up_and_a_report_of_nothing_is_no_figure(tmp_path):
+    one, judge = bench(tmp_path), ListedJudge({})
+    one.run(judge, seconds=-1.0)
+    assert judge.asked == []
+    assert one.write().all is not None  # the task without a kernel is a failure already
+    assert one.write().waiting == 3
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(report_view(one.report()))
+    assert "partial: 3 of 4 tasks" in console.export_text()
+
+
+def test_kernelbenchs_files_hold_every_problem_in_milliseconds_and_our_ratios(tmp_path):
+    one = bench(tmp_path)
+    one.run(ListedJudge({"1_A": 2.0, "23_C": 1.0}))
+    results = json.loads((tmp_path / "kernelbench/level1/eval_results.json").read_text())
+    timing = json.loads((tmp_path / "kernelbench/timing/baseline_time_torch.json").read_text())
+    assert list(results) == ["1", "2", "23", "9"]
+    assert results["9"][0]["metadata"] == {"status": "no kernel"}
+    assert [name.partition("_")[0] for name in timing["level1"]] == list(results)
+    fields = {"sample_id", "compiled", "correctness", "metadata", "runtime", "runtime_stats"}
+    assert all(set(entry) == fields for [entry] in results.values())
+    [good], [bad] = results["1"], results["2"]
+    assert (good["compiled"], good["correctness"], good["runtime"]) == (True, True, 1.0)
+    assert (bad["compiled"], bad["correctness"], bad["runtime"]) == (True, False, -1.0)
+    assert set(timing["level1"]) == {"1_A.py", "2_B.py", "23_C.py", "9_D.py"}
+    stats = {"mean", "std", "min", "max", "num_trials", "hardware", "device"}
+    assert set(timing["level1"]["1_A.py"]) == set(good["runtime_stats"]) == stats
+    assert timing["level1"]["1_A.py"]["mean"] / good["runtime"] == 2.0
+    assert timing["level1"]["2_B.py"]["mean"] == 4.0
+    compiled = "baseline_time_torch_compile_inductor_default.json"
+    compiled = json.loads((tmp_path / "kernelbench/timing" / compiled).read_text())
+    assert compiled["level1"]["1_A.py"]["mean"] == pytest.approx(1.6)
+
+
+def test_the_csv_has_a_line_per_evaluation_and_the_summary_a_version(tmp_path):
+    bench(tmp_path).run(ListedJudge({"1_A": 2.0}))
+    with (tmp_path / "results.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [r["status"] for r in rows] == ["PASSED", "WRONG_VALUE", "WRONG_VALUE"]
+    assert (rows[0]["speedup"], rows[0]["best_baseline"]) == ("2.0", "compile")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["schema_version"], summary["all"]["correct"]) == (1, 1)
+
+
+def test_rows_survive_the_file_and_foreign_lines_are_named(tmp_path):
+    path, kept = tmp_path / EVALUATIONS, row("a", 2.0)
+    append_record(path, kept)
+    with path.open("a") as stream:
+        stream.write('[1]\n{"schema_version": 9}\nwords')
+    append_record(path, kept)
+    rows, complaints = read_records(path, Row)
+    assert rows == [kept, kept]
+    assert [line.split(":")[1] for line in complaints] == ["2", "3", "4"]
+
+
+def test_progress_says_what_was_found_and_how_long_it_still_takes():
+    line = progress_line(row("a", 2.0), done=10, left=20, seconds=300.0)
+    assert line == "a sample 0: PASSED 2.00x [1.98, 2.02] (20 left, about 10 min)"

@@ -1,0 +1,82 @@
+"""Two benches: noise is called noise, and a real difference is found where it is."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from kernelbench.comparison import compare, read_bench
+from kernelbench.results import EVALUATIONS, Row, append_record
+from sandbox.errors import ConfigError
+from sandbox.types import Status
+from tests.kernelbench.bench_records import row
+
+TRUE = [random.Random(n).lognormvariate(0.3, 0.5) for n in range(40)]
+
+
+def measured(seed: int, faster: float = 1.0) -> list[Row]:
+    """40 tasks, each off by its own normal error of 0.4 %; every third one faster."""
+    rng = random.Random(seed)
+    return [
+        row(f"t{n}", true * (faster if n % 3 == 0 else 1.0) * rng.lognormvariate(0, 0.004))
+        for n, true in enumerate(TRUE)
+    ]
+
+
+def test_two_runs_that_differ_by_noise_are_said_to_nearly_always():
+    found = [compare(measured(seed), measured(1000 + seed)) for seed in range(20)]
+    assert sum(f.noise_only for f in found) >= 18
+    assert "only by noise" in next(f for f in found if f.noise_only).verdict
+
+
+def test_five_per_cent_on_a_third_of_the_tasks_are_found():
+    for seed in range(5):
+        found = compare(measured(seed), measured(1000 + seed, faster=1.05))
+        assert found.ratio.low > 1.0
+        assert "faster" in found.verdict
+        real = {f"t{n}" for n in range(0, 40, 3)}
+        named = {change.task_id for change in found.changes}
+        assert len(named & real) >= 10
+        assert len(named - real) <= 2
+
+
+def test_one_task_within_its_interval_is_noise_and_far_outside_is_not():
+    assert compare([row("a", 1.00)], [row("a", 1.003)]).noise_only
+    found = compare([row("a", 1.0, half=0.002)], [row("a", 1.5, half=0.002)])
+    assert [c.task_id for c in found.changes] == ["a"]
+    assert found.ratio.low > 1.0
+
+
+def test_a_verdict_that_changed_is_a_change_and_counts_one():
+    found = compare([row("a", 4.0), row("b", 2.0)], [row("a"), row("b", 2.0)])
+    [change] = found.changes
+    assert (change.before, change.after) == ("4.00x [3.96, 4.04]", "WRONG_VALUE")
+    assert change.ratio == pytest.approx(0.25)
+    assert found.ratio.value == pytest.approx(0.5)
+
+
+def test_what_cannot_be_compared_is_left_out_and_said():
+    before = [row("a", 2.0), row("b", 2.0), row("c", 2.0), row("d", 2.0)]
+    after = [row("a", 2.0), row("b", 2.0, task_hash="new"), row("c", status=Status.SANDBOX_ERROR)]
+    found = compare(before, after)
+    assert found.tasks == 1
+    assert [line.partition(":")[0] for line in found.left_out] == ["b", "c", "d"]
+
+
+def test_other_environments_or_protocols_are_pointed_out():
+    from dataclasses import replace
+
+    other = replace(row("a", 2.0), environment={"gpu": "another"})
+    assert "environments of A and B differ" in compare([row("a", 2.0)], [other]).left_out[0]
+
+
+def test_benches_without_a_common_task_are_one_clear_error():
+    with pytest.raises(ConfigError, match="no scored task in common"):
+        compare([row("a", 2.0)], [row("b", 2.0)])
+
+
+def test_a_bench_is_read_by_its_folder_or_its_record(tmp_path: Path):
+    append_record(tmp_path / EVALUATIONS, row("a", 2.0))
+    assert read_bench(tmp_path) == read_bench(tmp_path / EVALUATIONS) == ([row("a", 2.0)], [])
+    with pytest.raises(ConfigError, match="no evaluations"):
+        read_bench(tmp_path / "missing")
