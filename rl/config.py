@@ -1,0 +1,215 @@
+"""How a policy is made, sampled and trained, as data: presets of configs/train.
+
+Unknown keys are refused. configs/train/cuda-l1.yaml tells published values from ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agent.config import nearest, read_yaml, validate
+from rewards.robust import Robust
+from rewards.terms import RewardConfig
+from sandbox.errors import ConfigError
+from sandbox.types import digest
+
+Split = Literal["train", "held_out_task", "held_out_family"]
+NEW = "new"
+"""As `model`: a small transformer from nothing, with a tokenizer of its own."""
+
+
+@dataclass(frozen=True)
+class ShapeConfig:
+    """Of a policy made from nothing."""
+
+    vocabulary: int = 4096
+    hidden: int = 256
+    layers: int = 6
+    heads: int = 8
+    feed_forward: int = 704
+    context: int = 4096
+    """Tokens of prompt and reply together."""
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads:
+            raise ValueError(f"hidden {self.hidden} is not a multiple of heads {self.heads}")
+        if min(self.vocabulary - 300, self.layers, self.feed_forward, self.context) < 1:
+            raise ValueError("expected a vocabulary over 300, and sizes of at least 1")
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: int = 1024
+    batch: int = 16
+    """Replies generated side by side."""
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0 or not 0 < self.top_p <= 1:
+            raise ValueError("expected a temperature above 0 and top_p in 0..1")
+        if min(self.max_new_tokens, self.batch) < 1:
+            raise ValueError("expected max_new_tokens and batch of at least 1")
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Adapters in place of full fine-tuning."""
+
+    rank: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class SftConfig:
+    """Supervised fine-tuning on verified kernels and repair turns."""
+
+    epochs: float = 3.0
+    learning_rate: float = 1e-3
+    batch: int = 8
+    accumulate: int = 1
+    max_tokens: int = 4096
+    """Longer examples are left out, and counted."""
+    save_steps: int = 200
+    """Between the checkpoints that a killed call goes on from."""
+    warmup_share: float = 0.05
+
+
+@dataclass(frozen=True)
+class SelfConfig:
+    """Self-supervised rounds: sample, keep what passes, fine-tune. No negative signal."""
+
+    rounds: int = 2
+    samples_per_task: int = 16
+
+
+@dataclass(frozen=True)
+class GrpoConfig:
+    """One update on groups of rollouts that answered the same prompt."""
+
+    group: int = 8
+    """G: replies to one prompt."""
+    learning_rate: float = 1e-6
+    epsilon: float = 0.2
+    epsilon_high: float = 0.28
+    """DAPO's clip-higher."""
+    beta: float = 0.0
+    """KL against the first weights; 0 keeps no reference model."""
+    loss: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = "dapo"
+    scale: Literal["group", "batch", "none"] = "group"
+    """What advantages are divided by; none leaves the difference from the group's mean."""
+    max_grad_norm: float = 0.1
+    smooth_clip: float | None = None
+    """CUDA-L1's clip of (r - mu) / sigma over this run's rewards; None leaves rewards alone."""
+    smooth_window: int = 100
+    """Updates whose rewards mu and sigma are taken over."""
+
+    def __post_init__(self) -> None:
+        if self.group < 2:
+            raise ValueError(f"group is {self.group}; a baseline needs at least 2 replies")
+        if self.beta != 0:
+            raise ValueError("beta other than 0 is not supported yet: it needs a reference model")
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Shares of families and of the remaining tasks that are never trained on, told by hashes."""
+
+    families: float = 0.1
+    tasks: float = 0.1
+
+    def split(self, task_id: str, family: str) -> Split:
+        if _share(f"family {family}") < self.families:
+            return "held_out_family"
+        return "held_out_task" if _share(f"task {task_id}") < self.tasks else "train"
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One policy and every stage of its training."""
+
+    model: str = NEW
+    """`new`, a folder, or a model's name at a hub."""
+    name: str = "policy"
+    """As reports name it, with its version."""
+    shape: ShapeConfig = field(default_factory=ShapeConfig)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    tasks: tuple[str, ...] = ("builtin",)
+    """That self-supervised and RL rollouts work on; never an evaluation suite, unless
+    `transductive`."""
+    transductive: bool = False
+    """Train on the evaluated tasks themselves, as CUDA-L1 does; stamped on every result."""
+    held_out: HeldOut = field(default_factory=HeldOut)
+    campaign: str = "quickstart"
+    """Preset or file of configs/optimize: how rollouts are evaluated."""
+    exemplars: int = 2
+    bucket_width: float = 0.15
+    temperature: float | None = None
+    """tau of the draw of buckets; by default the standard deviation of their means."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    lora: LoraConfig | None = None
+    gradient_checkpointing: bool = False
+    optimizer: str = "adamw_torch"
+    """Of SFT, as transformers names it."""
+    sft: SftConfig = field(default_factory=SftConfig)
+    self_supervised: SelfConfig = field(default_factory=SelfConfig)
+    rl: GrpoConfig = field(default_factory=GrpoConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        held_out = [t for t in self.tasks if t.startswith("kernelbench")]
+        if held_out and not self.transductive:
+            raise ValueError(
+                f"{held_out[0]} is an evaluation suite; name other tasks, or set transductive: true"
+            )
+
+
+def load_train(source: str, **overrides: object) -> TrainConfig:
+    """From a preset's name or a YAML file; raises ConfigError naming the file and the key."""
+    origin, values = read_yaml(source, "train")
+    values |= {key: value for key, value in overrides.items() if value is not None}
+    return validate(TrainConfig, _nested(TrainConfig, values, origin), origin)
+
+
+def _share(text: str) -> float:
+    """Uniform in 0..1, the same for the same text."""
+    return int(digest(text), 16) / 16**16
+
+
+def _nested(kind: type, values: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, Any]:
+    """With every key checked, those of inner dataclasses too."""
+    known = {f.name: f for f in dataclasses.fields(kind)}
+    checked: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            meant = nearest(str(key), known)
+            hint = f"did you mean {prefix + meant!r}?" if meant else f"known: {', '.join(known)}"
+            raise ConfigError(f"{origin}: unknown key {prefix + str(key)!r}; {hint}")
+        inner = INNER.get(str(known[key].type).removesuffix(" | None"))
+        if inner is not None and isinstance(value, Mapping):
+            value = _nested(inner, value, origin, f"{prefix}{key}.")
+        checked[key] = value
+    return checked
+
+
+INNER: Mapping[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        ShapeConfig,
+        HeldOut,
+        SamplingConfig,
+        LoraConfig,
+        SftConfig,
+        SelfConfig,
+        GrpoConfig,
+        RewardConfig,
+        Robust,
+    )
+}
+"""Dataclasses that are keys of another one, by the annotation's text."""

@@ -1,0 +1,187 @@
+"""Verified kernels of journals as training examples, on disk as a Hugging Face dataset.
+
+Three kinds, all asked by the prompts that campaigns use: `propose` (reference -> kernel), `repair`
+(failed source and its verdict -> the repair that passed) and `contrast` (exemplars of distinct
+buckets -> a kernel faster than all of them). Equal code of a task counts once per kind. Whole
+families (references calling the same operators) and whole tasks are held out, told by hashes, so
+that more data never moves a task. Not here yet: decontamination by AST similarity.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from datasets import Dataset, DatasetDict, load_from_disk
+
+from agent.features.assemble import without_header
+from agent.journal import Journal
+from agent.prompts.message import Message
+from agent.prompts.render import Scene, fenced, render_contrast, render_propose, render_repair
+from agent.strategies.contrastive import Contrastive, buckets
+from agent.strategies.lineage import log_speedup, writable
+from agent.strategies.types import REPAIR
+from agent.types import Attempt
+from rewards.terms import SECTIONS
+from rl.config import HeldOut
+from sandbox.errors import ConfigError
+from sandbox.records import from_record
+from sandbox.types import EvalConfig, Task, digest
+
+TRAIN = "train"
+BUILD_NAME = re.compile(r'(name=")features_[0-9a-f]{16}(")')
+
+
+@dataclass(frozen=True)
+class Example:
+    task_id: str
+    family: str
+    kind: str
+    messages: list[Message]
+    reply: str
+    speedup: float
+    """Lower bound against eager, as measured in the run."""
+    run: str
+
+
+def examples_of(journal: Journal, seed: int = 0) -> Iterator[Example]:
+    """Every verified kernel of a run, in each kind it can serve."""
+    facts, config = journal.facts(), journal.config() or {}
+    policy = from_record(EvalConfig, config["evaluation"]) if "evaluation" in config else None
+    for task in journal.tasks():
+        history = journal.attempts(task.id)
+        measured = journal.measured(task.id)
+        passed = [a for a in history if log_speedup(a) is not None and writable(a)]
+        for attempt in passed:
+            scene = Scene(task, attempt.proposal.candidate.language, facts, measured, policy)
+            for kind, messages in _prompts(scene, attempt, history, passed, seed):
+                yield Example(
+                    task.id,
+                    family_of(task),
+                    kind,
+                    messages,
+                    reply_of(attempt, kind),
+                    _speed(attempt),
+                    journal.folder.name,
+                )
+
+
+def _prompts(
+    scene: Scene, attempt: Attempt, history: Sequence[Attempt], passed: Sequence[Attempt], seed: int
+) -> Iterator[tuple[str, list[Message]]]:
+    yield "propose", render_propose(scene)
+    proposal = attempt.proposal
+    if proposal.strategy.endswith(REPAIR):
+        parents = [a for a in history if a.proposal.candidate.id in proposal.parents]
+        for parent in parents[:1]:
+            yield "repair", render_repair(scene, parent.proposal.candidate, parent.evaluation)
+    slower = [a for a in passed if _speed(a) < _speed(attempt)]
+    strategy = Contrastive()
+    found = buckets(slower, strategy.bucket_width)
+    if found:
+        dice = random.Random(digest([seed, proposal.candidate.id]))
+        shown = [_plainly(a) for a in strategy.draw(found, dice)]
+        yield "contrast", render_contrast(scene, shown)
+
+
+def reply_of(attempt: Attempt, kind: str) -> str:
+    """What the policy is to write: the reply as it was given, or one around a kernel that no model
+    wrote, whose reasons are the features it was made of.
+    """
+    proposal = attempt.proposal
+    if proposal.reply is not None and (kind != "contrast" or SECTIONS[-1] in proposal.reply):
+        return proposal.reply
+    code = fenced(plain(proposal.candidate.source), "python")
+    chosen = ", ".join(f"{k} {v}" for k, v in proposal.features.items() if isinstance(v, int | str))
+    why = f"One pass over memory; {chosen}." if chosen else "One pass over memory."
+    if kind != "contrast":
+        return f"{why}\n\n{code}\n"
+    analysis, design, implementation = SECTIONS
+    return (
+        f"{analysis}\nMemory traffic and how it is cut into work limit them.\n\n"
+        f"{design}\n1. {why}\n\n{implementation}\n{code}\n"
+    )
+
+
+def plain(source: str) -> str:
+    """A kernel of the feature proposer without what cannot be learned: comments on its making and
+    the content hash in its build's name. Other sources are returned as they are.
+    """
+    if BUILD_NAME.search(source) is None:
+        return source
+    return BUILD_NAME.sub(r"\1kernel\2", without_header(source)).strip("\n") + "\n"
+
+
+def family_of(task: Task) -> str:
+    """The operators that the reference calls, sorted: equal for tasks that differ in size only."""
+    body = ast.parse(task.source).body
+    model = next((n for n in body if isinstance(n, ast.ClassDef) and n.name == "Model"), None)
+    if model is None:
+        return task.id
+    calls = {
+        node.func.attr
+        for node in ast.walk(model)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    operators = {type(n.op).__name__.lower() for n in ast.walk(model) if isinstance(n, ast.BinOp)}
+    return " ".join(sorted((calls | operators) - {"__init__"})) or task.id
+
+
+def build_dataset(
+    examples: Iterable[Example], held_out: HeldOut, per_task: int | None = None
+) -> DatasetDict:
+    """Fastest first, distinct, split; raises ConfigError where nothing is left to train on."""
+    best = sorted(examples, key=lambda e: -e.speedup)
+    seen: set[str] = set()
+    kept: dict[str, list[Example]] = {TRAIN: [], "held_out_task": [], "held_out_family": []}
+    count: dict[tuple[str, str], int] = {}
+    for example in best:
+        key = digest([example.task_id, example.kind, without_header(example.reply)])
+        place = (example.task_id, example.kind)
+        if key in seen or (per_task is not None and count.get(place, 0) >= per_task):
+            continue
+        seen.add(key)
+        count[place] = count.get(place, 0) + 1
+        kept[held_out.split(example.task_id, example.family)].append(example)
+    if not kept[TRAIN]:
+        raise ConfigError(
+            f"none of {len(best)} verified kernels is left to train on: give runs with winners, or "
+            "hold out less"
+        )
+    return DatasetDict(
+        {name: Dataset.from_list([asdict(e) for e in rows]) for name, rows in kept.items() if rows}
+    )
+
+
+def save_dataset(dataset: DatasetDict, folder: Path) -> None:
+    if folder.exists():
+        raise ConfigError(f"{folder}: exists already; name another folder")
+    dataset.save_to_disk(folder)
+
+
+def load_examples(folder: Path, split: str = TRAIN) -> list[Example]:
+    """Raises ConfigError where the folder holds no such data."""
+    try:
+        found = load_from_disk(str(folder))
+    except (FileNotFoundError, ValueError) as error:
+        raise ConfigError(f"{folder}: no training data; `warpsmith data` makes it") from error
+    if not isinstance(found, DatasetDict) or split not in found:
+        raise ConfigError(f"{folder}: has no split {split!r}")
+    rows = [Example(**row) for row in found[split]]
+    return [replace(e, messages=[Message(**m) for m in e.messages]) for e in rows]
+
+
+def _plainly(attempt: Attempt) -> Attempt:
+    """As a policy's own attempts will look in its prompts."""
+    candidate = attempt.proposal.candidate
+    plainer = replace(candidate, source=plain(candidate.source))
+    return replace(attempt, proposal=replace(attempt.proposal, candidate=plainer))
+
+
+def _speed(attempt: Attempt) -> float:
+    speedup = attempt.evaluation.speedup
+    return 0.0 if speedup is None else speedup.low

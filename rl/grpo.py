@@ -1,0 +1,171 @@
+"""Contrastive RL inside a campaign: implements agent.learner.Learner.
+
+Prompts are the campaign's own (its contrastive strategy, exemplars from the live journal; CUDA-L1,
+arXiv 2507.14111, stage 3). An update groups rollouts by prompt, normalises rewards in each group,
+and takes one GRPO step with DAPO's clipping; groups whose rewards are all equal have no gradient
+and are left out. Checkpoints: `learner/VERSION`, each complete or absent, so that kill -9 costs at
+most the update under way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from agent.learner import Lesson, Rollout
+from rewards.robust import smooth
+from rewards.terms import RewardConfig, score
+from rewards.types import Reward
+from rl.config import TrainConfig
+from rl.local import LocalModel, TokenStore
+from rl.policy import FILE, Policy, load_policy
+from rl.trainers import Group, optimizer_of, update
+from sandbox.types import Evaluation, Status, digest
+
+FOLDER = "learner"
+OPTIMIZER = "optimizer.pt"
+TOKENS = "tokens.jsonl"
+KEPT = 2
+"""Newest versions kept on disk."""
+
+
+class GrpoLearner:
+    """The policy of one run: `model` proposes with the weights that `learn` changes."""
+
+    def __init__(self, run: Path, start: Path | str, config: TrainConfig, device: str) -> None:
+        """Goes on from the run's newest checkpoint, or from the weights in `start`."""
+        self.config, self.folder = config, run / FOLDER
+        self.folder.mkdir(parents=True, exist_ok=True)
+        newest = max(versions(self.folder), default=None)
+        source = start if newest is None else self.folder / str(newest)
+        self.policy = with_adapters(load_policy(source, "", device, config.dtype), config)
+        self.policy.version = newest or 0
+        self.name = self.policy.name
+        self.optimizer = optimizer_of(self.policy, config)
+        if newest is not None:
+            kept = torch.load(Path(source) / OPTIMIZER, map_location=device, weights_only=True)
+            self.optimizer.load_state_dict(kept)
+        tokens = TokenStore(self.folder / TOKENS)
+        self.model = LocalModel(self.policy, config.sampling, config.seed, tokens)
+
+    @property
+    def version(self) -> int:
+        return self.policy.version
+
+    @property
+    def reward_name(self) -> str:
+        return self.config.reward.name
+
+    def reward(self, evaluation: Evaluation, reply: str | None) -> Reward:
+        return score(evaluation, self.config.reward, reply)
+
+    def learn(self, rollouts: Sequence[Rollout]) -> Lesson | None:
+        fresh = [r for r in rollouts if r.version == self.version]
+        if not fresh:
+            return None
+        began_s = time.monotonic()
+        seen = self._groups(fresh, rollouts)
+        groups = [group for group in seen if _varies(group)]
+        figures = summary(fresh, self.config.reward)
+        if groups:
+            scratch = self.folder / "trainer"
+            figures |= {
+                f"trl/{key}": value
+                for key, value in update(
+                    self.policy, groups, self.optimizer, self.config, scratch
+                ).items()
+            }
+            shutil.rmtree(scratch, ignore_errors=True)
+            self.policy.version += 1
+            self._save()
+        figures["seconds"] = time.monotonic() - began_s
+        return Lesson(self.version, len(fresh), len(groups), len(seen), figures)
+
+    def _groups(self, fresh: Sequence[Rollout], known: Sequence[Rollout]) -> list[Group]:
+        settings = self.config.rl
+        values = [self.reward(r.evaluation, r.reply).value for r in fresh]
+        if settings.smooth_clip is not None:
+            recent = [r for r in known if r.version > self.version - settings.smooth_window]
+            found = [self.reward(r.evaluation, r.reply).value for r in recent]
+            values = smooth(values, [v for v in found if v is not None], settings.smooth_clip)
+        by_prompt: dict[str, list[tuple[Rollout, float | None]]] = defaultdict(list)
+        for rollout, value in zip(fresh, values, strict=True):
+            by_prompt[rollout.prompt].append((rollout, value))
+        groups = []
+        for prompt, members in by_prompt.items():
+            # A prompt asked in two rounds of the same weights is two groups.
+            for first in range(0, len(members), settings.group):
+                part = members[first : first + settings.group]
+                groups.append(self._group(prompt, first, part))
+        return groups
+
+    def _group(
+        self, prompt: str, first: int, members: Sequence[tuple[Rollout, float | None]]
+    ) -> Group:
+        return Group(
+            digest([prompt, first]),
+            self.policy.prompt_ids(json.loads(prompt)),
+            [self._tokens(rollout) for rollout, _ in members],
+            [value for _, value in members],
+        )
+
+    def _tokens(self, rollout: Rollout) -> list[int]:
+        kept = self.model.tokens.get(rollout.version, rollout.prompt, rollout.reply)
+        return self.policy.reply_ids(rollout.reply) if kept is None else kept
+
+    def _save(self) -> None:
+        """Under another name first: a folder named after a version is complete."""
+        partial = self.folder / "partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        self.policy.save(partial)
+        torch.save(self.optimizer.state_dict(), partial / OPTIMIZER)
+        os.replace(partial, self.folder / str(self.version))
+        for old in sorted(versions(self.folder))[:-KEPT]:
+            shutil.rmtree(self.folder / str(old))
+
+
+def versions(folder: Path) -> list[int]:
+    """Of the complete checkpoints in a learner's folder."""
+    return [int(f.parent.name) for f in folder.glob(f"*/{FILE}") if f.parent.name.isdigit()]
+
+
+def with_adapters(policy: Policy, config: TrainConfig) -> Policy:
+    """LoRA's in place of full fine-tuning, where the config says so."""
+    if config.lora is not None and not hasattr(policy.model, "peft_config"):
+        from peft import LoraConfig, get_peft_model
+
+        wanted = LoraConfig(
+            r=config.lora.rank,
+            lora_alpha=config.lora.alpha,
+            lora_dropout=config.lora.dropout,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        )
+        policy.model = get_peft_model(policy.model, wanted)
+    return policy
+
+
+def summary(rollouts: Sequence[Rollout], reward: RewardConfig) -> dict[str, float]:
+    """Of one generation: mean reward, and the shares that passed, cheated, or say nothing."""
+    values = [score(r.evaluation, reward, r.reply).value for r in rollouts]
+    known = [value for value in values if value is not None]
+    statuses = [r.evaluation.status for r in rollouts]
+    count = len(rollouts)
+    return {
+        "reward": sum(known) / len(known) if known else 0.0,
+        "correct": sum(s is Status.PASSED for s in statuses) / count,
+        "hacks": sum(s is Status.REWARD_HACK for s in statuses) / count,
+        "unscored": (count - len(known)) / count,
+        "distinct": len({r.reply for r in rollouts}) / count,
+    }
+
+
+def _varies(group: Group) -> bool:
+    return len({value for value in group.rewards if value is not None}) > 1

@@ -1,0 +1,238 @@
+"""A policy: a transformers checkpoint with its tokenizer, sampled in batches, saved and loaded.
+
+`new_policy` makes a small one from nothing, whose tokenizer knows lines that repeat: a kernel of
+5 KB is some 150 tokens, and still decodes to real source text. It does not know what a kernel is,
+and `rl.trainers` alone knows how weights are changed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from agent.prompts.message import Message
+from rl.config import SamplingConfig, ShapeConfig
+from sandbox.errors import ConfigError
+
+FILE = "policy.json"
+"""Beside a checkpoint: whose it is and how often it was updated."""
+PAD, END, START = "<|pad|>", "<|end|>", "<|start|>"
+FEWEST = 259
+"""Bytes and special tokens."""
+LINES_PER_MILLE = 700
+"""Of the rest of a vocabulary, at most, for whole lines."""
+TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    ids: list[int]
+    """With the end token, where it was reached."""
+    text: str
+    finished: bool
+    prompt_tokens: int
+    seconds: float
+
+
+@dataclass
+class Policy:
+    """Weights and tokenizer; the weights change in place."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    version: int = 0
+    """Updates by rollouts since it was last begun from a checkpoint of another stage."""
+
+    @property
+    def context(self) -> int:
+        return int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        text = self.tokenizer.apply_chat_template(
+            [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
+        )
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def reply_ids(self, reply: str) -> list[int]:
+        """With the end token: what the policy would have to write."""
+        ids = self.tokenizer(reply, add_special_tokens=False)["input_ids"]
+        return [*ids, self.tokenizer.eos_token_id]
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seed: int
+    ) -> list[Sample | None]:
+        """One reply to each prompt; None where the prompt leaves no room for one."""
+        room = [i for i, p in enumerate(prompts) if len(p) + 1 < self.context]
+        samples: list[Sample | None] = [None] * len(prompts)
+        self.model.eval()
+        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            # Of like length together, so that little is padding.
+            order = sorted(room, key=lambda i: len(prompts[i]))
+            for first in range(0, len(order), sampling.batch):
+                chosen = order[first : first + sampling.batch]
+                found = self._batch([prompts[i] for i in chosen], sampling)
+                for i, sample in zip(chosen, found, strict=True):
+                    samples[i] = sample
+        return samples
+
+    def _batch(self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig) -> list[Sample]:
+        began_s = time.monotonic()
+        width = max(map(len, prompts))
+        pad, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
+        # (batch, width) int64, padded on the left
+        ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        out = self.model.generate(
+            input_ids=ids.to(self.model.device),
+            attention_mask=mask.to(self.model.device),
+            max_new_tokens=min(sampling.max_new_tokens, self.context - width),
+            do_sample=True,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=0,
+            pad_token_id=pad,
+            eos_token_id=end,
+        )
+        seconds = (time.monotonic() - began_s) / len(prompts)
+        found = []
+        for row, prompt in zip(out[:, width:].tolist(), prompts, strict=True):
+            finished = end in row
+            kept = row[: row.index(end) + 1] if finished else row
+            text = self.tokenizer.decode(kept, skip_special_tokens=True)
+            found.append(Sample(kept, text, finished, len(prompt), seconds))
+        return found
+
+    def log_probabilities(
+        self, prompt: Sequence[int], reply: Sequence[int], temperature: float = 1.0
+    ) -> list[float]:
+        """Of each token of the reply, given the prompt and the tokens before it."""
+        self.model.eval()
+        ids = torch.tensor([[*prompt, *reply]], device=self.model.device)  # (1, tokens) int64
+        with torch.no_grad():
+            logits = self.model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
+        logits = logits / temperature
+        chosen = torch.tensor(list(reply), device=self.model.device)
+        found = logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0]
+        return [float(x) for x in found]
+
+    def save(self, folder: Path) -> None:
+        """A checkpoint that any program can load; complete once policy.json is there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILE).unlink(missing_ok=True)
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        record = {"schema_version": 1, "name": self.name, "version": self.version}
+        (folder / FILE).write_text(json.dumps(record) + "\n")
+
+
+def load_policy(source: str | Path, name: str = "", device: str = "cpu", dtype: str = "") -> Policy:
+    """From a folder or a hub's name; raises ConfigError where there is no model."""
+    known = Path(source) / FILE
+    record = json.loads(known.read_text()) if known.is_file() else {}
+    try:
+        tokenizer = _tokenizer(source)
+        model = _weights(source, getattr(torch, dtype) if dtype else "auto")
+    except (OSError, ValueError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"{source}: no transformers checkpoint ({first[:160]})") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    name = name or record.get("name") or Path(source).name
+    return Policy(name, model.to(device), tokenizer, int(record.get("version", 0)))
+
+
+def _weights(source: str | Path, dtype: Any) -> Any:
+    if (Path(source) / "adapter_config.json").is_file():
+        from peft import AutoPeftModelForCausalLM
+
+        return AutoPeftModelForCausalLM.from_pretrained(source, dtype=dtype, is_trainable=True)
+    return AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+
+
+def _tokenizer(source: str | Path) -> Any:
+    # AutoTokenizer would take the class of the architecture, with another pre-tokenizer than ours.
+    if (Path(source) / FILE).is_file() and _is_ours(Path(source)):
+        return PreTrainedTokenizerFast.from_pretrained(source)
+    return AutoTokenizer.from_pretrained(source)
+
+
+def _is_ours(folder: Path) -> bool:
+    file = folder / "tokenizer.json"
+    return file.is_file() and START in file.read_text(encoding="utf-8")
+
+
+def new_policy(texts: Iterable[str], shape: ShapeConfig, name: str, seed: int = 0) -> Policy:
+    """A Llama of this shape with random weights, and a tokenizer of these texts."""
+    tokenizer = new_tokenizer(texts, shape.vocabulary)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        intermediate_size=shape.feed_forward,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=shape.context,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.convert_tokens_to_ids(START),
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=False,  # Tied and untrained, it repeats its last token.
+        initializer_range=1 / math.sqrt(2 * shape.hidden),
+    )
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    return Policy(name, model, tokenizer)
+
+
+def new_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    """Lines that occur in several texts as tokens of their own, a byte-level BPE for everything
+    else; decoding gives back every text exactly.
+    """
+    known = list(texts)
+    counts = Counter(line for text in known for line in set(text.splitlines(keepends=True)))
+    repeated = [(n * len(line), line) for line, n in counts.items() if n > 1 and line[-1] == "\n"]
+    room = (vocabulary - FEWEST) * LINES_PER_MILLE // 1000
+    lines = [line for _, line in sorted(repeated, reverse=True)[:room]]
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary - len(lines),
+        special_tokens=[PAD, END, START],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(known, trainer)
+    # Not special: they stay in decoded text. Their newline keeps the decoder from remapping them.
+    bpe.add_tokens([AddedToken(line, normalized=False, special=False) for line in lines])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, pad_token=PAD, eos_token=END, additional_special_tokens=[START]
+    )
+    fast.chat_template = TEMPLATE
+    return fast

@@ -1,0 +1,51 @@
+"""Stage 2: sample, evaluate, keep what passes, fine-tune; again (CUDA-L1, stage 2).
+
+Reward 0 or 1 without a baseline and without a negative signal, since most samples fail early on.
+Each round is a campaign of its own, so that a killed call goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from agent.journal import Journal
+from rl.config import HeldOut, TrainConfig
+from rl.data import TRAIN, Example, build_dataset, examples_of
+from rl.policy import FILE
+from rl.sft import Fitted, sft
+from sandbox.errors import ConfigError
+
+Sample = Callable[[Path, int], Path]
+"""From a checkpoint and a round to the folder of the run that sampled and judged its kernels."""
+
+
+def self_supervised(
+    start: Path,
+    sample: Sample,
+    config: TrainConfig,
+    out: Path,
+    device: str,
+    on_round: Callable[[int, Fitted], None] = lambda number, fitted: None,
+) -> Path:
+    """The last round's checkpoint, `out/round-N`. Raises ConfigError where nothing passed."""
+    policy = start
+    for number in range(config.self_supervised.rounds):
+        folder = out / f"round-{number}"
+        if not (folder / FILE).is_file():
+            kept = successes(sample(policy, number), config.held_out)
+            if not kept:
+                raise ConfigError(f"round {number}: nothing passed; train longer by sft first")
+            on_round(number, sft(kept, config, folder, device, policy))
+        policy = folder
+    return policy
+
+
+def successes(run: Path, held_out: HeldOut) -> list[Example]:
+    """What a run's policy wrote that passed, less what is held out."""
+    with Journal(run, read_only=True) as journal:
+        found = [e for e in examples_of(journal) if e.kind == "propose"]
+    if not found:
+        return []
+    dataset = build_dataset(found, held_out)
+    return [Example(**row) for row in dataset[TRAIN]]

@@ -1,0 +1,80 @@
+"""Stage 1: supervised fine-tuning on verified kernels (CUDA-L1, stage 1; arXiv 2507.14111).
+
+A policy `new` is made here first: random weights, and a tokenizer of these very examples.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl.config import NEW, TrainConfig
+from rl.data import Example
+from rl.grpo import with_adapters
+from rl.policy import FILE, Policy, load_policy, new_policy
+from rl.trainers import Tokens, fine_tune
+from sandbox.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a fine-tuning did."""
+
+    folder: Path
+    examples: int
+    too_long: int
+    parameters: int
+    loss: float | None
+
+
+def begin(
+    examples: Sequence[Example], config: TrainConfig, device: str, source: Path | None
+) -> Policy:
+    """The checkpoint in `source`, else the config's model, before this training."""
+    if source is None and config.model == NEW:
+        texts = [e.reply for e in examples]
+        texts += [m["content"] for e in examples for m in e.messages]
+        policy = new_policy(texts, config.shape, config.name, config.seed)
+        policy.model.to(device)
+        return policy
+    policy = load_policy(source or config.model, config.name, device, config.dtype)
+    policy.version = 0
+    return with_adapters(policy, config)
+
+
+def sft(
+    examples: Sequence[Example], config: TrainConfig, out: Path, device: str, source: Path | None
+) -> Fitted:
+    """Fine-tune the config's model, or the checkpoint in `source`, and write it to `out`.
+
+    The same call goes on after a kill; one that had ended raises ConfigError.
+    """
+    if (out / FILE).is_file():
+        raise ConfigError(f"{out}: holds a checkpoint already; name another folder")
+    scratch = out / "trainer"
+    begun = scratch / "begun"
+    if (begun / FILE).is_file():
+        policy = load_policy(begun, config.name, device, config.dtype)
+    else:
+        policy = begin(examples, config, device, source)
+        policy.save(begun)
+    tokens = [Tokens(policy.prompt_ids(e.messages), policy.reply_ids(e.reply)) for e in examples]
+    longest = min(config.sft.max_tokens, policy.context)
+    fitting = [t for t in tokens if len(t.prompt) + len(t.reply) <= longest]
+    if not fitting:
+        raise ConfigError(f"all {len(tokens)} examples are over {longest} tokens; raise max_tokens")
+    figures = fine_tune(policy, fitting, config, scratch)
+    policy.save(out)
+    shutil.rmtree(scratch)
+    return Fitted(
+        out,
+        len(fitting),
+        len(tokens) - len(fitting),
+        policy.parameters,
+        figures.get("train_loss"),
+    )

@@ -1,0 +1,193 @@
+"""The one module that knows TRL: supervised fine-tuning, and one GRPO update on given rollouts.
+
+The campaign has sampled and judged the rollouts already, with these very weights: TRL is handed
+their tokens and rewards by `rollout_func` and does advantages, clipping, loss and the step. The
+optimizer outlives a trainer, since every generation of rollouts gets a trainer of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Before trl is imported: it warns once per trainer that rollout_func may change.
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import torch
+from datasets import Dataset
+from torch.optim.lr_scheduler import LambdaLR
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+
+from rl.config import TrainConfig
+from rl.policy import Policy
+
+
+@dataclass(frozen=True)
+class Group:
+    """Replies to one prompt, as tokens, with what they were worth."""
+
+    key: str
+    """Distinct among the groups of an update."""
+    prompt: list[int]
+    replies: list[list[int]]
+    rewards: list[float | None]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One supervised example."""
+
+    prompt: list[int]
+    reply: list[int]
+
+
+def fine_tune(
+    policy: Policy, examples: Sequence[Tokens], config: TrainConfig, folder: Path
+) -> dict[str, float]:
+    """SFT on the replies alone; returns the trainer's last figures. Resumes what a kill left in
+    `folder`, where TRL keeps its checkpoints.
+    """
+    settings = config.sft
+    rows = {
+        "input_ids": [e.prompt + e.reply for e in examples],
+        "completion_mask": [[0] * len(e.prompt) + [1] * len(e.reply) for e in examples],
+    }
+    steps = math.ceil(len(examples) / (settings.batch * settings.accumulate)) * settings.epochs
+    arguments = SFTConfig(
+        **common(policy, config, folder, settings.learning_rate),
+        per_device_train_batch_size=settings.batch,
+        gradient_accumulation_steps=settings.accumulate,
+        num_train_epochs=settings.epochs,
+        warmup_steps=math.ceil(steps * settings.warmup_share),
+        lr_scheduler_type="cosine",
+        optim=config.optimizer,
+        max_length=None,
+        completion_only_loss=True,
+        save_strategy="steps",
+        save_steps=settings.save_steps,
+        save_total_limit=1,
+        logging_steps=10,
+        eos_token=policy.tokenizer.eos_token,
+    )
+    trainer = SFTTrainer(
+        model=policy.model,
+        args=arguments,
+        train_dataset=Dataset.from_dict(rows),
+        processing_class=policy.tokenizer,
+    )
+    left = sorted(folder.glob("checkpoint-*/trainer_state.json"))
+    trainer.train(resume_from_checkpoint=str(left[-1].parent) if left else None)
+    policy.model = unwrapped(trainer)
+    return numbers({k: v for row in trainer.state.log_history for k, v in row.items()})
+
+
+def optimizer_of(policy: Policy, config: TrainConfig) -> Any:
+    trained = [p for p in policy.model.parameters() if p.requires_grad]
+    return torch.optim.AdamW(trained, lr=config.rl.learning_rate, weight_decay=0.0)
+
+
+def update(
+    policy: Policy, groups: Sequence[Group], optimizer: Any, config: TrainConfig, folder: Path
+) -> dict[str, float]:
+    """One GRPO step on the groups; a group with fewer replies than `rl.group` is filled up with
+    replies that have no reward, which TRL leaves out of baseline and gradient.
+    """
+    settings = config.rl
+    filled = [_filled(group, settings.group) for group in groups]
+    waiting: dict[str, list[tuple[list[int], list[int], float | None]]] = defaultdict(list)
+    for group in filled:
+        replies = zip(group.replies, group.rewards, strict=True)
+        waiting[group.key] = [(group.prompt, reply, value) for reply, value in replies]
+
+    def rollout(prompts: Sequence[str], trainer: object) -> dict[str, Any]:
+        # A prompt arrives once per reply that is wanted to it.
+        taken = [waiting[key].pop(0) for key in prompts]
+        return {
+            "prompt_ids": [prompt for prompt, _, _ in taken],
+            "completion_ids": [reply for _, reply, _ in taken],
+            "logprobs": None,  # On-policy: TRL takes the old policy to be the present one.
+            "worth": [value for _, _, value in taken],
+        }
+
+    def judged(worth: Sequence[float | None], **_: object) -> list[float | None]:
+        return list(worth)
+
+    arguments = GRPOConfig(
+        **common(policy, config, folder, settings.learning_rate),
+        per_device_train_batch_size=settings.group,
+        gradient_accumulation_steps=len(filled),
+        num_generations=settings.group,
+        max_completion_length=config.sampling.max_new_tokens,
+        temperature=config.sampling.temperature,
+        top_p=config.sampling.top_p,
+        max_steps=1,
+        lr_scheduler_type="constant",
+        max_grad_norm=settings.max_grad_norm,
+        epsilon=settings.epsilon,
+        epsilon_high=settings.epsilon_high,
+        beta=settings.beta,
+        loss_type=settings.loss,
+        scale_rewards=settings.scale,
+        save_strategy="no",
+        logging_steps=1,
+        shuffle_dataset=False,
+    )
+    trainer = GRPOTrainer(
+        model=policy.model,
+        args=arguments,
+        reward_funcs=judged,
+        train_dataset=Dataset.from_dict({"prompt": [group.key for group in filled]}),
+        processing_class=policy.tokenizer,
+        optimizers=(optimizer, LambdaLR(optimizer, constant)),
+        rollout_func=rollout,
+    )
+    trainer.train()
+    policy.model = unwrapped(trainer)
+    return numbers({k: v for row in trainer.state.log_history for k, v in row.items()})
+
+
+def constant(step: int) -> float:
+    return 1.0
+
+
+def common(
+    policy: Policy, config: TrainConfig, folder: Path, learning_rate: float
+) -> dict[str, Any]:
+    """What both trainers are told."""
+    cpu = policy.model.device.type == "cpu"
+    return {
+        "output_dir": str(folder),
+        "learning_rate": learning_rate,
+        "use_cpu": cpu,
+        "bf16": not cpu and config.dtype == "bfloat16",
+        "gradient_checkpointing": config.gradient_checkpointing,
+        "seed": config.seed,
+        "report_to": [],
+        "disable_tqdm": True,
+        "dataloader_pin_memory": not cpu,
+    }
+
+
+def unwrapped(trainer: Any) -> Any:
+    return trainer.accelerator.unwrap_model(trainer.model)
+
+
+def numbers(row: Mapping[str, object]) -> dict[str, float]:
+    return {k: float(v) for k, v in row.items() if isinstance(v, int | float)}
+
+
+def _filled(group: Group, size: int) -> Group:
+    if len(group.replies) > size:
+        raise ValueError(f"{len(group.replies)} replies to one prompt; expected at most {size}")
+    lacking = size - len(group.replies)
+    return Group(
+        group.key,
+        group.prompt,
+        group.replies + [group.replies[0]] * lacking,
+        group.rewards + [None] * lacking,
+    )

@@ -1,0 +1,95 @@
+"""Training data from journals: the campaign's own prompts, distinct, split by task and family."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("datasets", reason="needs the train extra")
+
+from agent.config import OptimizeConfig
+from agent.features.proposer import FeatureProposer
+from agent.journal import Journal
+from agent.model import ScriptedModel
+from agent.model_proposer import ModelProposer
+from agent.replies import extract
+from agent.scripted import scripted_evaluation
+from agent.strategies.best_of_n import BestOfN
+from agent.types import Measured, Turn
+from kernelbench.suite import load_tasks
+from rewards import speedup
+from rl.config import HeldOut
+from rl.data import build_dataset, examples_of, family_of, load_examples, plain, save_dataset
+from sandbox.errors import ConfigError
+from sandbox.types import EvalConfig, Status
+
+FACTS = {"CPU": "two cores"}
+MEASURED = Measured(eager_ms=0.5)
+EVERYTHING = HeldOut(families=0.0, tasks=0.0)
+
+
+@pytest.fixture
+def journal(tmp_path: Path):
+    """Three kernels of each of two tasks, each half as fast again as the one before."""
+    with Journal(tmp_path) as found:
+        found.record_config(OptimizeConfig())
+        found.record_facts(FACTS)
+        for task in [*load_tasks("builtin/sigmoid", "cpu"), *load_tasks("builtin/relu", "cpu")]:
+            found.record_task(task)
+            found.record_measured(task.id, MEASURED)
+            proposals = FeatureProposer().propose(task, [], 3)
+            found.record_proposals(0, proposals)
+            for number, proposal in enumerate(proposals):
+                figure = scripted_evaluation(
+                    proposal.candidate, EvalConfig(), Status.PASSED, 1.5 ** (number + 1)
+                )
+                found.record_evaluation(task, figure, reward=speedup.reward(figure))
+        yield found
+
+
+def test_a_policy_learns_the_prompt_that_the_campaign_asks(journal):
+    task = journal.tasks()[0]
+    proposer = ModelProposer(ScriptedModel([]), FACTS, BestOfN(), policy=EvalConfig())
+    [ask] = proposer.asks(task, [], 1, Turn(0, MEASURED))
+    learnt = [e for e in examples_of(journal) if e.task_id == task.id and e.kind == "propose"]
+    assert [e.messages for e in learnt] == [ask.messages] * 3
+
+
+def test_every_reply_holds_the_kernel_that_was_verified(journal):
+    sources = {
+        plain(a.proposal.candidate.source) for t in journal.tasks() for a in journal.attempts(t.id)
+    }
+    assert {extract(e.reply).source for e in examples_of(journal)} == sources
+    assert all("features_" not in source for source in sources)
+
+
+def test_a_contrast_leads_to_something_faster_than_all_that_is_shown(journal):
+    found = [e for e in examples_of(journal) if e.kind == "contrast"]
+    assert len(found) == 4
+    for example in found:
+        text = example.messages[1]["content"]
+        assert extract(example.reply).source not in text
+        assert "(score: " in text
+        assert f"{example.speedup / 0.98:.2f}x" not in text
+
+
+def test_equal_kernels_count_once_and_data_survives_the_disk(journal, tmp_path):
+    once = list(examples_of(journal))
+    dataset = build_dataset(once + once, EVERYTHING)
+    save_dataset(dataset, tmp_path / "data")
+    kept = load_examples(tmp_path / "data")
+    assert sorted(kept, key=repr) == sorted(once, key=repr)
+    with pytest.raises(ConfigError, match="exists already"):
+        save_dataset(dataset, tmp_path / "data")
+
+
+def test_what_is_held_out_is_not_trained_on(journal):
+    with pytest.raises(ConfigError, match="hold out less"):
+        build_dataset(examples_of(journal), HeldOut(families=1.0))
+
+
+def test_tasks_that_call_the_same_operators_are_one_family():
+    sigmoid, relu, softmax = (
+        load_tasks(f"builtin/{name}", "cpu")[0] for name in ("sigmoid", "relu", "softmax")
+    )
+    assert family_of(sigmoid) == "sigmoid"
+    assert len({family_of(t) for t in (sigmoid, relu, softmax)}) == 3

@@ -1,0 +1,121 @@
+"""The learner on a real TRL trainer: what is rewarded becomes likelier, a kill costs nothing."""
+
+import json
+import math
+import shutil
+
+import pytest
+
+pytest.importorskip("trl", reason="needs the train extra")
+
+import torch
+
+from agent.learner import Rollout
+from agent.prompts.message import Message
+from agent.scripted import scripted_evaluation
+from rl.config import GrpoConfig, SamplingConfig, ShapeConfig, TrainConfig
+from rl.grpo import GrpoLearner, versions
+from rl.policy import Policy, new_policy
+from sandbox.types import Candidate, EvalConfig, Language, Status
+
+PROMPT = json.dumps([Message(role="user", content="faster")])
+CONFIG = TrainConfig(
+    sampling=SamplingConfig(max_new_tokens=12),
+    rl=GrpoConfig(group=4, learning_rate=1e-3, max_grad_norm=1.0),
+)
+SHAPE = ShapeConfig(vocabulary=400, hidden=32, layers=1, heads=2, feed_forward=32, context=128)
+REPLIES = {
+    "fast one": (Status.PASSED, 3.0),
+    "slow one": (Status.PASSED, 0.5),
+    "wrong one": (Status.WRONG_VALUE, 1.0),
+    "cheat": (Status.REWARD_HACK, 1.0),
+}
+
+
+@pytest.fixture
+def start(tmp_path):
+    new_policy([*REPLIES, PROMPT], SHAPE, "toy", seed=1).save(tmp_path / "start")
+    return tmp_path / "start"
+
+
+def rollout(reply: str, version: int, status: Status, speedup: float = 1.0) -> Rollout:
+    candidate = Candidate("t", Language.CPP, reply)
+    judged = scripted_evaluation(candidate, EvalConfig(), status, speedup)
+    return Rollout("t", PROMPT, reply, version, judged)
+
+
+def generation(version: int) -> list[Rollout]:
+    return [rollout(reply, version, *what) for reply, what in REPLIES.items()]
+
+
+def likelihoods(policy: Policy) -> dict[str, float]:
+    prompt = policy.prompt_ids(json.loads(PROMPT))
+    return {r: math.fsum(policy.log_probabilities(prompt, policy.reply_ids(r))) for r in REPLIES}
+
+
+def weights(learner: GrpoLearner) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in learner.policy.model.parameters()])
+
+
+def test_what_was_rewarded_becomes_likelier_and_a_hack_less(start, tmp_path):
+    learner = GrpoLearner(tmp_path, start, CONFIG, "cpu")
+    before = likelihoods(learner.policy)
+    for version in range(3):
+        lesson = learner.learn(generation(version))
+        assert lesson is not None
+        assert (lesson.version, lesson.groups, lesson.rollouts) == (version + 1, 1, 4)
+    after = likelihoods(learner.policy)
+    change = {reply: after[reply] - before[reply] for reply in REPLIES}
+    assert change["fast one"] > 0 > change["cheat"]
+    assert min(change, key=change.__getitem__) == "cheat"
+    assert lesson.figures["hacks"] == 0.25
+    rewards = {r.reply: learner.reward(r.evaluation, r.reply).value for r in generation(0)}
+    assert min(rewards, key=rewards.__getitem__) == "cheat"
+
+
+def test_a_learner_goes_on_from_its_newest_complete_checkpoint(start, tmp_path):
+    one = GrpoLearner(tmp_path / "one", start, CONFIG, "cpu")
+    two = GrpoLearner(tmp_path / "two", start, CONFIG, "cpu")
+    for learner in (one, two):
+        learner.learn(generation(0))
+    folder = tmp_path / "two" / "learner"
+    shutil.copytree(folder / "1", folder / "partial")  # A process was killed while it saved.
+    again = GrpoLearner(tmp_path / "two", start, CONFIG, "cpu")
+    assert again.version == 1
+    for learner in (one, again):
+        learner.learn(generation(1))
+    assert torch.equal(weights(one), weights(again))
+    assert sorted(versions(folder)) == [1, 2]
+
+
+def test_without_a_difference_in_reward_the_weights_stay(start, tmp_path):
+    learner = GrpoLearner(tmp_path, start, CONFIG, "cpu")
+    before = weights(learner)
+    lesson = learner.learn([rollout(r, 0, Status.PASSED, 3.0) for r in REPLIES])
+    assert lesson is not None
+    assert (lesson.version, lesson.groups, lesson.seen) == (0, 0, 1)
+    assert torch.equal(weights(learner), before)
+
+
+def test_our_own_fault_and_older_weights_move_nothing(start, tmp_path):
+    learner = GrpoLearner(tmp_path, start, CONFIG, "cpu")
+    assert learner.learn([rollout("fast one", 7, Status.PASSED)]) is None
+    ours = [rollout(r, 0, Status.SANDBOX_ERROR) for r in REPLIES]
+    lesson = learner.learn(ours)
+    assert lesson is not None
+    assert (lesson.groups, lesson.figures["unscored"]) == (0, 1.0)
+
+
+def test_a_reply_without_a_reward_is_left_out_of_its_group(start, tmp_path):
+    """Three replies and one of our faults: the same update as three replies alone."""
+    whole = generation(0)[:3]
+    faulty = [*whole, rollout("cheat", 0, Status.SANDBOX_ERROR)]
+    changed = []
+    for name, rollouts in (("a", whole), ("b", faulty)):
+        learner = GrpoLearner(tmp_path / name, start, CONFIG, "cpu")
+        before = likelihoods(learner.policy)
+        learner.learn(rollouts)
+        after = likelihoods(learner.policy)
+        changed.append(after["fast one"] - before["fast one"])
+    assert changed[0] > 0
+    assert changed[1] > 0

@@ -1,0 +1,82 @@
+"""A policy from nothing: its tokenizer loses nothing, its samples repeat, its checkpoints load."""
+
+import json
+
+import pytest
+
+pytest.importorskip("transformers", reason="needs the train extra")
+
+from agent.model import ModelError
+from agent.prompts.message import Message
+from rl.config import SamplingConfig, ShapeConfig
+from rl.local import LocalModel, TokenStore
+from rl.policy import Policy, load_policy, new_policy
+from sandbox.errors import ConfigError
+
+SOURCE = 'for (long i = 0; i < n; ++i) {\n\tout[i] = x[i] + 1.0f;  // é\n}\n\n\nreturn "π";\n'
+PROMPT = [Message(role="system", content="write"), Message(role="user", content="faster")]
+SHAPE = ShapeConfig(vocabulary=400, hidden=32, layers=1, heads=2, feed_forward=32, context=64)
+SAMPLING = SamplingConfig(max_new_tokens=12, batch=2)
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return new_policy([SOURCE] * 20, SHAPE, "toy", seed=1)
+
+
+@pytest.mark.parametrize("text", [SOURCE, "unseen\r\n  text ☃", "", "\n\n\n", "a" * 50])
+def test_decoding_gives_back_every_text(policy, text):
+    ids = policy.reply_ids(text)
+    assert ids[-1] == policy.tokenizer.eos_token_id
+    assert policy.tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_a_line_that_repeats_is_one_token(policy):
+    assert len(policy.reply_ids(SOURCE)) < 12
+
+
+def test_a_checkpoint_loads_as_it_was_saved(policy, tmp_path):
+    policy.save(tmp_path / "p")
+    again = load_policy(tmp_path / "p")
+    ids = policy.prompt_ids(PROMPT)
+    assert (again.name, again.prompt_ids(PROMPT)) == ("toy", ids)
+    reply = policy.reply_ids(SOURCE)
+    assert again.log_probabilities(ids, reply) == policy.log_probabilities(ids, reply)
+
+
+def test_a_sample_says_whether_it_came_to_its_end(policy):
+    short, long = policy.prompt_ids(PROMPT[1:]), policy.prompt_ids(PROMPT)
+    for sample in policy.sample([short, long], SAMPLING, seed=3):
+        assert sample is not None
+        assert 0 < len(sample.ids) <= SAMPLING.max_new_tokens
+        assert sample.finished == (sample.ids[-1] == policy.tokenizer.eos_token_id)
+
+
+def test_equal_draws_give_equal_replies_and_others_differ(policy):
+    model = LocalModel(policy, SAMPLING)
+    first, again, other = (model.complete(PROMPT, 3, draw) for draw in ("t 0", "t 0", "t 1"))
+    assert [r.text for r in first] == [r.text for r in again]
+    assert [r.text for r in first] != [r.text for r in other]
+    assert {(r.model, r.policy_version) for r in first} == {("toy@0", 0)}
+
+
+def test_a_prompt_without_room_for_a_reply_is_refused(policy):
+    with pytest.raises(ModelError, match="leaves no room in a context of 64"):
+        LocalModel(policy, SAMPLING).complete([Message(role="user", content="x" * 500)], 1)
+
+
+def test_sampled_tokens_outlive_the_process_and_a_torn_line(policy, tmp_path):
+    path = tmp_path / "tokens.jsonl"
+    model = LocalModel(policy, SAMPLING, tokens=TokenStore(path))
+    [reply] = model.complete(PROMPT, 1)
+    with path.open("a") as stream:
+        stream.write('{"key": "torn')
+    prompt = json.dumps(PROMPT, ensure_ascii=False)
+    ids = TokenStore(path).get(0, prompt, reply.text)
+    assert ids is not None
+    assert policy.tokenizer.decode(ids, skip_special_tokens=True) == reply.text
+
+
+def test_a_folder_without_a_checkpoint_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="no transformers checkpoint"):
+        load_policy(tmp_path)

@@ -1,0 +1,50 @@
+"""Presets of configs/train: typed, unknown keys refused, the paper's values as published."""
+
+import pytest
+
+from agent.config import load_optimize, preset_names
+from rl.config import HeldOut, load_train
+from sandbox.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", preset_names("train"))
+def test_every_preset_loads_with_its_campaign(name):
+    config = load_train(name)
+    assert not config.transductive
+    assert load_optimize(config.campaign).tasks
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rl: {grup: 4}", r"unknown key 'rl.grup'; did you mean 'rl.group'\?"),
+        ("sampel: {}", "unknown key 'sampel'"),
+        ("rl: {group: 1}", "needs at least 2 replies"),
+        ("reward: {robust: {bucket: 3}}", "unknown key 'reward.robust.bucket'"),
+        ("reward: {hack: 1.0}", "expected them to rise"),
+        ("tasks: ['kernelbench:level1']", "is an evaluation suite"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(tmp_path, text, message):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_train(str(path))
+
+
+def test_cuda_l1_has_the_published_values():
+    config = load_train("cuda-l1")
+    assert (config.exemplars, config.rl.smooth_clip, config.rl.smooth_window) == (2, 1.5, 100)
+    assert (config.rl.loss, config.rl.scale) == ("grpo", "group")
+    robust = config.reward.robust
+    assert (robust.buckets, robust.variance, robust.decimals) == (7, 0.005, 2)
+    evaluation = load_optimize(config.campaign).evaluation
+    assert evaluation.search_pairs == evaluation.max_pairs == robust.buckets
+
+
+def test_a_family_is_held_out_whole_whatever_the_task():
+    held_out = HeldOut(families=0.5, tasks=0.5)
+    splits = [{held_out.split(f"t{i}", f"f{j}") for i in range(30)} for j in range(30)]
+    assert {"held_out_family"} in splits
+    assert {"train", "held_out_task"} in splits
+    assert all("held_out_family" not in s for s in splits if len(s) > 1)
