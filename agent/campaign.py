@@ -18,14 +18,17 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from agent.budget import CampaignConfig, search_seconds, share_candidates, share_seconds
+from agent.confirm import Which, best_of, lower_bound, refuted, unlikely, winner_of
 from agent.engine import Engine
 from agent.examine import examine
 from agent.journal import Journal, Purpose, Recorded
 from agent.lanes import LanePool, NoLane
-from agent.outcome import CampaignResult, Stage, TaskReport, best_of, promising, report
+from agent.learner import Learner, learn_from, reward_of
+from agent.model import AwaitingReplies, ModelError
+from agent.outcome import CampaignResult, Stage, TaskReport, report
 from agent.schedule import Job, Kind, Schedule, TaskRun
-from agent.types import Proposal, Proposer
-from rewards import speedup
+from agent.timings import Heart, Pulse
+from agent.types import Proposal, Proposer, Turn
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault, TaskError, WarpsmithError
 from sandbox.types import Evaluation, Status, Task
 
@@ -49,18 +52,24 @@ def run_campaign(
     config: CampaignConfig,
     on_event: Callable[[TaskReport], None] = lambda _: None,
     interrupted: Callable[[], bool] = lambda: False,
+    on_pulse: Callable[[Pulse], None] = lambda _: None,
+    learner: Learner | None = None,
 ) -> CampaignResult:
     """Work on every task until its budget or its proposers end; resumes whatever the journal holds.
 
-    `on_event` hears of every change of a task. Raises DeviceError, NoLaneLeft or DiskFull where
-    nothing more can be done; all that was finished is then in the journal.
+    `on_event` hears of every change of a task, `on_pulse` how busy the lanes are. A `learner`
+    learns whenever every task under way has had its round judged, and once at the end. Raises
+    DeviceError, NoLaneLeft or DiskFull where nothing more can be done; all that was finished is
+    then in the journal.
     """
     began_s = time.monotonic()
     runs = examine(tasks, proposers, interrupted)
     able_runs = [run for run in runs if run.proposers]
     for run, share in zip(able_runs, share_candidates(config, len(able_runs)), strict=True):
         run.budget = share
-    return _Campaign(runs, engine, journal, config, on_event, interrupted, began_s).run()
+    return _Campaign(
+        runs, engine, journal, config, on_event, interrupted, on_pulse, learner, began_s
+    ).run()
 
 
 class _Campaign:
@@ -74,14 +83,15 @@ class _Campaign:
         config: CampaignConfig,
         on_event: Callable[[TaskReport], None],
         interrupted: Callable[[], bool],
+        on_pulse: Callable[[Pulse], None],
+        learner: Learner | None,
         began_s: float,
     ) -> None:
         self.runs, self.engine, self.journal, self.config = runs, engine, journal, config
         self.on_event, self.interrupted = on_event, interrupted
-        self.began_s = began_s
-        self.schedule = Schedule(
-            engine.lanes, exclusive=config.device == "cpu", thinkers=PROPOSERS_AT_ONCE
-        )
+        self.learner, self.began_s = learner, began_s
+        self.heart = Heart(journal, engine.lanes, on_pulse)
+        self.schedule = Schedule(engine.lanes * engine.depth, thinkers=PROPOSERS_AT_ONCE)
         self.thinkers = LanePool("propose", [NoLane] * PROPOSERS_AT_ONCE)
         self.running: dict[Future[Any], Job] = {}
         self.waiting = deque(run for run in runs if run.proposers)
@@ -101,6 +111,7 @@ class _Campaign:
             while True:
                 self._check_limits()
                 self._begin_tasks()
+                self._learn_if_all_rest()
                 for job in self.schedule.begin():
                     self._submit(job)
                 if not self.running:
@@ -108,6 +119,8 @@ class _Campaign:
                 done, _ = wait(self.running, timeout=POLL_S, return_when=FIRST_COMPLETED)
                 for future in sorted(done, key=lambda f: self.running[f]):
                     self._finish(self.running.pop(future), future)
+                self.heart.beat(self.schedule.queued())
+            self.heart.beat(self.schedule.queued(), last=True)
         finally:
             self.thinkers.close(grace_s=0.0)
         for run in self.runs:
@@ -115,6 +128,8 @@ class _Campaign:
                 self._enter(run, Stage.STOPPED, self.stopped or SEARCH_OVER)
         if self.failure is not None:
             raise self.failure
+        if self.stopped is None and self.searching:
+            learn_from(self.journal, self.learner)
         rows = tuple(self._report(run) for run in self.runs)
         cut = next((row.reason for row in rows if row.reason == SEARCH_OVER), None)
         return CampaignResult(rows, time.monotonic() - self.began_s, self.stopped or cut)
@@ -176,46 +191,68 @@ class _Campaign:
         )
         pending = [r for r in records if r.pending]
         over = self._search_over(run, records)
-        if not over or self._winner(records) is not None:
+        if not over or self._to_confirm(winner_of, records) is not None:
             self._push(run, Kind.PREPARE, pending[0].round if pending else _next_round(records))
         if over:
             self._advance(run)
         elif pending:
             self._push_pending(run, pending)
-        else:  # The first proposals need not wait for the baselines.
-            self._push(run, Kind.PROPOSE, _next_round(records))
+        elif (doubtful := self._to_confirm(unlikely, records)) is not None:
+            self._push(run, Kind.CONFIRM, doubtful.round, doubtful)
+        elif not any(p.wants_measured for p in run.proposers):
+            # Else the first round is pushed once preparing has ended.
+            self._go_on(run, records)
 
     def _advance(self, run: TaskRun) -> None:
         """Decide what comes next, once nothing of this task is outstanding."""
         if run.outstanding or run.stage.final or self.stopped is not None:
             return
         records = self.journal.proposals(run.task.id)
+        if (doubtful := self._to_confirm(unlikely, records)) is not None:
+            self._push(run, Kind.CONFIRM, doubtful.round, doubtful)
+            return
         late = run.search_until_s is not None and time.monotonic() >= run.search_until_s
         another = self.searching and not (late and records)  # The first round is always measured.
         if another and not self._search_over(run, records):
-            self._push(run, Kind.PROPOSE, _next_round(records))
+            self._go_on(run, records)
             return
-        winner = self._winner(records)
-        if winner is not None:
+        if (winner := self._to_confirm(winner_of, records)) is not None:
             self._push(run, Kind.CONFIRM, winner.round, winner)
+        elif run.halted is not None:
+            self._enter(run, Stage.STOPPED, run.halted)
         elif self._search_over(run, records):
             self._enter(run, Stage.DONE, "no more proposals" if run.exhausted else "")
         else:
             self._enter(run, Stage.STOPPED, SEARCH_OVER)
+
+    def _go_on(self, run: TaskRun, records: Sequence[Recorded]) -> None:
+        """Another round, at once or by the next weights."""
+        if self.learner is None:
+            self._push(run, Kind.PROPOSE, _next_round(records))
+        else:
+            run.resting = True
+
+    def _learn_if_all_rest(self) -> None:
+        """One update on one generation of rollouts: no task is a step behind the weights."""
+        active = [run for run in self.runs if run.begun and not run.stage.final]
+        if not active or not all(run.resting for run in active) or self.stopped is not None:
+            return
+        # In this thread: there is nothing else to do, and the journal has one writer.
+        learn_from(self.journal, self.learner)
+        for run in active:
+            run.resting = False
+            self._push(run, Kind.PROPOSE, _next_round(self.journal.proposals(run.task.id)))
 
     def _search_over(self, run: TaskRun, records: Sequence[Recorded]) -> bool:
         if any(r.pending for r in records):
             return False
         fresh = [r for r in records if not r.duplicate]
         barren = _next_round(records) - _next_round(fresh)
-        return run.exhausted or len(fresh) >= run.budget or barren >= BARREN_ROUNDS
+        ended = run.exhausted or run.halted is not None
+        return ended or len(fresh) >= run.budget or barren >= BARREN_ROUNDS
 
-    def _winner(self, records: Sequence[Recorded]) -> Recorded | None:
-        """The best record, if it is a win that has still to be confirmed."""
-        best = best_of(records)
-        if not self.config.confirm or best is None or best.evaluation is None:
-            return None
-        return best if promising(best.evaluation) and best.confirmation is None else None
+    def _to_confirm(self, which: Which, records: Sequence[Recorded]) -> Recorded | None:
+        return which(records) if self.config.confirm else None
 
     def _push(
         self,
@@ -235,7 +272,8 @@ class _Campaign:
 
     def _push_pending(self, run: TaskRun, records: Sequence[Recorded]) -> None:
         for record in records:
-            if record.proposal.candidate.language.needs_build:
+            # On the CPU the lane builds: only there a build can stand still in timed regions.
+            if record.proposal.candidate.language.needs_build and self.config.device != "cpu":
                 self._push(run, Kind.BUILD, record.round, record)
             else:
                 self._push_built(run, record)
@@ -262,7 +300,9 @@ class _Campaign:
                 future = self.engine.submit_build(run.task, candidate, config)
             else:
                 to_beat = self._to_beat(run, job.round) if job.kind is Kind.EVALUATE else None
-                future = self.engine.submit_evaluate(run.task, candidate, config, to_beat)
+                future = self.engine.submit_evaluate(
+                    run.task, candidate, config, to_beat, elsewhere=job.kind is Kind.CONFIRM
+                )
         self.running[future] = job
         self._enter(run, job.kind.stage)
 
@@ -272,10 +312,12 @@ class _Campaign:
         n = min(self.config.proposals_per_round, run.budget - len(history))
         turn = round % len(run.proposers)
         order = [*run.proposers[turn:], *run.proposers[:turn]]
+        now = Turn(round, self.journal.measured(run.task.id))
+        self.journal.record_asked(run.task.id, round, n)
 
         def propose(_: NoLane) -> Sequence[Proposal]:
             for proposer in order:
-                proposals = proposer.propose(run.task, history, n)
+                proposals = proposer.propose(run.task, history, n, now)
                 if proposals:
                     return proposals[:n]
             return ()
@@ -284,10 +326,9 @@ class _Campaign:
 
     def _to_beat(self, run: TaskRun, round: int) -> float | None:
         best = best_of([r for r in self.journal.proposals(run.task.id) if r.round < round])
-        interval = None if best is None or best.evaluation is None else best.evaluation.speedup
-        if interval is None:
-            return 1.0 if self.config.confirm else None
-        return interval.low
+        if best is not None and not refuted(best):
+            return lower_bound(best)
+        return 1.0 if self.config.confirm else None
 
     def _finish(self, job: Job, future: Future[Any]) -> None:
         run = job.run
@@ -314,6 +355,7 @@ class _Campaign:
             self._proposed(run, job.round, result)
         elif job.kind is Kind.PREPARE:
             run.prepared = True
+            self.journal.record_measured(run.task.id, result)
             built, run.built = run.built, []
             for record in built:
                 self._push_built(run, record)
@@ -335,12 +377,12 @@ class _Campaign:
             self._push(run, job.kind, job.round, record, retried=True)
             return
         self.proven = self.proven or evaluation.status is not Status.SANDBOX_ERROR
+        self.heart.count(evaluation)
         if job.kind is Kind.CONFIRM:
             self.journal.record_evaluation(run.task, evaluation, purpose=Purpose.CONFIRM)
         else:
-            self.journal.record_evaluation(
-                run.task, evaluation, reward=speedup.reward(evaluation), function=speedup.NAME
-            )
+            reward, function = reward_of(self.learner, record, evaluation)
+            self.journal.record_evaluation(run.task, evaluation, reward=reward, function=function)
         if evaluation.status is Status.INVALID_REFERENCE:
             self._end(run, Stage.INVALID, evaluation.detail)
         self.on_event(self._report(run))
@@ -349,6 +391,8 @@ class _Campaign:
         run = job.run
         if isinstance(error, InvalidReference | TaskError):
             self._end(run, Stage.INVALID, str(error))
+        elif isinstance(error, ModelError) and not isinstance(error, AwaitingReplies):
+            run.halted = str(error)
         elif job.kind is Kind.PROPOSE or isinstance(error, SandboxFault):
             self._end(run, Stage.STOPPED, str(error))
         elif job.record is None or not isinstance(error, DeviceError):

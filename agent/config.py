@@ -11,18 +11,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Discriminator, TypeAdapter, ValidationError
 
 from agent.budget import CampaignConfig
+from agent.models.ledger import Caps
+from agent.models.prices import Price
+from agent.models.settings import ModelConfig
+from agent.strategies.choice import STRATEGIES, AnyStrategy
+from agent.strategies.fsr import Fsr
 from sandbox.errors import ConfigError
 from sandbox.records import to_record
-from sandbox.types import EvalConfig
+from sandbox.types import EvalConfig, Language
 
 T = TypeVar("T")
 DEFAULT_PRESET = "quickstart"
+LOCAL = "local:"
+"""Begins the name of a model that is a checkpoint on disk."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,30 @@ class OptimizeConfig:
     lanes: int | None = None
     """Of the local engine; by default one per GPU, or one."""
     model: str | None = None
-    """Name at the OpenAI-compatible endpoint; the built-in feature proposer without one."""
+    """Name at the OpenAI-compatible endpoint, or `local:FOLDER` for a transformers checkpoint; the
+    built-in feature proposer without one."""
+    models: tuple[ModelConfig, ...] = ()
+    """Instead of `model`: several with weights, or one with settings."""
+    language: Language | None = None
+    """That models are asked for; by default cpp on the CPU and cuda on a GPU."""
+    max_reply_tokens: int | None = None
+    """Of one reply of `model`, reasoning included; a cap on tokens or money needs it."""
+    strategy: Annotated[AnyStrategy, Discriminator("kind")] = field(default_factory=Fsr)
+    """Of models; the built-in proposer has its own."""
+    learn: bool = False
+    """The local model's weights learn from every round; its strategy asks in groups."""
+    train: str = "small"
+    """How it is sampled and trained: a preset of configs/train, or a file."""
+    seed_candidates: int = 0
+    """A task's first so many come from the built-in proposer, for the strategy to go on from."""
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    """By model, over those of configs/prices/default.yaml."""
+    max_requests: int | None = None
+    """Caps on what models may cost, over the whole run."""
+    max_tokens: int | None = None
+    max_usd: float | None = None
+    keep_replies: bool = True
+    """Replies are kept for all runs of this user; False keeps them for this run alone."""
     seed: int = 0
     proposals_per_round: int = 3
     max_candidates_per_task: int = 6
@@ -50,6 +80,34 @@ class OptimizeConfig:
     confirm: bool = True
     evaluation: EvalConfig = field(default_factory=EvalConfig)
 
+    def __post_init__(self) -> None:
+        if self.model is not None and self.models:
+            raise ValueError("has both `model` and `models`; expected one of them")
+        if self.learn and self.local is None:
+            raise ValueError("learn needs weights of its own; expected --model local:FOLDER")
+        if len({m.name for m in self.models}) < len(self.models):
+            raise ValueError("two of `models` have the same name")
+
+    @property
+    def local(self) -> Path | None:
+        """The checkpoint whose weights propose, in this process."""
+        if self.model is None or not self.model.startswith(LOCAL):
+            return None
+        return Path(self.model.removeprefix(LOCAL))
+
+    @property
+    def asked(self) -> tuple[ModelConfig, ...]:
+        """The models it asks at endpoints; none without a model."""
+        if self.local is not None:
+            return ()
+        if self.model is None:
+            return self.models
+        return (ModelConfig(self.model, max_tokens=self.max_reply_tokens),)
+
+    @property
+    def caps(self) -> Caps:
+        return Caps(self.max_requests, self.max_tokens, self.max_usd)
+
     def campaign(self) -> CampaignConfig:
         """The part that the loop itself needs; `device` is resolved by then."""
         names = {f.name for f in dataclasses.fields(CampaignConfig)}
@@ -58,7 +116,8 @@ class OptimizeConfig:
 
 WHERE = ("engine", "ray_address", "gpu_type", "lanes", "tasks_at_once")
 HOW_MUCH = ("max_candidates_per_task", "max_candidates", "max_seconds", "confirm")
-MAY_CHANGE = frozenset((*WHERE, *HOW_MUCH))
+COSTS = ("prices", "max_requests", "max_tokens", "max_usd", "max_reply_tokens", "keep_replies")
+MAY_CHANGE = frozenset((*WHERE, *HOW_MUCH, *COSTS))
 """Keys that a resumed run may set anew; never what it works on, or how that is judged."""
 
 
@@ -70,7 +129,20 @@ def load_optimize(source: str | None = None, **overrides: object) -> OptimizeCon
     origin, values = read_yaml(source or DEFAULT_PRESET, "optimize")
     values |= {key: value for key, value in overrides.items() if value is not None}
     values["evaluation"] = evaluation_values(values.get("evaluation"), origin)
+    if values.get("strategy") is not None:
+        values["strategy"] = strategy_values(values["strategy"], origin)
+    values["prices"] = read_yaml("default", "prices")[1] | dict(values.get("prices") or {})
+    if values.get("model") is not None and values.get("models"):
+        values |= _chosen(str(values["model"]), values["models"], origin)
     return validate(OptimizeConfig, values, origin)
+
+
+def _chosen(name: str, models: Any, origin: str) -> dict[str, Any]:
+    """`model` beside `models` picks one of them."""
+    known = {str(m.get("name")): m for m in models if isinstance(m, Mapping)}
+    if name not in known:
+        raise ConfigError(f"{origin}: models has no {name!r}; it has {', '.join(known)}")
+    return {"model": None, "models": [known[name]]}
 
 
 def load_evaluation(preset: str) -> EvalConfig:
@@ -88,6 +160,18 @@ def evaluation_values(given: object, origin: str) -> dict[str, Any]:
     own = dict(given or {})
     _, values = read_yaml(str(own.get("preset", "quick")), "evaluation")
     return values | own
+
+
+def strategy_values(given: object, origin: str) -> dict[str, Any]:
+    """`strategy:` is a preset's name or file, or settings over the preset that `kind` names."""
+    if isinstance(given, str):
+        return read_yaml(given, "strategy")[1]
+    kind = given.get("kind") if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping) or kind not in STRATEGIES:
+        known = ", ".join(STRATEGIES)
+        raise ConfigError(f"{origin}: strategy is {given!r}; expected a name or a kind of {known}")
+    _refuse_unknown(STRATEGIES[str(kind)], given, origin, "strategy.")
+    return read_yaml(str(kind), "strategy")[1] | dict(given)
 
 
 def preset_names(verb: str) -> list[str]:
@@ -136,6 +220,10 @@ def validate(kind: type[T], values: Mapping[str, Any], origin: str) -> T:
         raise ConfigError(f"{origin}: {key}: {why}{given}") from error
 
 
+NESTED: Mapping[str, type] = {"evaluation": EvalConfig, "models": ModelConfig, "prices": Price}
+"""Keys whose values are dataclasses of their own, alone, listed or named."""
+
+
 def _refuse_unknown(kind: type, values: Mapping[str, Any], origin: str, prefix: str) -> None:
     fields = {f.name: f for f in dataclasses.fields(kind)}
     for key, value in values.items():
@@ -145,8 +233,16 @@ def _refuse_unknown(kind: type, values: Mapping[str, Any], origin: str, prefix: 
                 f"{origin}: unknown key {prefix + str(key)!r}; "
                 + (f"did you mean {prefix + meant!r}?" if meant else f"known: {', '.join(fields)}")
             )
-        if key == "evaluation" and isinstance(value, Mapping):
-            _refuse_unknown(EvalConfig, value, origin, "evaluation.")
+        if key in NESTED:
+            for part in _parts(key, value):
+                _refuse_unknown(NESTED[key], part, origin, f"{key}.")
+
+
+def _parts(key: str, value: object) -> list[Mapping[str, Any]]:
+    if key == "prices" and isinstance(value, Mapping):
+        value = list(value.values())
+    found = value if isinstance(value, list | tuple) else [value]
+    return [part for part in found if isinstance(part, Mapping)]
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Where the loop's work runs: lanes that measure (one candidate each at a time) and builds.
+"""Where the loop's work runs: lanes that measure, one candidate at a time, and builds.
 
 `LocalEngine` keeps everything in this process; `agent.ray_engine` spreads it over Ray. The campaign
 decides *what* runs and when, so that both make the same decisions. Neither engine journals.
@@ -10,11 +10,15 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from agent.lanes import LanePool, NoLane
+from agent.types import Measured
+from sandbox.device import DeviceFacts
 from sandbox.errors import SandboxFault, WarpsmithError
+from sandbox.prepare import Preparation
 from sandbox.types import Candidate, EvalConfig, Evaluation, Evaluator, Status, Task
 
 log = logging.getLogger(__name__)
@@ -38,8 +42,10 @@ class Engine(Protocol):
     name: str
     """As the user names it: `ray`, `local`."""
     lanes: int
+    depth: int
+    """Candidates that a lane takes at once: it loads the next ones while it times another."""
 
-    def submit_prepare(self, task: Task, config: EvalConfig) -> Future[None]:
+    def submit_prepare(self, task: Task, config: EvalConfig) -> Future[Measured]:
         """On a lane; raises InvalidReference, TaskError or DeviceError."""
         ...
 
@@ -48,9 +54,19 @@ class Engine(Protocol):
         ...
 
     def submit_evaluate(
-        self, task: Task, candidate: Candidate, config: EvalConfig, to_beat: float | None
+        self,
+        task: Task,
+        candidate: Candidate,
+        config: EvalConfig,
+        to_beat: float | None,
+        *,
+        elsewhere: bool = False,
     ) -> Future[Evaluation]:
-        """On a lane; our own faults come back as SANDBOX_ERROR."""
+        """On a lane; our own faults come back as SANDBOX_ERROR.
+
+        `elsewhere`: on another lane than before, where there is one: another device cannot repeat
+        the first one's luck.
+        """
         ...
 
     def close(self) -> None: ...
@@ -67,25 +83,35 @@ class LocalEngine:
         build: Build | None = None,
         *,
         lanes: int = 1,
+        depth: int = 1,
         builders: int | None = None,
     ) -> None:
-        self.lanes = lanes
-        self._pool = LanePool("lane", [partial(make_evaluator, i) for i in range(lanes)])
+        self.lanes, self.depth = lanes, depth
+        openers = [partial(make_evaluator, i) for i in range(lanes)]
+        self._pool = LanePool("lane", openers, depth=depth)
         self._build = build
         self._builders = LanePool("build", [NoLane] * (builders or os.cpu_count() or 1))
 
-    def submit_prepare(self, task: Task, config: EvalConfig) -> Future[None]:
+    def submit_prepare(self, task: Task, config: EvalConfig) -> Future[Measured]:
         return self._pool.submit(lambda lane: prepare_on(lane, task, config), affinity=task.id)
 
     def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:
         return self._builders.submit(lambda _: build_with(self._build, candidate, config))
 
     def submit_evaluate(
-        self, task: Task, candidate: Candidate, config: EvalConfig, to_beat: float | None
+        self,
+        task: Task,
+        candidate: Candidate,
+        config: EvalConfig,
+        to_beat: float | None,
+        *,
+        elsewhere: bool = False,
     ) -> Future[Evaluation]:
         return self._pool.submit(
             lambda lane: evaluate_on(lane, task, candidate, config, to_beat),
             affinity=task.id,
+            subject=candidate.id,
+            elsewhere=elsewhere,
             fallback=partial(sandbox_error, candidate, config),
         )
 
@@ -94,9 +120,32 @@ class LocalEngine:
         self._pool.close()
 
 
-def prepare_on(lane: LaneEvaluator, task: Task, config: EvalConfig) -> None:
-    """Validates the task; what the evaluator returns stays in the lane."""
-    lane.prepare(task, config)
+def prepare_on(lane: LaneEvaluator, task: Task, config: EvalConfig) -> Measured:
+    """Validates the task; of what the evaluator returns, the figures leave the lane."""
+    return measured_of(lane.prepare(task, config), getattr(lane, "facts", None))
+
+
+def measured_of(preparation: object, facts: object) -> Measured:
+    """The figures of a LocalEvaluator's preparation; empty for evaluators that measure nothing."""
+    found = Measured()
+    if isinstance(preparation, Preparation):
+        timed = [(b.name, b.latency_ms, b.speedup) for b in preparation.baselines]
+        eager = next((ms * s.value for _, ms, s in timed if ms is not None and s), None)
+        floor_s = preparation.floor_s
+        found = Measured(
+            eager_ms=eager,
+            baselines_ms={name: ms for name, ms, _ in timed if ms is not None},
+            floor_ms=None if floor_s is None else floor_s * 1e3,
+        )
+    if isinstance(facts, DeviceFacts):
+        found = replace(
+            found,
+            copy_bytes_s=facts.copy_bytes_s,
+            matmul_flops=facts.matmul_flops,
+            launch_s=facts.launch_s or None,
+            cache_bytes=facts.cache_bytes,
+        )
+    return found
 
 
 def build_with(build: Build | None, candidate: Candidate, config: EvalConfig) -> None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from agent.storage import DISK_ERRORS, TABLES, DiskFull, Reserve, connect
-from agent.types import Attempt, Proposal, Usage
+from agent.types import Attempt, Measured, Proposal, Usage
 from rewards.types import Reward
 from sandbox.errors import ConfigError
 from sandbox.records import from_record, to_record
@@ -62,6 +62,16 @@ class Recorded:
         if self.evaluation is None or self.reward is None or self.duplicate:
             return None
         return Attempt(self.proposal, self.evaluation, self.reward)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One evaluation as it was written, whatever version of Evaluation that was."""
+
+    purpose: str
+    at_s: float
+    """Unix time."""
+    record: dict[str, Any]
 
 
 class Journal:
@@ -115,6 +125,49 @@ class Journal:
             raise ConfigError(
                 f"{task.id} is not the task that this run started with; use another --name"
             )
+
+    def record_measured(self, task_id: str, measured: Measured) -> None:
+        """What preparing found; the first holds, so that a resumed run asks models the same."""
+        if self.measured(task_id) is None:
+            detail = json.dumps(to_record(measured), sort_keys=True)
+            self.record_event("measured", task_id=task_id, detail=detail)
+
+    def measured(self, task_id: str) -> Measured | None:
+        detail = self.last_event("measured", task_id)
+        return None if detail is None else from_record(Measured, json.loads(detail))
+
+    def record_facts(self, facts: Mapping[str, str]) -> None:
+        """What models are told about the machine; the first holds."""
+        row = (json.dumps(dict(facts)),)
+        self._transact(lambda write: write("INSERT OR IGNORE INTO meta VALUES ('facts', ?)", row))
+
+    def facts(self) -> dict[str, str]:
+        row = self._database.execute("SELECT value FROM meta WHERE key = 'facts'").fetchone()
+        return {} if row is None else json.loads(row["value"])
+
+    def record_asked(self, task_id: str, round: int, n: int) -> None:
+        """How many proposals a round was asked for; the last one holds."""
+        self.record_event("asked", task_id=task_id, detail=f"{round} {n}")
+
+    def asked(self, task_id: str) -> dict[int, int]:
+        """By round."""
+        rows = self._database.execute(
+            "SELECT detail FROM events WHERE kind = 'asked' AND task_id = ? ORDER BY id", (task_id,)
+        )
+        pairs = [str(row["detail"]).split() for row in rows]
+        return {int(round): int(n) for round, n in pairs}
+
+    def last_start(self) -> dict[str, Any] | None:
+        """The record of the config this run was started with last."""
+        row = self._database.execute(
+            "SELECT detail FROM events WHERE kind = 'start' ORDER BY id DESC LIMIT 1"
+        ).fetchone()
+        return None if row is None else json.loads(row["detail"])
+
+    def starts(self) -> int:
+        """How often the run was started or resumed."""
+        query = "SELECT COUNT(*) FROM events WHERE kind = 'start'"
+        return int(self._database.execute(query).fetchone()[0])
 
     def tasks(self) -> list[Task]:
         rows = self._database.execute("SELECT record FROM tasks ORDER BY rowid")
@@ -187,6 +240,14 @@ class Journal:
         """What a proposer is told: evaluated proposals in the order made, duplicates left out."""
         return [r.attempt for r in self.proposals(task_id) if r.attempt is not None]
 
+    def measurements(self, candidate_id: str) -> list[Measurement]:
+        """Every evaluation of a candidate, in the order made."""
+        rows = self._database.execute(
+            "SELECT at, purpose, record FROM evaluations WHERE candidate_id = ? ORDER BY id",
+            (candidate_id,),
+        )
+        return [Measurement(row["purpose"], row["at"], json.loads(row["record"])) for row in rows]
+
     # --- events ---------------------------------------------------------------------------------
 
     def record_event(
@@ -209,6 +270,11 @@ class Journal:
             (kind, task_id),
         ).fetchone()
         return None if row is None else str(row["detail"])
+
+    def events(self, kind: str) -> list[str]:
+        """Details of all events of this kind, oldest first."""
+        query = "SELECT detail FROM events WHERE kind = ? ORDER BY id"
+        return [str(row["detail"]) for row in self._database.execute(query, (kind,))]
 
     def export_jsonl(self, path: Path) -> int:
         """Write every row of every table, one JSON object a line; returns how many."""

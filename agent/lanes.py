@@ -1,8 +1,9 @@
-"""A pool of lanes: each is one thread that owns one thing (an evaluator, a remote actor, nothing).
+"""A pool of lanes: each owns one thing (an evaluator, a remote actor, nothing) for its threads.
 
-A lane that is lost takes its job back to the queue, to be run by another lane; after `MAX_LOST`
-lost lanes the job's fallback is its result. Threads are daemons: a process that is told to end does
-not wait for a lane that hangs.
+A lane holds as many jobs as it has threads (`depth`), so that an evaluator can load candidates
+while it times another. A lane that is lost takes its jobs back to the queue, to be run by another
+lane, each with none beside it; after `MAX_LOST` lost lanes the job's fallback is its result.
+Threads are daemons: a process that is told to end does not wait for a lane that hangs.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class _Job(Generic[L]):
     future: Future[Any]
     affinity: str
     fallback: Callable[[LaneLost], Any] | None
+    subject: str = ""
+    elsewhere: bool = False
     lost: int = 0
 
 
@@ -55,18 +58,38 @@ class NoLane:
         """There is nothing to close."""
 
 
-class LanePool(Generic[L]):
-    """Runs jobs oldest first, but a lane prefers the task whose reference it keeps warm."""
+@dataclass(eq=False)
+class _Lane(Generic[L]):
+    opener: Callable[[], L]
+    value: L | None = None
+    opening: bool = False
+    lost: bool = False
+    """Its value is gone; opened again once no job holds it."""
+    ended: bool = False
+    """It could not be opened, or is closed."""
+    running: int = 0
+    alone: bool = False
+    """The job under way once lost a lane: no other beside it."""
+    warm: str = ""
 
-    def __init__(self, name: str, openers: Sequence[Callable[[], L]]) -> None:
+
+class LanePool(Generic[L]):
+    """Runs jobs oldest first, but a lane prefers the task whose reference it keeps warm, then tasks
+    that no other lane keeps warm. An idle lane takes any, and first.
+    """
+
+    def __init__(self, name: str, openers: Sequence[Callable[[], L]], *, depth: int = 1) -> None:
         self._jobs: list[_Job[L]] = []
         self._wake = threading.Condition()
         self._closed = False
         self._failure: WarpsmithError | None = None
-        self._open_lanes = len(openers)
+        self._lanes = [_Lane(opener) for opener in openers]
+        self._ran_on: dict[str, list[_Lane[L]]] = {}
+        """Lanes that have worked on a subject."""
         self._threads = [
-            threading.Thread(target=self._serve, args=(opener,), name=f"{name}-{i}", daemon=True)
-            for i, opener in enumerate(openers)
+            threading.Thread(target=self._serve, args=(lane,), name=f"{name}-{i}", daemon=True)
+            for i, lane in enumerate(self._lanes)
+            for _ in range(depth)
         ]
         for thread in self._threads:
             thread.start()
@@ -77,15 +100,20 @@ class LanePool(Generic[L]):
         *,
         affinity: str = "",
         fallback: Callable[[LaneLost], R] | None = None,
+        subject: str = "",
+        elsewhere: bool = False,
     ) -> Future[R]:
-        """`call(lane)` on some lane; the future raises what it raises, or NoLaneLeft."""
-        job = _Job(call, Future[R](), affinity, fallback)
+        """`call(lane)` on some lane; the future raises what it raises, or NoLaneLeft.
+
+        `elsewhere` passes over lanes that had a job of the same `subject`, while others are open.
+        """
+        job = _Job(call, Future[R](), affinity, fallback, subject, elsewhere)
         with self._wake:
             if self._closed or self._failure is not None:
                 job.future.set_exception(self._failure or NoLaneLeft("the engine is closed"))
             else:
                 self._jobs.append(job)
-                self._wake.notify()
+                self._wake.notify_all()
         return job.future
 
     def close(self, grace_s: float = 5.0) -> None:
@@ -100,44 +128,96 @@ class LanePool(Generic[L]):
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _serve(self, opener: Callable[[], L]) -> None:
-        while True:
-            try:
-                lane = opener()
-            except Exception as error:  # noqa: BLE001 (a thread's end: the pool must hear of it)
-                self._give_up(error)
-                return
-            if not self._work(lane):
-                lane.close()
-                return
+    def _serve(self, lane: _Lane[L]) -> None:
+        while self._opened(lane):
+            job = self._take(lane)
+            if job is not None:
+                self._run(lane, job)
+        with self._wake:
+            value, lane.value = (None, lane.value) if lane.running else (lane.value, None)
+        if value is not None:
+            value.close()
 
-    def _work(self, lane: L) -> bool:
-        """Run jobs until the pool is closed; True if the lane was lost instead."""
-        warm = ""
-        while (job := self._take(warm)) is not None:
-            warm = job.affinity
-            try:
-                result = job.call(lane)
-            except LaneLost as error:
-                self._return(job, error)
-                return True
-            except Exception as error:  # noqa: BLE001 (it belongs to whoever holds the future)
-                job.future.set_exception(error)
-            else:
-                job.future.set_result(result)
-        return False
+    def _opened(self, lane: _Lane[L]) -> bool:
+        """Whether there is something to run jobs on; opens it where no other thread does."""
+        with self._wake:
+            while lane.opening or (lane.lost and lane.running):
+                self._wake.wait()
+            if lane.ended or (self._closed and lane.value is None):
+                return False
+            if lane.value is not None and not lane.lost:
+                return not self._closed
+            lane.opening = True
+        value = None
+        try:
+            value = lane.opener()
+        except Exception as error:  # noqa: BLE001 (a thread's end: the pool must hear of it)
+            self._give_up(lane, error)
+        with self._wake:
+            lane.value, lane.lost, lane.opening = value, False, False
+            self._wake.notify_all()
+        return value is not None
 
-    def _take(self, warm: str) -> _Job[L] | None:
+    def _take(self, lane: _Lane[L]) -> _Job[L] | None:
+        """The next job for this lane; None where the lane or the pool has come to its end."""
         with self._wake:
             while True:
-                while not self._jobs and not self._closed:
-                    self._wake.wait()
-                if self._closed:
+                if self._closed or lane.lost:
                     return None
-                job = next((j for j in self._jobs if j.affinity == warm), self._jobs[0])
+                job = None if lane.alone else self._choose(lane)
+                if job is None:
+                    self._wake.wait()
+                    continue
                 self._jobs.remove(job)
                 if job.lost or job.future.set_running_or_notify_cancel():
+                    lane.running += 1
+                    lane.alone, lane.warm = bool(job.lost), job.affinity
+                    if job.subject:
+                        self._ran_on.setdefault(job.subject, []).append(lane)
                     return job
+
+    def _choose(self, lane: _Lane[L]) -> _Job[L] | None:
+        if not self._jobs:
+            return None
+        if self._jobs[0].lost:
+            return None if lane.running else self._jobs[0]
+        others = [other for other in self._lanes if other is not lane and not other.ended]
+        elsewhere = {other.warm for other in others}
+        may_begin = not lane.running or all(other.running for other in others)
+        for wanted in (
+            lambda job: job.affinity == lane.warm,
+            lambda job: may_begin and (not job.affinity or job.affinity not in elsewhere),
+            lambda job: not lane.running,
+        ):
+            job = next((j for j in self._jobs if wanted(j) and self._may(lane, j)), None)
+            if job is not None:
+                return job
+        return None
+
+    def _may(self, lane: _Lane[L], job: _Job[L]) -> bool:
+        """Not a lane that has worked on the subject, while there are others."""
+        ran = self._ran_on.get(job.subject, []) if job.elsewhere else []
+        return lane not in ran or all(other.ended or other in ran for other in self._lanes)
+
+    def _run(self, lane: _Lane[L], job: _Job[L]) -> None:
+        value = lane.value
+        assert value is not None
+        lost: LaneLost | None = None
+        try:
+            result = job.call(value)
+        except LaneLost as error:
+            lost = error
+        except Exception as error:  # noqa: BLE001 (it belongs to whoever holds the future)
+            job.future.set_exception(error)
+        else:
+            job.future.set_result(result)
+        with self._wake:
+            lane.running -= 1
+            lane.alone = False
+            lane.lost = lane.lost or lost is not None
+            self._wake.notify_all()
+        if lost is not None:
+            self._return(job, lost)
 
     def _return(self, job: _Job[L], error: LaneLost) -> None:
         job.lost += 1
@@ -145,19 +225,19 @@ class LanePool(Generic[L]):
         with self._wake:
             if job.lost < MAX_LOST and not self._closed:
                 self._jobs.insert(0, job)
-                self._wake.notify()
+                self._wake.notify_all()
                 return
         if job.fallback is not None:
             job.future.set_result(job.fallback(error))
         else:
             job.future.set_exception(error)
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, lane: _Lane[L], error: Exception) -> None:
         """A lane that cannot be opened (again): the others go on; the last one fails the rest."""
         log.warning("a lane could not be opened: %s", error)
         with self._wake:
-            self._open_lanes -= 1
-            if self._open_lanes:
+            lane.ended = True
+            if not all(other.ended for other in self._lanes):
                 return
             if isinstance(error, WarpsmithError) and not isinstance(error, LaneLost):
                 self._failure = error

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from agent.confirm import best_of, promising, upheld
 from agent.journal import Journal, Recorded
 from agent.types import Attempt
-from sandbox.types import Baseline, Evaluation, Interval
+from sandbox.evidence import Kind
+from sandbox.types import Baseline, Evaluation, Interval, Language
 
 
 class Stage(StrEnum):
@@ -76,7 +78,15 @@ class TaskReport:
 
     @property
     def confirmed(self) -> bool:
-        return self.confirmation is not None and wins(self.confirmation)
+        """The best is a win when measured afresh, and the search had said so too."""
+        if self.best is None or self.confirmation is None:
+            return False
+        return upheld(self.best.evaluation, self.confirmation)
+
+    @property
+    def refuted(self) -> bool:
+        """It was measured afresh and is no promotion."""
+        return self.confirmation is not None and not self.confirmed
 
     @property
     def verdict(self) -> str:
@@ -93,7 +103,7 @@ class TaskReport:
             return "unconfirmed win"
         if not self.confirmed:
             return "no win (not confirmed)"
-        return "win" if self.best.proposal.candidate.language.custom_kernel else "win (rewrite)"
+        return win_of(self.confirmation.kind, self.best.proposal.candidate.language)
 
 
 @dataclass(frozen=True)
@@ -109,27 +119,12 @@ class CampaignResult:
         return sum(task.tried for task in self.tasks)
 
 
-def promising(evaluation: Evaluation) -> bool:
-    """Passed and faster, on however few pairs: worth confirming."""
-    return evaluation.passed and evaluation.timing is not None and evaluation.timing.faster
-
-
-def wins(evaluation: Evaluation) -> bool:
-    """Passed, and faster than eager on enough pairs to be reported."""
-    return evaluation.passed and evaluation.timing is not None and evaluation.timing.win
-
-
-def lower_bound(attempt: Attempt) -> float:
-    """What attempts are ranked by; 0 without a speedup."""
-    interval = attempt.evaluation.speedup
-    return 0.0 if interval is None else interval.low
-
-
-def best_of(records: Sequence[Recorded]) -> Recorded | None:
-    """The passed record with the highest lower bound; the earlier of equals."""
-    timed = [(r.attempt, r) for r in records]
-    ranked = [(lower_bound(a), r) for a, r in timed if a is not None and a.evaluation.speedup]
-    return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
+def win_of(kind: Kind | None, language: Language) -> str:
+    """A win by a kernel, or by something that reports keep apart."""
+    if kind is None:  # recorded before evaluations told
+        kind = Kind.KERNEL if language.custom_kernel else Kind.REWRITE
+    words = {Kind.KERNEL: "win", Kind.REWRITE: "win (rewrite)", Kind.FLAGS: "win (flags)"}
+    return words.get(kind, "win (graph)")
 
 
 def report(
@@ -138,7 +133,7 @@ def report(
     """The row of a task from its journal rows."""
     done = [r.evaluation for r in records if r.evaluation is not None]
     best = best_of(records)
-    total_s = sum(sum(e.seconds.values()) for e in done)
+    total_s = sum(e.seconds.get("total", sum(e.seconds.values())) for e in done)
     return TaskReport(
         task_id,
         stage,

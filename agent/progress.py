@@ -12,7 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from agent.learner import POLICY_VERSION
 from agent.outcome import CampaignResult, Stage, TaskReport
+from agent.timings import Pulse
 from sandbox.records import to_record
 from sandbox.types import Evaluation, Interval
 
@@ -48,6 +50,7 @@ class CampaignView:
         self._began_s = time.monotonic()
         self._live: Live | None = None
         self._told: dict[str, tuple[int, bool]] = {}
+        self._pulse: Pulse | None = None
 
     def __enter__(self) -> CampaignView:
         if self._console.is_terminal:
@@ -69,6 +72,10 @@ class CampaignView:
         self._reports[report.task_id] = report
         if self._live is None:
             self._tell(report)
+
+    def beat(self, pulse: Pulse) -> None:
+        """The campaign's `on_pulse`."""
+        self._pulse = pulse
 
     def note(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)
@@ -97,7 +104,8 @@ class CampaignView:
                 time_left(report),
             )
         limit = "" if self._limit_s is None else f" of {self._limit_s:.0f}"
-        table.caption = f"{elapsed_s:.0f}{limit} s"
+        busy = "" if self._pulse is None else f" · {self._pulse}"
+        table.caption = f"{elapsed_s:.0f}{limit} s{busy}"
         return table
 
 
@@ -185,6 +193,7 @@ def report_record(report: TaskReport) -> dict[str, Any]:
         "against_compile": to_record(report.against_compile),
         "confirmed": report.confirmed,
         "proposer": None if best is None else best.proposal.proposer,
+        "policy_version": None if best is None else best.proposal.features.get(POLICY_VERSION),
         "best": None if best is None else to_record(best.proposal.candidate),
         "evaluation": to_record(report.figure),
     }

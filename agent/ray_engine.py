@@ -21,6 +21,7 @@ from typing import Any
 from agent.engine import Build, MakeEvaluator, build_with, evaluate_on, prepare_on, sandbox_error
 from agent.lanes import LaneLost, LanePool, NoLane
 from agent.reaper import Reaper
+from agent.types import Measured
 from sandbox.errors import DeviceError
 from sandbox.types import Candidate, EvalConfig, Evaluation, Task
 
@@ -53,8 +54,8 @@ class LaneActor:
         """Apart from the constructor, whose exceptions Ray reports as a dead actor."""
         self._evaluator = self._make_evaluator(0)
 
-    def prepare(self, task: Task, config: EvalConfig) -> None:
-        prepare_on(self._evaluator, task, config)
+    def prepare(self, task: Task, config: EvalConfig) -> Measured:
+        return prepare_on(self._evaluator, task, config)
 
     def evaluate(
         self, task: Task, candidate: Candidate, config: EvalConfig, to_beat: float | None
@@ -67,7 +68,7 @@ class LaneActor:
 
 @dataclass
 class RayLane:
-    """Our side of a lane actor: the evaluator's protocol, one blocking call at a time."""
+    """Our side of a lane actor: the evaluator's protocol, blocking calls from several threads."""
 
     make_evaluator: MakeEvaluator
     options: dict[str, Any]
@@ -87,8 +88,10 @@ class RayLane:
             ray.kill(self._actor)
             raise
 
-    def prepare(self, task: Task, config: EvalConfig) -> None:
-        _get(self._actor.prepare.remote(task, config))
+    def prepare(self, task: Task, config: EvalConfig) -> Measured:
+        measured = _get(self._actor.prepare.remote(task, config))
+        assert isinstance(measured, Measured)
+        return measured
 
     def evaluate(
         self,
@@ -124,10 +127,13 @@ class RayEngine:
         address: str | None = None,
         gpu_type: str | None = None,
         cpus: int | None = None,
+        gpus: int | None = None,
+        depth: int = 1,
     ) -> None:
+        """`cpus` and `gpus` limit what Ray started here may use of this machine."""
         self._own = not ray.is_initialized()
         if self._own:
-            _connect(address, cpus)
+            _connect(address, cpus, gpus)
         self._reaper: Reaper | None = None
         if self._own and address is None:
             self._reaper = Reaper(ray.get_runtime_context().get_node_id())
@@ -136,17 +142,18 @@ class RayEngine:
             self._shut_down()
             wanted = f"GPU of type {gpu_type}" if gpu_type else "GPU" if device == "cuda" else "CPU"
             raise DeviceError(f"the Ray cluster has no {wanted}; `ray status` shows what it has")
-        self.lanes = len(placements)
+        self.lanes, self.depth = len(placements), depth
         openers: list[Callable[[], RayLane]] = [
-            partial(RayLane, make_evaluator, options) for options in placements
+            partial(RayLane, make_evaluator, {**options, "max_concurrency": depth + 1})
+            for options in placements
         ]
-        self._pool = LanePool("ray-lane", openers)
+        self._pool = LanePool("ray-lane", openers, depth=depth)
         self._build = build
         cores = int(ray.cluster_resources().get("CPU", 1))
         self._builders = LanePool("ray-build", [NoLane] * max(1, min(cores, 64)))
         self._remote_build = ray.remote(build_with).options(num_cpus=1, max_retries=2)
 
-    def submit_prepare(self, task: Task, config: EvalConfig) -> Future[None]:
+    def submit_prepare(self, task: Task, config: EvalConfig) -> Future[Measured]:
         return self._pool.submit(lambda lane: lane.prepare(task, config), affinity=task.id)
 
     def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:
@@ -156,11 +163,19 @@ class RayEngine:
         return self._builders.submit(run)
 
     def submit_evaluate(
-        self, task: Task, candidate: Candidate, config: EvalConfig, to_beat: float | None
+        self,
+        task: Task,
+        candidate: Candidate,
+        config: EvalConfig,
+        to_beat: float | None,
+        *,
+        elsewhere: bool = False,
     ) -> Future[Evaluation]:
         return self._pool.submit(
             lambda lane: lane.evaluate(task, candidate, config, to_beat=to_beat),
             affinity=task.id,
+            subject=candidate.id,
+            elsewhere=elsewhere,
             fallback=partial(sandbox_error, candidate, config),
         )
 
@@ -176,7 +191,7 @@ class RayEngine:
             self._reaper.close()
 
 
-def _connect(address: str | None, cpus: int | None) -> None:
+def _connect(address: str | None, cpus: int | None, gpus: int | None) -> None:
     """`local`, not None: None would silently join a cluster named by RAY_ADDRESS."""
     root = str(Path(__file__).resolve().parents[1])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -194,6 +209,7 @@ def _connect(address: str | None, cpus: int | None) -> None:
     ray.init(
         address="local",
         num_cpus=cpus or len(os.sched_getaffinity(0)),
+        num_gpus=gpus,
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
         **common,

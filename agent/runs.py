@@ -3,6 +3,7 @@
 runs/NAME/journal.sqlite   everything that happened (agent/journal.py)
 runs/NAME/config.yaml      the resolved config it was first started with
 runs/NAME/lock             held by the process that works on it
+runs/NAME/ledger.jsonl     what its models cost (agent/models/ledger.py)
 """
 
 from __future__ import annotations
@@ -57,6 +58,14 @@ def find_run(name: str, runs: Path = RUNS) -> Path:
     meant = nearest(name, known)
     hint = f"did you mean {meant!r}?" if meant else f"runs: {', '.join(known) or 'none'}"
     raise ConfigError(f"{name}: no such run under {runs}; {hint}")
+
+
+def tried_in(name: str, runs: Path = RUNS) -> int:
+    """Candidates that a run has evaluated already; 0 for a new one."""
+    if not (runs / name / FILE).is_file():
+        return 0
+    with Journal(runs / name, read_only=True) as journal:
+        return sum(len(journal.attempts(task.id)) for task in journal.tasks())
 
 
 @contextmanager

@@ -1,8 +1,4 @@
-"""What may begin now: a campaign's jobs by round and task, and the rule for builds on the CPU.
-
-Pure bookkeeping: nothing is run here. On the CPU (`exclusive`) builds and lanes never overlap,
-since both need the same cores; whichever job is first in line decides whose turn it is.
-"""
+"""What may begin now: a campaign's jobs by round and task. Bookkeeping: nothing is run here."""
 
 from __future__ import annotations
 
@@ -55,6 +51,8 @@ class TaskRun:
     stage: Stage = Stage.WAITING
     reason: str = ""
     prepared: bool = False
+    resting: bool = False
+    """Its next round waits until the learner has learned from this one."""
     outstanding: int = 0
     """Jobs queued or under way; a round is complete at 0."""
     built: list[Recorded] = field(default_factory=list)
@@ -63,6 +61,8 @@ class TaskRun:
     """Clock when its share of the time is over: no round begins after it."""
     exhausted: bool = False
     """No proposer has anything more."""
+    halted: str | None = None
+    """Why its models could not be asked any further; what was found is still confirmed."""
 
 
 @dataclass(order=True)
@@ -87,8 +87,9 @@ class Job:
 class Schedule:
     """Jobs that wait, and how many of each sort run."""
 
-    def __init__(self, lanes: int, *, exclusive: bool, thinkers: int) -> None:
-        self._lanes, self._exclusive, self._thinkers = lanes, exclusive, thinkers
+    def __init__(self, places: int, *, thinkers: int) -> None:
+        """`places` for jobs on lanes, those included that a lane loads while it measures."""
+        self._places, self._thinkers = places, thinkers
         self._proposals: list[Job] = []
         self._builds: list[Job] = []
         self._lane_jobs: list[Job] = []
@@ -119,16 +120,27 @@ class Schedule:
     def _next(self) -> Job | None:
         if self._proposals and self._running[Kind.PROPOSE] < self._thinkers:
             return heapq.heappop(self._proposals)
-        measuring = sum(self._running[kind] for kind in Kind if kind.on_lane)
-        builds_turn = bool(self._builds) and (
-            not self._lane_jobs or self._builds[0].place <= self._lane_jobs[0].place
-        )
-        if self._builds and not (self._exclusive and (measuring or not builds_turn)):
+        if self._builds:
             return heapq.heappop(self._builds)
-        held = self._exclusive and (self._running[Kind.BUILD] > 0 or builds_turn)
-        if self._lane_jobs and measuring < self._lanes and not held:
+        if self._lane_jobs and self.on_lanes < self._places:
             return heapq.heappop(self._lane_jobs)
         return None
+
+    @property
+    def on_lanes(self) -> int:
+        """Jobs that lanes have taken."""
+        return sum(self._running[kind] for kind in Kind if kind.on_lane)
+
+    def queued(self) -> dict[str, int]:
+        """Jobs by what they wait for or are in."""
+        return {
+            "to propose": len(self._proposals),
+            "proposing": self._running[Kind.PROPOSE],
+            "to build": len(self._builds),
+            "building": self._running[Kind.BUILD],
+            "to measure": len(self._lane_jobs),
+            "on lanes": self.on_lanes,
+        }
 
     def _queue(self, kind: Kind) -> list[Job]:
         if kind.on_lane:

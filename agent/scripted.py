@@ -1,7 +1,7 @@
 """Shipped doubles: an evaluator and a proposer that follow a script, to test the loop alone.
 
 It measures nothing and proves nothing. A candidate's source may hold a line such as
-`# scripted: status=PASSED speedup=1.8 seconds=0.1`.
+`# scripted: status=PASSED speedup=1.8 confirmed=1.7 seconds=0.1`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.types import Attempt, Proposal, Usage
+from agent.types import FIRST_TURN, Attempt, Proposal, Turn, Usage
 from sandbox.errors import InvalidReference
 from sandbox.types import (
     Baseline,
@@ -58,12 +58,11 @@ class ScriptedEvaluator:
         time.sleep(float(script.get("seconds", self.seconds)))
         if script.get("exit"):
             os._exit(int(script["exit"]))
-        evaluation = scripted_evaluation(
-            candidate,
-            config,
-            Status(script.get("status", "PASSED")),
-            float(script.get("speedup", 1.0)),
-        )
+        speedup = script.get("speedup", "1.0")
+        if to_beat is None:  # as a campaign asks for a confirmation
+            speedup = script.get("confirmed", speedup)
+        status = Status(script.get("status", "PASSED"))
+        evaluation = scripted_evaluation(candidate, config, status, float(speedup))
         self._write(f"evaluate {candidate.id} {os.getpid()} to_beat={to_beat}")
         return evaluation
 
@@ -82,11 +81,14 @@ class ScriptedProposer:
 
     sources: Mapping[str, Sequence[str]]
     name: str = "scripted"
+    wants_measured: bool = False
 
     def unsupported(self, task: Task) -> str | None:
         return None if task.id in self.sources else "the script has no line for this task"
 
-    def propose(self, task: Task, history: Sequence[Attempt], n: int) -> Sequence[Proposal]:
+    def propose(
+        self, task: Task, history: Sequence[Attempt], n: int, turn: Turn = FIRST_TURN
+    ) -> Sequence[Proposal]:
         sources = self.sources[task.id][len(history) : len(history) + n]
         best = max(history, key=speed, default=None)
         parents = () if best is None else (best.proposal.candidate.id,)

@@ -43,14 +43,44 @@ class Attempt:
     reward: Reward
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What was measured before any candidate: the task's baselines and what the device can do."""
+
+    eager_ms: float | None = None
+    baselines_ms: Mapping[str, float] = field(default_factory=dict)
+    floor_ms: float | None = None
+    """Compulsory bytes over measured bandwidth, where that binds."""
+    copy_bytes_s: float | None = None
+    matmul_flops: Mapping[str, float] = field(default_factory=dict)
+    launch_s: float | None = None
+    cache_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is proposed for, beside the attempts so far."""
+
+    round: int = 0
+    """Of the task, from 0: the same prompt in another round is another question."""
+    measured: Measured | None = None
+
+
+FIRST_TURN = Turn()
+
+
 class Proposer(Protocol):
     name: str
+    wants_measured: bool
+    """Its first round waits until the task is prepared, so that `Turn.measured` is there."""
 
     def unsupported(self, task: Task) -> str | None:
         """None if this proposer can work on the task, else one line that says why not."""
         ...
 
-    def propose(self, task: Task, history: Sequence[Attempt], n: int) -> Sequence[Proposal]:
+    def propose(
+        self, task: Task, history: Sequence[Attempt], n: int, turn: Turn = FIRST_TURN
+    ) -> Sequence[Proposal]:
         """Up to `n` new proposals given every attempt so far on this task; none when it has no
         more.
 

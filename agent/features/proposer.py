@@ -17,7 +17,7 @@ from agent.features.host import skeleton
 from agent.features.lower import FLOATS, Unsupported
 from agent.features.program import Plan, plan
 from agent.features.search import Space, best, points
-from agent.types import Attempt, Proposal, Usage
+from agent.types import FIRST_TURN, Attempt, Proposal, Turn, Usage
 from sandbox.errors import TaskError
 from sandbox.graph import trace_all
 from sandbox.types import Task, digest
@@ -27,6 +27,7 @@ class FeatureProposer:
     """Depends on the task, the history and the seed only; traces are cached per task hash."""
 
     name = "features"
+    wants_measured = False
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -37,7 +38,9 @@ class FeatureProposer:
         found = self._plan(task)
         return found if isinstance(found, str) else None
 
-    def propose(self, task: Task, history: Sequence[Attempt], n: int) -> Sequence[Proposal]:
+    def propose(
+        self, task: Task, history: Sequence[Attempt], n: int, turn: Turn = FIRST_TURN
+    ) -> Sequence[Proposal]:
         """Good defaults, then one or two moves from the fastest attempt; never a repetition."""
         found = self._plan(task)
         if isinstance(found, str):

@@ -1,27 +1,32 @@
 """Tasks, failures and measurements -> chat messages. Pure: equal arguments give equal text.
 
 Search and training render with the same functions (a policy trained on one prompt and searched
-with another is a silent bug). The sequence propose, repair with the error, optimise the best so far
-is CUDA-LLM's FSR (arXiv 2506.09092), and so are the feature hints.
+with another is a silent bug). What is said about a failure or a measurement is `feedback`'s.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from agent.prompts import feedback
+from agent.prompts.hints import features_for
 from agent.prompts.message import Message
-from sandbox.types import Candidate, Evaluation, Language, Task
+from agent.types import Attempt, Measured
+from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Task
 
 FOLDER = Path(__file__).parent
-TAIL_CHARACTERS = 4000
-"""Of a log: about 1000 tokens, enough for a compiler's last errors or a traceback."""
 NO_CODE = "# no code: "
-"""Starts the source of a candidate whose reply held none (agent/openai_proposer.py)."""
+"""Starts the source of a candidate whose reply held none (agent/model_proposer.py)."""
+SHOWN_CASES = 4
+"""Of those that failed; the others mostly fail alike."""
+SHOWN_ATTEMPTS = 6
+"""Earlier attempts listed in a line each: what was tried already."""
 
 TITLES: Mapping[Language, str] = {
     Language.CPP: "C++ and OpenMP for CPUs",
@@ -31,70 +36,73 @@ TITLES: Mapping[Language, str] = {
 }
 """The languages there are prompts for."""
 
-GPU_HINTS = (
-    "fuse operations so that intermediate results never reach global memory",
-    "tiling: blocks of the problem staged in shared memory, with padding against bank conflicts",
-    "coalesced and vectorised access (float4, 128-bit loads and stores)",
-    "warp primitives (shuffles, reductions) in place of shared memory and __syncthreads",
-    "register blocking: several outputs per thread, loops unrolled",
-    "tensor cores, where the allowed error permits their precision",
-    "asynchronous copies and double buffering, so that loads overlap arithmetic",
-    "occupancy and launch shape: threads a block, persistent or grid-stride blocks, no tail wave",
-    "fewer launches and fewer temporary tensors",
-)
-CPU_HINTS = (
-    "fuse operations so that intermediate results stay in registers or cache",
-    "tiling for the L1 and L2 caches; contiguous inner loops",
-    "vectorisation: omp simd, no aliasing, no branches in the inner loop, polynomials for exp, log",
-    "several independent accumulators, to hide the latency of dependent additions",
-    "threads: enough work each, static schedules, no false sharing",
-    "non-temporal stores for large outputs that are not read again",
-    "fewer temporary tensors and fewer passes over memory",
-)
+
+@dataclass(frozen=True)
+class Scene:
+    """What every prompt about one task says."""
+
+    task: Task
+    language: Language
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """About the machine, name by name, in the order to be shown."""
+    measured: Measured | None = None
+    """Baselines and what the device was measured to do; None before the task is prepared."""
+    policy: EvalConfig | None = None
+    """For its precision policy; None leaves it out."""
 
 
-def render_propose(task: Task, language: Language, facts: Mapping[str, object]) -> list[Message]:
-    """The first prompt. `facts` describes the device, name by name, in the order to be shown."""
-    return _messages(language, "propose.j2", task=task, facts=facts)
+def render_propose(scene: Scene) -> list[Message]:
+    """The first prompt."""
+    return _messages(scene, "propose.j2")
 
 
-def render_repair(
-    task: Task,
-    language: Language,
-    facts: Mapping[str, object],
-    candidate: Candidate,
-    evaluation: Evaluation,
-) -> list[Message]:
+def render_repair(scene: Scene, candidate: Candidate, evaluation: Evaluation) -> list[Message]:
     """The failed source with its verdict: a prompt of its own, so that its length is bounded."""
     reason = candidate.source.removeprefix(NO_CODE).strip()
+    failed = [case for case in evaluation.cases if not case.passed]
     return _messages(
-        language,
+        scene,
         "repair.j2",
-        task=task,
-        facts=facts,
         candidate=candidate,
         evaluation=evaluation,
+        failed_cases=failed[:SHOWN_CASES],
+        more_cases=len(failed[SHOWN_CASES:]),
+        advice=feedback.advice(evaluation),
+        build_errors=feedback.build_errors(candidate, evaluation),
         no_code=reason if candidate.source.startswith(NO_CODE) else None,
     )
 
 
 def render_improve(
-    task: Task,
-    language: Language,
-    facts: Mapping[str, object],
+    scene: Scene,
     candidate: Candidate,
     evaluation: Evaluation,
+    feature: str | None = None,
+    history: Sequence[Attempt] = (),
 ) -> list[Message]:
-    """The best source so far with what was measured, to be optimised further."""
+    """The best source so far with what was measured, to be optimised further: by the named
+    feature, or by whichever attacks what limits it.
+    """
+    features = features_for(scene.language)
     return _messages(
-        language,
+        scene,
         "improve.j2",
-        task=task,
-        facts=facts,
         candidate=candidate,
-        timing=evaluation.timing,
-        baselines=evaluation.baselines,
-        hints=CPU_HINTS if language is Language.CPP else GPU_HINTS,
+        evaluation=evaluation,
+        limits=feedback.limits(evaluation, scene.measured),
+        hints=list(features.values()) if feature is None else [features[feature]],
+        one_feature=feature is not None,
+        tried=[feedback.one_line(attempt) for attempt in history[-SHOWN_ATTEMPTS:]],
+    )
+
+
+def render_contrast(scene: Scene, exemplars: Sequence[Attempt]) -> list[Message]:
+    """Earlier implementations with their scores, to be compared before a better one is written."""
+    return _messages(
+        scene,
+        "contrast.j2",
+        exemplars=exemplars,
+        limits=feedback.limits(exemplars[-1].evaluation, scene.measured),
     )
 
 
@@ -103,23 +111,26 @@ def example(name: str) -> str:
     return (FOLDER / "examples" / f"{name}.py.j2").read_text(encoding="utf-8")
 
 
-def _messages(language: Language, template: str, **values: object) -> list[Message]:
+def _messages(scene: Scene, template: str, **values: object) -> list[Message]:
+    language = scene.language
     if language not in TITLES:
         raise ValueError(f"no prompts for language {language.value!r}; expected one of {[*TITLES]}")
     system = environment().get_template("system.j2")
     user = environment().get_template(template)
-    return [
-        Message(
-            role="system",
-            content=system.render(
-                title=TITLES[language],
-                language=language.value,
-                reference_example=example("reference"),
-                language_example=example(language.value),
-            ),
-        ),
-        Message(role="user", content=user.render(values)),
-    ]
+    shown = system.render(
+        title=TITLES[language],
+        language=language.value,
+        reference_example=example("reference"),
+        language_example=example(language.value),
+    )
+    asked = user.render(
+        task=scene.task,
+        facts=scene.facts,
+        measured=feedback.measured_lines(scene.measured),
+        precision=feedback.precision_policy(scene.task, scene.policy),
+        **values,
+    )
+    return [Message(role="system", content=shown), Message(role="user", content=asked)]
 
 
 @cache
@@ -135,9 +146,9 @@ def environment() -> Environment:
     )
     templates.filters |= {
         "fenced": fenced,
-        "tail": tail,
-        "ratio": ratio,
-        "milliseconds": milliseconds,
+        "tail": feedback.tail,
+        "ratio": feedback.ratio,
+        "milliseconds": feedback.milliseconds,
     }
     return templates
 
@@ -147,20 +158,3 @@ def fenced(text: str, language: str = "") -> str:
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
-
-
-def tail(text: str, characters: int = TAIL_CHARACTERS) -> str:
-    """The end of a log, cut at a line where there is one."""
-    text = text.strip()
-    if len(text) <= characters:
-        return text
-    kept = text[-characters:]
-    return "[...]\n" + (kept.partition("\n")[2] or kept)
-
-
-def ratio(value: float) -> str:
-    return f"{value:.2f}x"
-
-
-def milliseconds(value: float) -> str:
-    return f"{value:.4g} ms"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
+from _pytest.mark import ParameterSet
 
 from agent.features.program import Plan, plan
 from agent.features.proposer import FeatureProposer
@@ -52,6 +55,14 @@ BODIES = {
     "comparison": "torch.where(x > y, x.abs(), y.clamp(-0.5, 0.5)) * (t > 3).unsqueeze(1)",
 }
 NAMES = (*BODIES, "swiglu")
+QUICK = ("gelu_bias", "softmax", "layer_norm", "cross_entropy", "mse", "swiglu")
+
+
+def shared(names: Sequence[str]) -> list[ParameterSet]:
+    """One of each kind in the quick tests, the others in the long ones."""
+    return [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in names]
+
+
 SWIGLU = """
 import torch, torch.nn as nn, torch.nn.functional as F
 ROWS, COLS = 37, 262

@@ -1,5 +1,6 @@
 """What tests of the loop share: tasks, scripts for the doubles, and one campaign in a folder."""
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -62,6 +63,17 @@ def campaign(
     finally:
         if engine is None:
             used.close()
+
+
+def hashed_reply(prompt: str, number: int) -> str:
+    """A model whose answer follows from the prompt: mostly correct, of some speed, or broken."""
+    dice = random.Random(f"{number} {prompt}")
+    status = dice.choice(["PASSED"] * 4 + ["COMPILE_ERROR", "WRONG_VALUE", "TIMEOUT"])
+    if dice.random() < 0.05:
+        return "I would rather not."
+    line = f"status={status} speedup={dice.uniform(0.5, 3.0):.3f}"
+    source = f"# {dice.random()}\n# scripted: {line}\nclass ModelNew: ...\n"
+    return f"Here it is.\n```python\n{source}```\n"
 
 
 def calls(log: Path, word: str) -> list[str]:

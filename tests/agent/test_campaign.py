@@ -189,9 +189,9 @@ def test_many_tasks_share_the_lanes(tmp_path):
 
 
 def test_every_task_gets_a_round_before_the_time_is_spent_on_one(tmp_path):
-    engine = local_engine(seconds=0.01)
+    engine = local_engine(seconds=0.05)  # 15 s for all; the first round of each takes about one
     many = {str(i): [script(j, speedup=0.5) for j in range(50)] for i in range(6)}
-    result = campaign(tmp_path, many, engine, max_seconds=3.0, max_candidates_per_task=50)
+    result = campaign(tmp_path, many, engine, max_seconds=6.0, max_candidates_per_task=50)
     engine.close()
     assert result.stopped is not None
     assert all(row.tried >= 3 for row in result.tasks)

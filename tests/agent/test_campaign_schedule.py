@@ -1,4 +1,4 @@
-"""The rule for builds on the CPU, and the order of jobs."""
+"""The order of jobs, and how many begin."""
 
 from agent.schedule import Job, Kind, Schedule, TaskRun
 from sandbox.types import Task
@@ -13,37 +13,21 @@ def begun(schedule: Schedule) -> list[tuple[Kind, int]]:
     return [(j.kind, j.index) for j in schedule.begin()]
 
 
-def filled(*jobs: Job, exclusive: bool) -> Schedule:
-    schedule = Schedule(1, exclusive=exclusive, thinkers=2)
+def filled(*jobs: Job, places: int = 1) -> Schedule:
+    schedule = Schedule(places, thinkers=2)
     for one in jobs:
         schedule.push(one)
     return schedule
 
 
-def test_on_the_cpu_a_lane_waits_for_builds_that_come_first():
-    build, measure = job(Kind.BUILD), job(Kind.EVALUATE, index=1)
-    schedule = filled(measure, build, exclusive=True)
-    assert begun(schedule) == [(Kind.BUILD, 0)]
-    schedule.ended(build)
-    assert begun(schedule) == [(Kind.EVALUATE, 1)]
-
-
-def test_on_the_cpu_builds_wait_while_a_lane_measures():
-    measure, build = job(Kind.EVALUATE), job(Kind.BUILD, index=1)
-    schedule = filled(build, measure, exclusive=True)
-    assert begun(schedule) == [(Kind.EVALUATE, 0)]
-    schedule.ended(measure)
-    assert begun(schedule) == [(Kind.BUILD, 1)]
-
-
-def test_on_a_gpu_builds_and_measurements_overlap():
-    schedule = filled(job(Kind.EVALUATE), job(Kind.BUILD, index=1), exclusive=False)
+def test_builds_and_measurements_overlap():
+    schedule = filled(job(Kind.EVALUATE), job(Kind.BUILD, index=1))
     assert sorted(begun(schedule)) == [(Kind.BUILD, 1), (Kind.EVALUATE, 0)]
 
 
 def test_an_earlier_round_goes_before_a_later_one():
     later, earlier = job(Kind.EVALUATE, round=1), job(Kind.EVALUATE, round=0, index=5)
-    schedule = filled(later, earlier, exclusive=True)
+    schedule = filled(later, earlier)
     assert begun(schedule) == [(Kind.EVALUATE, 5)]
     schedule.ended(earlier)
     assert begun(schedule) == [(Kind.EVALUATE, 0)]
@@ -51,12 +35,18 @@ def test_an_earlier_round_goes_before_a_later_one():
 
 def test_proposals_start_at_once_up_to_the_number_of_thinkers():
     proposals = [job(Kind.PROPOSE, index=i) for i in range(3)]
-    schedule = filled(job(Kind.EVALUATE), *proposals, exclusive=True)
+    schedule = filled(job(Kind.EVALUATE), *proposals)
     assert begun(schedule) == [(Kind.PROPOSE, 0), (Kind.PROPOSE, 1), (Kind.EVALUATE, 0)]
 
 
 def test_dropped_jobs_never_begin():
     mine, other = job(Kind.EVALUATE), job(Kind.EVALUATE, index=1)
-    schedule = filled(mine, other, exclusive=True)
+    schedule = filled(mine, other)
     assert schedule.drop(list(Kind), mine.run) == [mine]
     assert begun(schedule) == [(Kind.EVALUATE, 1)]
+
+
+def test_a_lane_takes_as_many_jobs_as_it_has_places():
+    schedule = filled(*(job(Kind.EVALUATE, index=i) for i in range(4)), places=3)
+    assert begun(schedule) == [(Kind.EVALUATE, i) for i in range(3)]
+    assert schedule.queued()["to measure"] == 1

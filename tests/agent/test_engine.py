@@ -148,3 +148,61 @@ def test_closing_drops_what_has_not_begun_and_does_not_wait_for_ever():
         waiting.result(1)
     with pytest.raises(NoLaneLeft, match="closed"):
         pool.submit(lambda _: None).result(1)
+
+
+def test_a_deep_lane_runs_several_jobs_at_once():
+    both = threading.Barrier(2)
+    pool = LanePool("test", [NoLane], depth=2)
+    jobs = [pool.submit(lambda _: both.wait(10)) for _ in range(2)]
+    assert sorted(job.result(10) for job in jobs) == [0, 1]
+    pool.close()
+
+
+def test_an_idle_lane_takes_another_lanes_task_but_a_busy_one_leaves_it_there():
+    pool = LanePool("test", [NoLane, NoLane], depth=2)
+    gate, taken = threading.Event(), []
+    names = {}
+
+    def work(lane, n):
+        taken.append((names.setdefault(lane, len(names)), n))
+        gate.wait(10)
+
+    jobs = [pool.submit(lambda lane, n=n: work(lane, n), affinity=n) for n in "ab"]
+    while len(taken) < 2:
+        time.sleep(0.001)
+    jobs += [pool.submit(lambda lane, n=n: work(lane, n), affinity=n) for n in "ba"]
+    while len(taken) < 4:
+        time.sleep(0.001)
+    gate.set()
+    for one in jobs:
+        one.result(10)
+    lanes = {n: {lane for lane, each in taken if each == n} for n in "ab"}
+    assert lanes["a"] != lanes["b"]
+    assert all(len(used) == 1 for used in lanes.values())
+    pool.close()
+
+
+class Shared:
+    """A lane that is lost with everything on it, once."""
+
+    lost = 0
+
+    def __init__(self) -> None:
+        self.number = type(self).lost
+
+    def work(self, gate: threading.Barrier) -> int:
+        if self.number == 0:
+            gate.wait(10)
+            type(self).lost = 1
+            raise LaneLost("gone")
+        return self.number
+
+    def close(self) -> None: ...
+
+
+def test_every_job_of_a_lost_deep_lane_is_done_again():
+    Shared.lost = 0
+    pool, gate = LanePool("test", [Shared], depth=3), threading.Barrier(3)
+    jobs = [pool.submit(lambda lane: lane.work(gate)) for _ in range(3)]
+    assert [job.result(10) for job in jobs] == [1, 1, 1]
+    pool.close()

@@ -67,6 +67,7 @@ def test_a_remote_exception_arrives_as_itself(engine):
     assert str(caught.value) == "test/invalid: the reference's output is constant"
 
 
+@pytest.mark.slow
 def test_a_candidate_that_kills_its_lane_three_times_is_our_fault_not_a_verdict(engine, log):
     deadly = candidate("a", script(99, exit=3))
     future = engine.submit_evaluate(make_task("a"), deadly, EvalConfig(), None)

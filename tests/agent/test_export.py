@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.export import MANIFEST, export_run, file_name
+from agent.export.modelnew import MANIFEST, export_run, file_name
 from agent.journal import Journal, Purpose
 from agent.scripted import scripted_evaluation
 from sandbox.errors import ConfigError

@@ -12,7 +12,7 @@ from agent.features import cpp
 from agent.features.assemble import candidate
 from agent.features.cpp import default
 from sandbox.types import Language, Shape, Task
-from tests.agent.features_references import NAMES, proposer, task, traced, worst_error
+from tests.agent.features_references import NAMES, proposer, shared, task, traced, worst_error
 
 CONVOLUTION = """
 import torch
@@ -40,7 +40,7 @@ def _extensions(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path_factory.mktemp("extensions")))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", shared(NAMES))
 def test_default_candidate_is_right_at_every_shape(name: str) -> None:
     (proposal,) = proposer().propose(task(name), [], 1)
     assert proposal.candidate.language is Language.CPP

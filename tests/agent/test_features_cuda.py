@@ -11,7 +11,7 @@ from agent.features import cuda_pool
 from agent.features.assemble import candidate
 from agent.features.program import Plan
 from tests.agent import cuda_emulator
-from tests.agent.features_references import NAMES, task, traced, worst_error
+from tests.agent.features_references import NAMES, shared, task, traced, worst_error
 
 BOUNDS = {"float32": 5e-6, "bfloat16": 4e-3, "float16": 1e-3}
 
@@ -40,7 +40,8 @@ def compile_error(source: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", shared(NAMES))
 def test_nvrtc_accepts_every_template(name: str) -> None:
     problem = task(name, "cuda", "bfloat16" if name == "layer_norm" else "float32")
     found = traced(problem)
@@ -48,7 +49,7 @@ def test_nvrtc_accepts_every_template(name: str) -> None:
         assert compile_error(candidate(problem, found, point).source) is None, point
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", shared(NAMES))
 def test_emulated_kernels_are_right_at_every_shape(name: str, tmp_path: Path) -> None:
     problem = task(name, "cuda")
     found = traced(problem)
@@ -57,6 +58,7 @@ def test_emulated_kernels_are_right_at_every_shape(name: str, tmp_path: Path) ->
         assert worst_error(problem, module) < BOUNDS["float32"], point
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["layer_norm_residual", "softmax", "swiglu"])
 def test_emulated_half_precision(name: str, dtype: str, tmp_path: Path) -> None:

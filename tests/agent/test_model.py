@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import pickle
 import socket
 import subprocess
 import sys
@@ -12,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from agent.model import ModelError, OpenAIModel, Reply, ScriptedModel
+from agent.model import ModelError, Reply, ScriptedModel
+from agent.models.endpoint import OpenAIModel
 from agent.prompts.message import Message
 from sandbox.errors import ConfigError
 from tests.doubles.openai_server import OpenAIServer, Step
@@ -185,12 +185,12 @@ def test_sampling_settings_are_sent_only_where_given() -> None:
     assert (second["temperature"], second["max_tokens"]) == (0.7, 99)
 
 
-def test_a_model_works_inside_a_running_event_loop_and_after_pickling() -> None:
+def test_a_model_works_inside_a_running_event_loop() -> None:
     async def inside() -> list[Reply]:
         return model.complete(ASK, 1)
 
     with OpenAIServer(["a"]) as server:
-        model: OpenAIModel = pickle.loads(pickle.dumps(client(server)))
+        model = client(server)
         assert asyncio.run(inside())[0].text == "a"
 
 

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from agent.model import OpenAIModel, Reply, ScriptedModel
-from agent.openai_proposer import ModelProposer
+from agent.model import Reply, ScriptedModel
+from agent.model_proposer import ModelProposer
+from agent.models.endpoint import OpenAIModel
 from agent.types import Attempt, Proposal, Proposer
 from rewards.types import Reward
 from sandbox.errors import ConfigError
@@ -44,7 +45,7 @@ def test_the_first_round_is_n_replies_to_one_prompt() -> None:
     seam: Proposer = proposer("a", "b")
     first, second = seam.propose(TASK, [], 2)
     assert first.candidate.source == source("a")
-    assert (first.strategy, first.parents, first.proposer) == ("propose", (), "scripted")
+    assert (first.strategy, first.parents, first.proposer) == ("fsr propose", (), "scripted")
     assert first.candidate.language is Language.CPP
     assert first.prompt == second.prompt
     assert [message["role"] for message in json.loads(first.prompt or "")] == ["system", "user"]
@@ -55,7 +56,7 @@ def test_each_failure_gets_a_repair_turn_with_its_error_and_the_rest_starts_anew
     model = proposer("a", "b", "b2", "a2", "c")
     failures = [judged(p, Status.RUNTIME_ERROR) for p in model.propose(TASK, [], 2)]
     repairs = model.propose(TASK, failures, 3)
-    assert [p.strategy for p in repairs] == ["repair", "repair", "propose"]
+    assert [p.strategy for p in repairs] == ["fsr repair", "fsr repair", "fsr propose"]
     newest_first = [failure.proposal.candidate.id for failure in reversed(failures)]
     assert [p.parents for p in repairs] == [(newest_first[0],), (newest_first[1],), ()]
     assert f"because of {newest_first[0]}" in (repairs[0].prompt or "")
@@ -69,7 +70,7 @@ def test_a_repair_of_a_repair_is_the_last() -> None:
         [proposal] = model.propose(TASK, history, 1)
         strategies.append(proposal.strategy)
         history.append(judged(proposal, Status.COMPILE_ERROR))
-    assert strategies == ["propose", "repair", "repair", "propose"]
+    assert strategies == ["fsr propose", "fsr repair", "fsr repair", "fsr propose"]
 
 
 def test_a_repair_that_comes_back_unchanged_is_not_repaired_again() -> None:
@@ -78,7 +79,7 @@ def test_a_repair_that_comes_back_unchanged_is_not_repaired_again() -> None:
     for _ in range(2):
         [proposal] = model.propose(TASK, history, 1)
         history.append(judged(proposal, Status.WRONG_VALUE))
-    assert [p.strategy for p in model.propose(TASK, history, 1)] == ["propose"]
+    assert [p.strategy for p in model.propose(TASK, history, 1)] == ["fsr propose"]
 
 
 def test_the_best_so_far_is_optimised_further_and_never_lost() -> None:
@@ -86,7 +87,7 @@ def test_the_best_so_far_is_optimised_further_and_never_lost() -> None:
     slow, fast = model.propose(TASK, [], 2)
     history = [judged(fast, Status.PASSED, 3.0), judged(slow, Status.PASSED, 1.5)]
     [improved] = model.propose(TASK, history, 1)
-    assert (improved.strategy, improved.parents) == ("improve", (fast.candidate.id,))
+    assert (improved.strategy, improved.parents) == ("fsr improve", (fast.candidate.id,))
     assert "3.00x" in (improved.prompt or "")
     history.append(judged(improved, Status.PASSED, 0.5))
     [again] = model.propose(TASK, history, 1)
@@ -97,7 +98,7 @@ def test_the_best_so_far_is_optimised_further_and_never_lost() -> None:
 def test_a_fault_that_is_not_the_candidates_is_not_repaired(status: Status) -> None:
     model = proposer("a", "b")
     history = [judged(p, status) for p in model.propose(TASK, [], 1)]
-    assert model.propose(TASK, history, 1)[0].strategy == "propose"
+    assert model.propose(TASK, history, 1)[0].strategy == "fsr propose"
 
 
 def test_a_reply_without_code_becomes_a_candidate_that_says_so_and_is_repaired() -> None:
@@ -131,13 +132,13 @@ def test_reasoning_and_usage_reach_the_proposal() -> None:
 def test_a_language_that_does_not_run_on_the_device_is_unsupported(
     language: Language | None, device: str, supported: bool
 ) -> None:
-    model = ModelProposer(ScriptedModel([]), {}, language)
+    model = ModelProposer(ScriptedModel([]), {}, language=language)
     assert (model.unsupported(Task("t", "", device)) is None) == supported
 
 
 def test_torch_is_refused_as_a_language() -> None:
     with pytest.raises(ConfigError, match="'torch'; expected cpp, cuda"):
-        ModelProposer(ScriptedModel([]), {}, Language.TORCH)
+        ModelProposer(ScriptedModel([]), {}, language=Language.TORCH)
 
 
 def test_equal_history_and_replies_give_equal_proposals() -> None:

@@ -11,17 +11,18 @@ import pytest
 import torch
 from jinja2 import UndefinedError
 
+from agent.prompts.feedback import tail
 from agent.prompts.render import (
     FOLDER,
     NO_CODE,
     TITLES,
+    Scene,
     environment,
     example,
     fenced,
     render_improve,
     render_propose,
     render_repair,
-    tail,
 )
 from agent.replies import extract
 from sandbox.types import (
@@ -67,7 +68,7 @@ TIMED = replace(
 
 @pytest.mark.parametrize("language", TITLES)
 def test_the_propose_prompt_holds_the_contract_the_task_and_the_machine(language: Language) -> None:
-    system, user = render_propose(TASK, language, FACTS)
+    system, user = render_propose(Scene(TASK, language, FACTS))
     assert (system["role"], user["role"]) == ("system", "user")
     assert example(language.value).strip() in system["content"]
     assert TASK.source.strip() in user["content"]
@@ -78,11 +79,11 @@ def test_the_propose_prompt_holds_the_contract_the_task_and_the_machine(language
 
 
 def test_a_machine_without_facts_has_no_section() -> None:
-    assert "# The machine" not in render_propose(TASK, Language.CPP, {})[1]["content"]
+    assert "# The machine" not in render_propose(Scene(TASK, Language.CPP, {}))[1]["content"]
 
 
 def test_the_repair_prompt_holds_source_verdict_cases_and_logs() -> None:
-    user = render_repair(TASK, Language.CPP, FACTS, CANDIDATE, FAILED)[1]["content"]
+    user = render_repair(Scene(TASK, Language.CPP, FACTS), CANDIDATE, FAILED)[1]["content"]
     for words in (
         CANDIDATE.source,
         "WRONG_VALUE — the last row is wrong",
@@ -94,21 +95,30 @@ def test_the_repair_prompt_holds_source_verdict_cases_and_logs() -> None:
     assert "case given" not in user
 
 
+def test_the_repair_prompt_counts_the_cases_that_it_does_not_show() -> None:
+    cases = tuple(CaseResult(f"case{i}", False, 0.25, 5e-6) for i in range(9))
+    failed = replace(FAILED, cases=cases)
+    user = render_repair(Scene(TASK, Language.CPP, FACTS), CANDIDATE, failed)[1]["content"]
+    assert "case3" in user
+    assert "case4" not in user
+    assert "- and 5 more cases" in user
+
+
 def test_a_reply_without_code_is_repaired_by_its_reason() -> None:
     candidate = replace(CANDIDATE, source=f"{NO_CODE}the reply is empty\n")
-    user = render_repair(TASK, Language.CPP, FACTS, candidate, FAILED)[1]["content"]
+    user = render_repair(Scene(TASK, Language.CPP, FACTS), candidate, FAILED)[1]["content"]
     assert "It held no usable code: the reply is empty." in user
     assert NO_CODE not in user
 
 
 def test_the_improve_prompt_holds_the_interval_the_times_and_hints() -> None:
-    user = render_improve(TASK, Language.CPP, FACTS, CANDIDATE, TIMED)[1]["content"]
+    user = render_improve(Scene(TASK, Language.CPP, FACTS), CANDIDATE, TIMED)[1]["content"]
     for words in ("2.00x, 95 % interval 1.90x to 2.10x", "1 ms; eager 2 ms", "compile: 1.5 ms"):
         assert words in user
     assert "cuda_graph" not in user
     assert "OpenMP" not in user
     assert "omp simd" in user
-    gpu = render_improve(TASK, Language.CUDA, FACTS, CANDIDATE, TIMED)[1]["content"]
+    gpu = render_improve(Scene(TASK, Language.CUDA, FACTS), CANDIDATE, TIMED)[1]["content"]
     assert "warp primitives" in gpu
 
 
@@ -130,8 +140,8 @@ def test_a_missing_value_fails_instead_of_rendering_empty() -> None:
 
 
 def test_equal_arguments_render_equal_text() -> None:
-    first = render_repair(TASK, Language.CPP, FACTS, CANDIDATE, FAILED)
-    assert first == render_repair(TASK, Language.CPP, FACTS, CANDIDATE, FAILED)
+    first = render_repair(Scene(TASK, Language.CPP, FACTS), CANDIDATE, FAILED)
+    assert first == render_repair(Scene(TASK, Language.CPP, FACTS), CANDIDATE, FAILED)
 
 
 def test_a_fence_cannot_be_closed_by_what_it_holds() -> None:
@@ -146,7 +156,7 @@ def test_a_log_keeps_its_end_from_a_line_on() -> None:
 
 def test_torch_is_not_a_language_we_ask_for() -> None:
     with pytest.raises(ValueError, match="no prompts for language 'torch'"):
-        render_propose(TASK, Language.TORCH, FACTS)
+        render_propose(Scene(TASK, Language.TORCH, FACTS))
 
 
 @pytest.mark.parametrize("shape", [(37, 1000), (3, 5, 8)])

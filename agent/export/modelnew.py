@@ -1,7 +1,7 @@
 """Winners as files: one stand-alone `ModelNew` per task and a manifest that says what was proven.
 
-First form: the candidate's own source under a header. Not yet: conversion of `cuda` candidates to
-`load_inline` (the only form KernelBench can run), a dispatching library, re-validation per arch.
+The candidate's own source under a header. Not here: conversion of `cuda` candidates to
+`load_inline`, the only form KernelBench can run.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agent.confirm import wins
 from agent.journal import Journal
-from agent.outcome import TaskReport, reports, wins
+from agent.outcome import TaskReport, reports
 from sandbox.errors import ConfigError
 from sandbox.records import to_record
 from sandbox.types import Candidate, Evaluation
@@ -26,10 +28,13 @@ def export_run(run_dir: Path, out_dir: Path) -> list[Path]:
     """Write every win of a run, best per task; returns the files, the manifest last.
 
     A win passed, and its interval lies above eager and the task's noise; where a confirmation was
-    measured, that one decides. Raises ConfigError if the folder cannot be written.
+    measured, that one decides, and must agree with the search. Raises ConfigError if the folder
+    cannot be written.
     """
     with Journal(run_dir, read_only=True) as journal:
-        winners = [r for r in reports(journal) if r.figure is not None and wins(r.figure)]
+        winners = [
+            r for r in reports(journal) if r.figure is not None and wins(r.figure) and not r.refuted
+        ]
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         entries = [_write(report, run_dir, out_dir) for report in winners]
@@ -39,6 +44,13 @@ def export_run(run_dir: Path, out_dir: Path) -> list[Path]:
     except OSError as error:
         raise ConfigError(f"{out_dir}: cannot be written ({error.strerror})") from error
     return [*(out_dir / entry["file"] for entry in entries), manifest]
+
+
+def export_runs(runs: Sequence[Path], out_dir: Path) -> list[Path]:
+    """`export_run` of one run, or of several into a folder each."""
+    if len(runs) == 1:
+        return export_run(runs[0], out_dir)
+    return [path for run in runs for path in export_run(run, out_dir / run.name)]
 
 
 def file_name(task_id: str) -> str:

@@ -1,0 +1,51 @@
+"""What a strategy would ask next about a task, for a reader: nothing is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agent.config import OptimizeConfig
+from agent.journal import Journal
+from agent.model import ScriptedModel
+from agent.model_proposer import ModelProposer
+from agent.strategies.types import Ask
+from agent.types import Attempt, Turn
+from sandbox.types import Task
+
+
+def next_asks(
+    task: Task,
+    config: OptimizeConfig,
+    facts: Mapping[str, object],
+    run: Path | None = None,
+) -> Sequence[Ask]:
+    """The questions of the next round: of a run in that folder, or of one that begins."""
+    history: Sequence[Attempt] = ()
+    turn = Turn()
+    if run is not None:
+        with Journal(run, read_only=True) as journal:
+            history, records = journal.attempts(task.id), journal.proposals(task.id)
+            turn = Turn(1 + max((r.round for r in records), default=-1), journal.measured(task.id))
+            facts = journal.facts() or facts
+    proposer = ModelProposer(
+        ScriptedModel([]),
+        facts,
+        config.strategy,
+        language=config.language,
+        policy=config.evaluation,
+    )
+    return proposer.asks(task, history, config.proposals_per_round, turn)
+
+
+def asks_text(asks: Sequence[Ask]) -> str:
+    """The distinct questions, with who speaks; equal ones are counted."""
+    parts, seen = [], list[str]()
+    for ask in asks:
+        text = "\n\n".join(f"=== {m['role']}\n{m['content']}" for m in ask.messages)
+        seen.append(text)
+    for ask, text in zip(asks, seen, strict=True):
+        title = f"##### {ask.step}, asked {seen.count(text)} time(s)\n{text}"
+        if title not in parts:
+            parts.append(title)
+    return "\n\n".join(parts)

@@ -1,0 +1,90 @@
+"""Which figures are measured again, in fresh processes with fresh seeds, and what must come of it.
+
+A search decides on one pair, and the best of many figures is a lucky one: only a confirmation is
+promoted, and only where the search had said the same. Pure functions of journal rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from agent.journal import Recorded
+from sandbox.types import Evaluation
+
+DISAGREEMENT = 0.10
+"""Confirmations this far outside the search's interval, as a ratio, make no promotion."""
+UNLIKELY_SPEEDUP = 3.0
+"""From here a figure is confirmed before anything is compared with it, or proposed after it."""
+BETTER = 1.1
+"""Times the best confirmed figure of the task, to be confirmed during the search again."""
+Which = Callable[[Sequence[Recorded]], Recorded | None]
+"""Of one task's records the one to confirm now, if any."""
+CONFIRMATIONS = 3
+"""Winners of one task that may fail their confirmation before it is given up."""
+
+
+def promising(evaluation: Evaluation) -> bool:
+    """Passed and faster, on however few pairs: worth confirming."""
+    return evaluation.passed and evaluation.timing is not None and evaluation.timing.faster
+
+
+def wins(evaluation: Evaluation) -> bool:
+    """Passed, and faster than eager on enough pairs to be reported."""
+    return evaluation.passed and evaluation.timing is not None and evaluation.timing.win
+
+
+def agree(search: Evaluation, confirmation: Evaluation) -> bool:
+    """Whether the confirmation's figure lies in the search's interval, give or take 10 %.
+
+    The interval, because a search decides on one pair: its figure alone is noise by design.
+    """
+    first, second = search.speedup, confirmation.speedup
+    if first is None or second is None:
+        return False
+    slack = 1 + DISAGREEMENT
+    return first.low / slack <= second.value <= first.high * slack
+
+
+def upheld(search: Evaluation, confirmation: Evaluation) -> bool:
+    """A confirmation that wins by itself and agrees with the search: what may be promoted."""
+    return wins(confirmation) and agree(search, confirmation)
+
+
+def refuted(record: Recorded) -> bool:
+    """Measured afresh, and no promotion; a fault of ours refutes nothing."""
+    if record.evaluation is None or record.confirmation is None:
+        return False
+    return record.confirmation.status.scored and not upheld(record.evaluation, record.confirmation)
+
+
+def lower_bound(record: Recorded) -> float:
+    """What records are ranked by, of the latest figure; 0 without a speedup."""
+    figure = record.confirmation or record.evaluation
+    interval = None if figure is None else figure.speedup
+    return 0.0 if interval is None else interval.low
+
+
+def best_of(records: Sequence[Recorded]) -> Recorded | None:
+    """The passed record with the highest lower bound, the earlier of equals; what a confirmation
+    refuted comes after everything else.
+    """
+    able = [r for r in records if r.attempt is not None and r.attempt.evaluation.speedup]
+    return max(able, key=lambda r: (not refuted(r), lower_bound(r)), default=None)
+
+
+def winner_of(records: Sequence[Recorded]) -> Recorded | None:
+    """The best record, if it is a win that has still to be confirmed."""
+    best = best_of(records)
+    if best is None or best.evaluation is None or best.confirmation is not None:
+        return None
+    if sum(map(refuted, records)) >= CONFIRMATIONS:
+        return None
+    return best if promising(best.evaluation) else None
+
+
+def unlikely(records: Sequence[Recorded]) -> Recorded | None:
+    """A winner so fast that the search must not go on from it unconfirmed."""
+    winner = winner_of(records)
+    known = [lower_bound(r) for r in records if r.confirmation is not None and not refuted(r)]
+    bar = max(UNLIKELY_SPEEDUP, BETTER * max(known, default=0.0))
+    return winner if winner is not None and lower_bound(winner) >= bar else None

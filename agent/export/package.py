@@ -1,0 +1,310 @@
+"""The Python package: a source tree, a wheel and a source distribution that need torch alone.
+
+DIR/manifest.json      evidence and hashes of everything below
+DIR/artefacts/*.json   what every format is made from, and what `revalidate` judges again
+DIR/pages/*.md         a page per kernel
+DIR/source/            the tree; PACKAGE/library.json is its dispatch table
+DIR/dist/              wheel and sdist, made from the tree by setuptools without a network
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import keyword
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import resources
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from agent.export.artefact import (
+    Artefact,
+    Finding,
+    Gathered,
+    against_best,
+    best_baseline,
+    state_of,
+    write_artefact,
+)
+from agent.export.capture import Measured
+from agent.export.manifest import MANIFEST, write_manifest
+from agent.export.pages import page
+from agent.export.runtime.machine import machine_of
+from agent.export.runtime.records import LIBRARY, SCHEMA_VERSION, seal
+from sandbox.errors import ConfigError
+from sandbox.types import Interval, Language, digest
+
+TORCH = "torch>=2.11,<2.14"
+RUNTIME = "agent.export.runtime"
+BUILD_TIMEOUT_S = 300
+OWNED = ("artefacts", "pages", "source", "dist")
+"""Folders that an export replaces as a whole."""
+BUILD = "import sys; from setuptools import build_meta; build_meta.{hook}(sys.argv[1])"
+HOOKS = ("build_sdist", "build_wheel")
+"""Each in a process of its own, as the standard for build back ends asks."""
+INIT = '''"""{about}
+
+    import {package}
+    {package}.names                     # {names}
+    {package}.layer(NAME)               # a module with the reference's parameters
+    {package}.operator(NAME)(x, ...)    # the operator: forward's arguments, parameters, buffers
+    print({package}.table())            # where which kernel is used
+"""
+
+from pathlib import Path as _Path
+
+from {package}.runtime.library import KernelLibrary as _KernelLibrary
+from {package}.runtime.records import LibraryError
+
+library = _KernelLibrary(_Path(__file__).parent)
+names, operator, layer = library.names, library.operator, library.layer
+switch, counts, table = library.switch, library.counts, library.table
+__version__ = library.library.version
+__all__ = ["LibraryError", "counts", "layer", "library", "names", "operator", "switch", "table"]
+'''
+MAIN = '''"""`python -m {package} table | verify`."""
+
+import sys
+
+from {package} import library
+
+sys.exit(library.main(sys.argv[1:]))
+'''
+PROJECT = """[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "{distribution}"
+version = "{version}"
+description = "{about}"
+readme = "README.md"
+requires-python = ">=3.11"
+dependencies = {dependencies}
+{licence}
+[project.optional-dependencies]
+cuda12 = ["cupy-cuda12x>=14", "nvidia-cuda-nvrtc-cu12>=12.4"]
+cuda13 = ["cupy-cuda13x>=14", "nvidia-cuda-nvrtc>=13.0,<13.1"]
+
+[tool.setuptools.packages.find]
+include = ["{package}*"]
+
+[tool.setuptools.package-data]
+"{package}" = ["library.json", "kernels/*.py", "pages/*.md"]
+"""
+
+
+def export_package(gathered: Gathered, folder: Path, package: str) -> list[Path]:
+    """Write the library; returns the distributions, then the manifest.
+
+    Raises ConfigError where the name or the folder cannot be used, or nothing can be exported.
+    """
+    check_name(package)
+    check_folder(folder)
+    if not gathered.artefacts:
+        why = "; ".join(f"{task}: {reason}" for task, reason in gathered.left_out)
+        raise ConfigError(f"nothing to put in a package: {why or 'the runs have no wins'}")
+    try:
+        ordered = sorted(gathered.artefacts, key=lambda a: (a.operator, a.candidate.id))
+        return _write(ordered, dict(gathered.left_out), folder, package)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
+
+
+def check_name(package: str) -> None:
+    """Raises ConfigError where Python or an index could not use it."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", package) or keyword.iskeyword(package):
+        raise ConfigError(f"package {package!r}: expected a name such as tuned_kernels")
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ConfigError where an export would replace something else."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file; expected a folder")
+    if any(folder.iterdir()) and not (folder / MANIFEST).exists():
+        raise ConfigError(f"{folder}: holds other files; expected a new folder or an older export")
+
+
+def _write(
+    artefacts: Sequence[Artefact], left_out: dict[str, str], folder: Path, package: str
+) -> list[Path]:
+    for name in OWNED:
+        shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / name).mkdir(parents=True)
+    for artefact in artefacts:
+        stem = f"{artefact.operator}-{artefact.candidate.id}"
+        write_artefact(artefact, folder / "artefacts" / f"{stem}.json")
+        (folder / "pages" / f"{stem}.md").write_text(page(artefact, package))
+    version = f"0.1.0+{digest([_content(a) for a in artefacts])[:10]}"
+    _write_tree(artefacts, folder, package, version)
+    built = build(folder / "source", folder / "dist")
+    facts = {"package": package, "version": version, "left_out": left_out}
+    return [*built, write_manifest(folder, facts, artefacts)]
+
+
+def build(tree: Path, dist: Path) -> list[Path]:
+    """Source distribution and wheel of the tree; raises ConfigError with the last line."""
+    for hook in HOOKS:
+        command = [sys.executable, "-c", BUILD.format(hook=hook), str(dist.resolve())]
+        done = subprocess.run(
+            command, cwd=tree, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ConfigError(f"{tree}: setuptools could not build it: {last}")
+    for leftover in ("build", *(p.name for p in tree.glob("*.egg-info"))):
+        shutil.rmtree(tree / leftover, ignore_errors=True)
+    return sorted(dist.iterdir())
+
+
+def _write_tree(artefacts: Sequence[Artefact], folder: Path, package: str, version: str) -> None:
+    tree, root = folder / "source", folder / "source" / package
+    (root / "kernels").mkdir(parents=True)
+    shutil.copytree(folder / "pages", root / "pages")
+    _write_runtime(root, package)
+    operators = [
+        _operator(name, list(group), root, package)
+        for name, group in groupby(artefacts, key=lambda a: a.operator)
+    ]
+    names = ", ".join(o["name"] for o in operators)
+    about = f"Tuned kernels for PyTorch: {names}"[:200]
+    (root / "__init__.py").write_text(INIT.format(about=about, package=package, names=names))
+    (root / "__main__.py").write_text(MAIN.format(package=package))
+    files = {
+        p.relative_to(root).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(root.rglob("*"))
+        if p.is_file()
+    }
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "package": package,
+        "version": version,
+        "operators": operators,
+        "files": files,
+    }
+    (root / LIBRARY).write_text(seal(record))
+    (tree / "README.md").write_text(_readme(about, package, artefacts))
+    (tree / "pyproject.toml").write_text(_project(about, package, version, artefacts))
+
+
+def _write_runtime(root: Path, package: str) -> None:
+    """The modules of agent/export/runtime, importing each other by their new name."""
+    (root / "runtime").mkdir()
+    for file in resources.files(RUNTIME).iterdir():
+        if file.name.endswith(".py"):
+            text = file.read_text().replace(RUNTIME, f"{package}.runtime")
+            (root / "runtime" / file.name).write_text(text)
+
+
+def _operator(name: str, artefacts: list[Artefact], root: Path, package: str) -> dict[str, Any]:
+    first = artefacts[0]
+    # Of two operators with one name the later wins silently: other sources are another name.
+    content = digest([first.reference, sorted(a.candidate.id for a in artefacts)])[:10]
+    reference = f"kernels/{name}_reference.py"
+    (root / reference).write_text(first.task.source)
+    kernels = {a.candidate.id: _kernel(a, root) for a in artefacts}
+    rows = [
+        _row(artefact, machine, finding, shape)
+        for artefact in artefacts
+        for machine, finding in artefact.decisive.items()
+        for shape in artefact.interface.shapes
+    ]
+    return {
+        "name": name,
+        "namespace": f"{package}_{content}",
+        "task_id": first.task.id,
+        "dtype": first.task.dtype,
+        "inputs": [list(pair) for pair in first.interface.inputs],
+        "state": list(first.interface.state),
+        "init": first.interface.init,
+        "outputs": first.interface.outputs,
+        "autograd": first.interface.autograd,
+        "reference": reference,
+        "reference_sha256": hashlib.sha256(first.task.source.encode()).hexdigest(),
+        "kernels": list(kernels.values()),
+        "rows": rows,
+    }
+
+
+def _kernel(artefact: Artefact, root: Path) -> dict[str, Any]:
+    file = f"kernels/{artefact.operator}_{artefact.candidate.id}.py"
+    (root / file).write_text(artefact.candidate.source)
+    return {
+        "id": artefact.candidate.id,
+        "file": file,
+        "sha256": artefact.source_sha256,
+        "language": artefact.candidate.language.value,
+        "match": artefact.findings[-1].evaluation.parameters,
+    }
+
+
+def _row(artefact: Artefact, machine: str, finding: Finding, shape: Measured) -> dict[str, Any]:
+    evaluation = finding.evaluation
+    timed = shape == artefact.interface.shapes[0]
+    return {
+        "kernel": artefact.candidate.id,
+        "machine": machine,
+        "signature": shape.signature,
+        "shape": shape.readable,
+        "state": state_of(artefact, finding, shape),
+        "speedup": _triple(evaluation.speedup) if timed else None,
+        "best_baseline": best_baseline(evaluation)[0],
+        "against_best": _triple(against_best(evaluation)) if timed else None,
+        "precision": evaluation.precision or "-",
+        "checked": finding.checked,
+    }
+
+
+def _triple(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else [interval.value, interval.low, interval.high]
+
+
+def _content(artefact: Artefact) -> list[Any]:
+    """What makes two versions of a library differ."""
+    states = [
+        [machine, shape.signature, state_of(artefact, finding, shape)]
+        for machine, finding in artefact.decisive.items()
+        for shape in artefact.interface.shapes
+    ]
+    return [artefact.reference, artefact.operator, artefact.candidate.id, states]
+
+
+def _project(about: str, package: str, version: str, artefacts: Sequence[Artefact]) -> str:
+    languages = {a.candidate.language for a in artefacts}
+    needed = [TORCH, *(["ninja>=1.11"] if any(x.needs_build for x in languages) else [])]
+    if Language.CUDA in languages:
+        needed.append("numpy>=2.0")
+    if Language.TRITON in languages:
+        needed.append("triton")
+    licences = sorted({a.licence for a in artefacts} - {"unknown"})
+    known = len({a.licence for a in artefacts}) == len(licences)
+    return PROJECT.format(
+        distribution=package.replace("_", "-"),
+        version=version,
+        about=about,
+        dependencies=json.dumps(needed),
+        licence=f'license = "{" AND ".join(licences)}"\n' if known else "",
+        package=package,
+    )
+
+
+def _readme(about: str, package: str, artefacts: Sequence[Artefact]) -> str:
+    rows = "".join(
+        f"| `{a.operator}` | {a.task.id} | {machine_of(a.findings[-1].evaluation.environment)} "
+        f"| {a.findings[-1].evaluation.speedup} | {against_best(a.findings[-1].evaluation)} |\n"
+        for a in artefacts
+    )
+    return (
+        f"# {package}\n\n{about}.\n\nA kernel runs where it was measured and won; everything else "
+        f"is the PyTorch reference. `python -m {package} table` shows which; "
+        f"`{package.upper()}_OFF=all` (or names) turns kernels off.\n\n"
+        "| operator | task | measured on | against eager | against the best baseline |\n"
+        f"|---|---|---|---|---|\n{rows}"
+    )

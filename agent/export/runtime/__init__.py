@@ -1,0 +1,1 @@
+"""What every exported package carries: dispatch, fallback, loading. It needs torch alone."""

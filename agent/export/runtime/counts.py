@@ -1,0 +1,24 @@
+"""How often each operator's kernel ran, and how often the reference did instead, and why."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+HIT = "kernel"
+
+
+class Counts:
+    """Of one operator; any thread may add."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counter: Counter[str] = Counter()
+
+    def add(self, what: str) -> None:
+        with self._lock:
+            self._counter[what] += 1
+
+    def read(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counter)

@@ -1,0 +1,79 @@
+"""The library as its package offers it: operators by name, layers, table, counts and switches.
+
+Nothing is compiled, and no kernel's code runs, before its operator is called with a signature that
+it won.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from agent.export.runtime import records, tables
+from agent.export.runtime.operators import Custom, Layer
+
+DEFINED: dict[tuple[str, str], Custom] = {}
+"""By namespace and name: a reloaded package finds its operators again."""
+DEFINING = threading.RLock()
+
+
+class KernelLibrary:
+    """Raises LibraryError where `library.json` cannot be trusted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.library = folder, records.read_library(folder)
+        self._known = {operator.name: operator for operator in self.library.operators}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._known)
+
+    def operator(self, name: str) -> Custom:
+        """Call it with the arguments of forward, then parameters and buffers in their order."""
+        if name not in self._known:
+            raise AttributeError(f"{self.library.package} has no {name!r}; it has {self.names}")
+        record = self._known[name]
+        with DEFINING:
+            key = record.namespace, name
+            if key not in DEFINED:
+                DEFINED[key] = Custom(self.library.package, self.folder, record)
+            return DEFINED[key]
+
+    def layer(self, name: str, *init: Any) -> Layer:
+        """A module with the reference's parameters, constructed like it; by default as measured."""
+        return Layer(self.operator(name), *init)
+
+    def switch(self, name: str, on: bool) -> None:
+        """Let an operator's kernels be used, or leave all its calls to the reference."""
+        self.operator(name).dispatch.on = on
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """By operator: calls that a kernel did, and calls of the reference by reason."""
+        return {name: self.operator(name).dispatch.counts.read() for name in self.names}
+
+    def table(self) -> str:
+        """Every measured signature and what happens with it on this machine."""
+        return tables.table(self.library)
+
+    def verify(self) -> list[str]:
+        """Files that are missing or not as they were built."""
+        found = []
+        for file, sha256 in self.library.files.items():
+            try:
+                records.checked_source(self.folder, file, sha256)
+            except records.LibraryError as error:
+                found.append(str(error))
+        return found
+
+    def main(self, arguments: list[str]) -> int:
+        """`python -m PACKAGE table | verify`."""
+        if arguments == ["table"]:
+            print(self.table())
+            return 0
+        if arguments == ["verify"]:
+            broken = self.verify()
+            print("\n".join(broken) or f"{len(self.library.files)} files are as they were built")
+            return 1 if broken else 0
+        print(f"usage: python -m {self.library.package} table | verify")
+        return 2

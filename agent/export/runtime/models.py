@@ -1,0 +1,137 @@
+"""Constructing the reference and the kernels from their sources, and giving them their state.
+
+Instances belong to one thread and one set of parameter tensors: a kernel that keeps a parameter's
+address stays right, because the tensors are held as long as the instance is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import types
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+KEPT_INSTANCES = 16
+"""Of one operator and thread: layers that share an operator each have their own."""
+LOADING = threading.RLock()
+"""Importing a kernel compiles it, and changes the process's environment while it does."""
+
+
+def import_source(text: str, path: Path, name: str, build: Path | None = None) -> types.ModuleType:
+    """Execute a checked source as a module; what it compiles with torch lands in `build`."""
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
+    with LOADING, _environment("TORCH_EXTENSIONS_DIR", build):
+        sys.modules[name] = module
+        try:
+            exec(compile(text, str(path), "exec"), module.__dict__)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return module
+
+
+def construct(kind: Any, init: str, device: torch.device, dtype: str) -> torch.nn.Module:
+    """An instance in train mode, as it was judged; the caller's random numbers are not drawn."""
+    with LOADING, _disable_current_modes(), torch.random.fork_rng(devices=[]):
+        model: torch.nn.Module = kind(*init_values(init))
+        return model.to(device=device, dtype=getattr(torch, dtype))
+
+
+def init_text(values: Sequence[Any]) -> str:
+    """Constructor arguments as JSON, tuples told from lists; raises TypeError for other types."""
+    return json.dumps([_packed(value) for value in values])
+
+
+def init_values(text: str) -> list[Any]:
+    """What `init_text` wrote down."""
+    return [_unpacked(value) for value in json.loads(text)]
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return {"tuple": [_packed(v) for v in value]}
+    return [_packed(v) for v in value] if isinstance(value, list) else value
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, dict) and set(value) == {"tuple"}:
+        return tuple(_unpacked(v) for v in value["tuple"])
+    return [_unpacked(v) for v in value] if isinstance(value, list) else value
+
+
+def state_names(model: torch.nn.Module) -> list[str]:
+    """Parameters, then buffers, in registration order."""
+    return [n for n, _ in model.named_parameters()] + [n for n, _ in model.named_buffers()]
+
+
+def matched(match: str, reference: Sequence[str], own: Sequence[str]) -> list[str | None]:
+    """The model's name for each of the reference's tensors; None where it has none."""
+    if match == "order":
+        return list(own)
+    return [name if name in own else None for name in reference]
+
+
+class Instances(threading.local):
+    """A thread's instances, the least recently used dropped."""
+
+    def __init__(self) -> None:
+        self.known: OrderedDict[object, torch.nn.Module] = OrderedDict()
+
+    def find(self, key: object) -> torch.nn.Module | None:
+        found = self.known.get(key)
+        if found is not None:
+            self.known.move_to_end(key)
+        return found
+
+    def keep(self, key: object, model: torch.nn.Module) -> torch.nn.Module:
+        self.known[key] = model
+        while len(self.known) > KEPT_INSTANCES:
+            self.known.popitem(last=False)
+        return model
+
+
+def place(tensors: Sequence[torch.Tensor]) -> tuple[object, ...]:
+    """Tells parameter tensors apart while somebody holds them."""
+    return tuple((t.data_ptr(), t.dtype, tuple(t.shape), t.stride(), t.device) for t in tensors)
+
+
+def give_state(
+    model: torch.nn.Module, names: Sequence[str | None], tensors: Sequence[torch.Tensor]
+) -> None:
+    """Put the tensors themselves where the model has its own."""
+    for name, tensor in zip(names, tensors, strict=True):
+        if name is None:
+            continue
+        path, _, last = name.rpartition(".")
+        owner = model.get_submodule(path)
+        home = owner._parameters if last in owner._parameters else owner._buffers
+        value = tensor.detach()
+        # A parameter stays one: code may ask for its type.
+        parameter = home is owner._parameters
+        home[last] = torch.nn.Parameter(value, requires_grad=False) if parameter else value
+
+
+@contextmanager
+def _environment(name: str, value: Path | None) -> Iterator[None]:
+    if value is None:
+        yield
+        return
+    before = os.environ.get(name)
+    os.environ[name] = str(value)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

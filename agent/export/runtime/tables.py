@@ -1,0 +1,67 @@
+"""The dispatch table for readers."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from agent.export.runtime import records
+from agent.export.runtime.dispatch import switched_off
+from agent.export.runtime.machine import machine
+
+HEADER = ("operator", "shape", "machine", "eager", "best baseline", "precision", "here", "from")
+
+
+def table(library: records.Library) -> str:
+    """One line for each operator, signature and machine; `here` says what a call would use."""
+    present = machines()
+    lines = [HEADER]
+    for operator in library.operators:
+        for row in operator.rows:
+            off = switched_off(library.package, operator.name)
+            lines.append(
+                (
+                    operator.name,
+                    row.shape,
+                    row.machine,
+                    ratio(row.speedup),
+                    f"{ratio(row.against_best)} ({row.best_baseline})",
+                    row.precision,
+                    used(row, present, off),
+                    row.checked,
+                )
+            )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
+    rendered = [
+        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
+    ]
+    unverified = [
+        o.name for o in library.operators if not any(r.machine in present for r in o.rows)
+    ]
+    if unverified:
+        rendered.append(f"unverified on this machine (the reference runs): {', '.join(unverified)}")
+    rendered.append(f"{library.package.upper()}_OFF={os.environ.get(_switch(library), '')}")
+    return "\n".join(rendered)
+
+
+def used(row: records.Row, present: set[str], off: bool) -> str:
+    if row.machine not in present:
+        return "reference: another machine"
+    if not row.active:
+        return f"reference: {row.state}"
+    return "reference: switched off" if off else "kernel"
+
+
+def machines() -> set[str]:
+    count = torch.cuda.device_count()
+    return {machine("cpu"), *(machine("cuda", index) for index in range(count))}
+
+
+def ratio(triple: tuple[float, float, float] | None) -> str:
+    """`1.42x [1.40, 1.44]`."""
+    return "-" if triple is None else "{:.2f}x [{:.2f}, {:.2f}]".format(*triple)
+
+
+def _switch(library: records.Library) -> str:
+    return f"{library.package.upper()}_OFF"

@@ -1,0 +1,131 @@
+"""The seam to training: a learner's policy proposes, and learns from what its rollouts were worth.
+
+The loop knows this protocol and no trainer; `rl` implements it and warpsmith.py wires it in. The
+journal is the only memory: what is to be learned from is read from it, so that a killed campaign
+goes on with the same rollouts, exemplars and weights.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from agent.journal import Journal, Recorded
+from rewards import speedup
+from rewards.types import Reward
+from sandbox.records import to_record
+from sandbox.types import Evaluation
+
+LEARN = "learn"
+"""Kind of the journal's event for an update; its detail is a Lesson."""
+POLICY_VERSION = "policy_version"
+"""Among a proposal's features: how many updates the weights had had that wrote it."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One reply of a policy and what became of it."""
+
+    task_id: str
+    prompt: str
+    """The messages as JSON (agent.types.Proposal.prompt); equal prompts make a group."""
+    reply: str
+    version: int
+    evaluation: Evaluation
+    """The confirmation where one was measured; of equal code, the first one's."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one update did."""
+
+    version: int
+    """Of the weights after it; as before where there was nothing to tell the rollouts apart."""
+    rollouts: int
+    groups: int
+    """That differed in reward, of `seen` groups: only those have a gradient."""
+    seen: int
+    figures: Mapping[str, float]
+    """Mean reward, correct share, hack share, loss, gradient norm, seconds."""
+
+
+class Learner(Protocol):
+    name: str
+
+    @property
+    def version(self) -> int:
+        """Updates the weights have had in this run."""
+        ...
+
+    @property
+    def reward_name(self) -> str:
+        """Of the reward function, as the journal stores it."""
+        ...
+
+    def reward(self, evaluation: Evaluation, reply: str | None) -> Reward:
+        """What a rollout is worth; pure."""
+        ...
+
+    def learn(self, rollouts: Sequence[Rollout]) -> Lesson | None:
+        """One update on those rollouts that the present weights wrote; None where there are none.
+
+        The new weights are on disk when it returns, and from then on proposals are theirs.
+        """
+        ...
+
+
+def rollouts(journal: Journal) -> list[Rollout]:
+    """Every judged rollout of a run. Repeated code is a rollout too: a policy that repeats itself
+    is paid for it again.
+    """
+    found = []
+    for task in journal.tasks():
+        records = journal.proposals(task.id)
+        judged = {r.proposal.candidate.id: r for r in records if not r.duplicate}
+        for record in records:
+            evaluation = _believed(judged[record.proposal.candidate.id])
+            rollout = _rollout(record, evaluation)
+            if rollout is not None:
+                found.append(rollout)
+    return found
+
+
+def learn_from(journal: Journal, learner: Learner | None) -> None:
+    """One update on what the run holds; the journal keeps what it did."""
+    if learner is None:
+        return
+    began_s = time.monotonic()
+    lesson = learner.learn(rollouts(journal))
+    if lesson is not None:
+        detail = json.dumps(to_record(lesson), sort_keys=True)
+        journal.record_event(LEARN, seconds=time.monotonic() - began_s, detail=detail)
+
+
+def reward_of(
+    learner: Learner | None, record: Recorded, evaluation: Evaluation
+) -> tuple[Reward, str]:
+    """With the name of the function it comes from."""
+    if learner is None:
+        return speedup.reward(evaluation), speedup.NAME
+    return learner.reward(evaluation, record.proposal.reply), learner.reward_name
+
+
+def _believed(record: Recorded) -> Evaluation | None:
+    """The figure that may enter a gradient: one too good to be true was measured again."""
+    confirmation = record.confirmation
+    if confirmation is not None and confirmation.status.scored:
+        return confirmation
+    return record.evaluation
+
+
+def _rollout(record: Recorded, evaluation: Evaluation | None) -> Rollout | None:
+    proposal = record.proposal
+    version = proposal.features.get(POLICY_VERSION)
+    if evaluation is None or proposal.prompt is None or proposal.reply is None:
+        return None
+    if not isinstance(version, int):
+        return None
+    return Rollout(proposal.candidate.task_id, proposal.prompt, proposal.reply, version, evaluation)

@@ -1,0 +1,1 @@
+"""Language models: endpoints, what they may spend, what they said before, files and recordings."""

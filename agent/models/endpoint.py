@@ -1,0 +1,384 @@
+"""A chat model behind an OpenAI-compatible endpoint. The only module that imports openai.
+
+It speaks to OpenAI, vLLM, SGLang, llama.cpp, `transformers serve`. Every HTTP request, retries
+included, is reserved in the ledger before it is sent; every reply is in the store before it is
+used. It does not know what a kernel is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import openai
+
+from agent.model import CapReached, ModelError, Reply, answered
+from agent.models.completions import check_caps, most_of, replies_of, sampling
+from agent.models.ledger import Ledger, Reservation, Spend
+from agent.models.prices import Price
+from agent.models.store import ReplyStore, request_keys
+from agent.prompts.message import Message
+from sandbox.errors import ConfigError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+OPENAI_URL = "https://api.openai.com/v1"
+SHOWN_CHARACTERS = 300
+"""Of a server's own error text; some answer with a whole HTML page."""
+SECRET_CHARACTERS = 8
+"""A shorter key is a local server's placeholder, and may be part of any word."""
+BACKOFF_S = (0.5, 8.0)
+"""First and longest wait before a retry; it doubles in between."""
+LONGEST_WAIT_S = 60.0
+"""That a server's Retry-After is honoured for."""
+RESERVE_POLL_S = 0.02
+"""Between looks at the ledger while requests in flight hold the last of a cap."""
+RETRIED = frozenset((408, 409, 429))
+"""Statuses below 500 that may pass by themselves."""
+UNSENT = frozenset(("ConnectError", "ConnectTimeout"))
+"""What the HTTP library raises where nothing was sent, so nothing can be billed."""
+
+
+@dataclass(frozen=True)
+class OpenAIModel:
+    """Settings, and the books it keeps; the connection is opened by the first request."""
+
+    name: str
+    base_url: str | None = None
+    """Default: OPENAI_BASE_URL, else OpenAI itself."""
+    api_key: str | None = field(default=None, repr=False)
+    """Default: the variable `api_key_env`."""
+    api_key_env: str = "OPENAI_API_KEY"
+    temperature: float | None = None
+    """None leaves it to the server: some reasoning models refuse the parameter."""
+    max_tokens: int | None = None
+    """Per reply, reasoning included."""
+    timeout_s: float = 600.0
+    """Per request."""
+    concurrency: int = 8
+    """Requests in flight at once, over all tasks."""
+    retries: int = 4
+    """After 429, 5xx, time-outs and lost connections."""
+    extra: Mapping[str, object] = field(default_factory=dict)
+    """Further fields of the request's body, such as `reasoning_effort`."""
+    seed: int = 0
+    """Tells runs apart whose kept replies must differ; it is not sent."""
+    price: Price | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    store: ReplyStore | None = None
+    _line: _Line = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        url = self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+        key = self.api_key or os.environ.get(self.api_key_env)
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+            raise ConfigError(
+                f"model address is {url!r}; expected a URL such as http://localhost:8000/v1 "
+                "(base_url or OPENAI_BASE_URL)"
+            )
+        if not key:
+            raise ConfigError(
+                f"model {self.name!r} at {url} needs a key: set {self.api_key_env} "
+                "(a local server without keys takes any value)"
+            )
+        if self.concurrency < 1:
+            raise ConfigError(f"model concurrency is {self.concurrency}; expected at least 1")
+        check_caps(self.name, self.ledger.caps, self.max_tokens, self.price)
+        object.__setattr__(self, "base_url", url)
+        object.__setattr__(self, "api_key", key)
+        object.__setattr__(self, "_line", _Line(self))
+
+    def complete(self, messages: Sequence[Message], n: int, draw: str = "") -> list[Reply]:
+        return answered(self.complete_each([messages] * n, draw))
+
+    def complete_each(
+        self, prompts: Sequence[Sequence[Message]], draw: str = ""
+    ) -> list[Reply | None]:
+        if not prompts:
+            return []
+        return self._line.run(self._line.answer(prompts, draw))
+
+    def close(self) -> None:
+        self._line.close()
+
+    @property
+    def official(self) -> bool:
+        return urlsplit(str(self.base_url)).hostname == urlsplit(OPENAI_URL).hostname
+
+    def options(self) -> dict[str, Any]:
+        """What a request says beside model, messages and n."""
+        return sampling(self.temperature, self.max_tokens, self.extra, official=self.official)
+
+    def most(self, messages: Sequence[Message], n: int) -> Spend:
+        """The most that one request can cost."""
+        return most_of(messages, n, self.max_tokens, self.price)
+
+    async def served(self) -> list[dict[str, Any]]:
+        """What the endpoint says of its models."""
+        models = await self._line.client.models.list()
+        return [model.model_dump() for model in models.data]
+
+    def ask_served(self) -> list[dict[str, Any]]:
+        """`served` from outside; raises ModelError where the endpoint does not say."""
+        try:
+            return self._line.run(self.served())
+        # Any body at all may come back here.
+        except (openai.OpenAIError, ValueError, AttributeError, TypeError) as error:
+            raise ModelError(f"{self.name}: its list of models cannot be read") from error
+
+    def ask_once(self, messages: Sequence[Message], n: int) -> list[Reply]:
+        """One request, whatever number of replies it brings; nothing kept is used."""
+        return self._line.run(self._line.ask(messages, n))
+
+
+class _Line:
+    """The connection: one client on one event loop of its own, and the limit on requests."""
+
+    def __init__(self, model: OpenAIModel) -> None:
+        self.model = model
+        self.refuses_n = False
+        self._lock = threading.Lock()
+        self._slots = asyncio.Semaphore(model.concurrency)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client: openai.AsyncOpenAI | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs to the end, also where another loop runs in this thread (a notebook)."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=self._loop.run_forever, name="model", daemon=True)
+                thread.start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        if self._client is not None:
+            self.run(self._client.close())
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = self._client = None
+
+    @property
+    def client(self) -> openai.AsyncOpenAI:
+        if self._client is None:
+            self._client = openai.AsyncOpenAI(
+                base_url=self.model.base_url,
+                api_key=self.model.api_key,
+                timeout=self.model.timeout_s,
+                max_retries=0,  # Ours are reserved one by one.
+            )
+        return self._client
+
+    async def answer(self, prompts: Sequence[Sequence[Message]], draw: str) -> list[Reply | None]:
+        """One reply to each prompt, None where that failed; raises the first error if all did."""
+        keys = request_keys(prompts, draw, self._identity())
+        replies = {i: self._kept(key) for i, key in enumerate(keys)}
+        groups: dict[str, list[int]] = {}
+        for i, messages in enumerate(prompts):
+            if replies[i] is None:
+                groups.setdefault(str(messages), []).append(i)
+        asked = [self._group(prompts[places[0]], places, keys) for places in groups.values()]
+        errors: list[ModelError] = []
+        for found, failed in await asyncio.gather(*asked):
+            replies |= found
+            errors += failed
+        if errors and not any(replies.values()):
+            raise errors[0]
+        for error in errors:
+            log.warning("one reply is missing: %s", error)
+        return [replies[i] for i in range(len(prompts))]
+
+    async def _group(
+        self, messages: Sequence[Message], places: Sequence[int], keys: Sequence[str]
+    ) -> tuple[dict[int, Reply | None], list[ModelError]]:
+        """Replies to equal prompts, by one request where the server can, else by one each."""
+        found: dict[int, Reply | None] = {}
+        if len(places) > 1 and not self.refuses_n:
+            try:
+                replies = await self.ask(messages, len(places))
+            except CapReached:
+                replies = []  # Fewer may fit.
+            except ModelError as error:
+                return {}, [error] * len(places)
+            found = dict(zip(places, replies, strict=False))
+            for place, reply in zip(places, replies, strict=False):
+                self._keep(keys[place], reply)
+        rest = places[len(found) :]
+        outcomes = await asyncio.gather(*(self._one(messages, keys[place]) for place in rest))
+        errors = [outcome for outcome in outcomes if isinstance(outcome, ModelError)]
+        singles = zip(rest, outcomes, strict=True)
+        found |= {p: reply for p, reply in singles if isinstance(reply, Reply)}
+        return found, errors
+
+    async def _one(self, messages: Sequence[Message], key: str) -> Reply | ModelError:
+        try:
+            [reply, *_] = await self.ask(messages, 1)
+            self._keep(key, reply)
+        except ModelError as error:
+            return error
+        return reply
+
+    async def ask(self, messages: Sequence[Message], n: int) -> list[Reply]:
+        """What one request returned: 1 to `n` replies, none where the server refuses n > 1."""
+        async with self._slots:
+            try:
+                completion, seconds = await self._send(messages, n)
+            except openai.BadRequestError as error:
+                if n > 1:
+                    self.refuses_n = True
+                    return []
+                raise await self._explained(error) from error
+            # ValueError: a body that is not JSON under a JSON content type.
+            except (openai.OpenAIError, ValueError) as error:
+                raise await self._explained(error) from error
+        try:
+            return replies_of(completion, seconds, self.model.name, self.model.price)[:n]
+        # The SDK checks no types: any JSON may be in there.
+        except (AttributeError, TypeError, LookupError) as error:
+            raise ModelError(f"{self._who}: its answer is not a chat completion") from error
+
+    async def _send(self, messages: Sequence[Message], n: int) -> tuple[Any, float]:
+        """The completion and the seconds its request took, after retries."""
+        options = self.model.options() | ({"n": n} if n > 1 else {})
+        most = self.model.most(messages, n)
+        for tries_left in range(self.model.retries, -1, -1):
+            reserved = await self._reserved(most)
+            start_s = time.monotonic()
+            try:
+                completion = await self.client.chat.completions.create(
+                    model=self.model.name, messages=list(messages), **options
+                )
+            except openai.APIError as error:
+                self._settle(reserved, _cost_of_failure(error, most))
+                if not tries_left or not _passes(error):
+                    raise
+                await asyncio.sleep(_pause_s(error, self.model.retries - tries_left))
+            except ValueError:
+                self._settle(reserved, most)
+                raise
+            else:
+                self._settle(reserved, _cost_of(completion, self.model.price) or most)
+                return completion, time.monotonic() - start_s
+        raise AssertionError("the last try returns or raises")
+
+    async def _reserved(self, most: Spend) -> Reservation:
+        # Polled, not waited for in threads: the client resolves names in the same few threads.
+        while (reserved := self.model.ledger.try_reserve(most)) is None:
+            await asyncio.sleep(RESERVE_POLL_S)
+        return reserved
+
+    def _settle(self, reserved: Reservation, cost: Spend) -> None:
+        self.model.ledger.settle(reserved, cost)
+
+    def _identity(self) -> dict[str, object]:
+        """What decides, beside the prompt, which reply a kept one may stand for."""
+        return {
+            "url": self.model.base_url,
+            "model": self.model.name,
+            "seed": self.model.seed,
+            **self.model.options(),
+        }
+
+    def _kept(self, key: str) -> Reply | None:
+        return None if self.model.store is None else self.model.store.get(key)
+
+    def _keep(self, key: str, reply: Reply) -> None:
+        if self.model.store is not None:
+            self.model.store.put(key, reply)
+
+    @property
+    def _who(self) -> str:
+        return f"model {self.model.name!r} at {self.model.base_url}"
+
+    async def _explained(self, error: Exception) -> ModelError:
+        """One line: what failed, and what to do about it."""
+        tries = f"after {self.model.retries + 1} tries"
+        said = " ".join(str(error).split())
+        if len(key := str(self.model.api_key)) >= SECRET_CHARACTERS:
+            said = said.replace(key, "<key>")
+        said = said[:SHOWN_CHARACTERS]
+        match error:
+            case openai.APITimeoutError():
+                why = f"no reply within {self.model.timeout_s:g} s, {tries}; raise the time-out?"
+            case openai.APIConnectionError():
+                cause = error.__cause__ or error
+                why = f"cannot be reached ({cause}); is it running, is OPENAI_BASE_URL right?"
+            case openai.AuthenticationError() | openai.PermissionDeniedError():
+                variable = self.model.api_key_env
+                why = f"the key was refused ({error.status_code}); check {variable}"
+            case openai.NotFoundError():
+                why = f"no such model or address (404); {await self._served()}"
+            case openai.RateLimitError():
+                why = f"rate limit or quota (429) {tries}; lower the concurrency? {said}"
+            case openai.InternalServerError():
+                why = f"server error {tries}: {said}"
+            case openai.APIStatusError():
+                why = f"the request was refused: {said}"
+            case _:
+                why = f"its answer is not a chat completion: {said}"
+        return ModelError(f"{self._who}: {why}")
+
+    async def _served(self) -> str:
+        try:
+            names = [str(model["id"]) for model in await self.model.served()]
+        except (openai.OpenAIError, ValueError, AttributeError, TypeError, KeyError):
+            # Any body at all may come back here, and the 404 above is the error to report.
+            return "check the model's name and OPENAI_BASE_URL"
+        return "it serves: " + (", ".join(names) or "nothing")
+
+
+def _passes(error: openai.APIError) -> bool:
+    """Whether trying again may help."""
+    if isinstance(error, openai.APIConnectionError):  # Time-outs are of this type too.
+        return True
+    if not isinstance(error, openai.APIStatusError) or error.code == "insufficient_quota":
+        return False
+    return error.status_code >= 500 or error.status_code in RETRIED
+
+
+def _cost_of_failure(error: openai.APIError, most: Spend) -> Spend:
+    """A refusal costs no tokens; where the answer was lost or is garbled it may have cost all."""
+    refused = isinstance(error, openai.APIStatusError)
+    if refused or type(error.__cause__).__name__ in UNSENT:
+        return Spend(requests=1)
+    return most
+
+
+def _cost_of(completion: Any, price: Price | None) -> Spend | None:
+    """What the answer says it used; None where it does not say."""
+    usage = getattr(completion, "usage", None)
+    prompt = getattr(usage, "prompt_tokens", None)
+    generated = getattr(usage, "completion_tokens", None)
+    if not isinstance(prompt, int) or not isinstance(generated, int):
+        return None
+    usd = 0.0 if price is None else price.cost_usd(prompt, generated)
+    return Spend(1, prompt + generated, usd)
+
+
+def _pause_s(error: openai.APIError, retry: int) -> float:
+    """As long as the server asks for, else doubling; a quarter is chance, against stampedes."""
+    if isinstance(error, openai.APIStatusError):
+        asked = str(error.response.headers.get("retry-after", ""))
+        if asked.replace(".", "", 1).isdigit():
+            return min(float(asked), LONGEST_WAIT_S)
+    first, longest = BACKOFF_S
+    return float(min(first * 2**retry, longest)) * random.uniform(0.75, 1.0)
+
+
+def parse_completion(body: Mapping[str, Any], model: str, price: Price | None) -> list[Reply]:
+    """Replies of a chat completion in a batch file; raises ModelError for another shape."""
+    try:
+        completion = openai.types.chat.ChatCompletion.construct(**body)
+        return replies_of(completion, 0.0, model, price)
+    except (AttributeError, TypeError, LookupError) as error:
+        raise ModelError(f"{model}: an answer is not a chat completion") from error

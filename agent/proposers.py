@@ -1,0 +1,47 @@
+"""From a config to who proposes: the built-in search, or models with a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from agent.config import OptimizeConfig
+from agent.features.proposer import FeatureProposer
+from agent.journal import Journal
+from agent.model import Model
+from agent.model_proposer import ModelProposer, SeededProposer
+from agent.models.opening import BatchFiles, open_books, open_model
+from agent.types import Proposer
+
+
+@contextmanager
+def open_proposers(
+    journal: Journal,
+    config: OptimizeConfig,
+    facts: Mapping[str, str],
+    files: BatchFiles | None = None,
+    local: Model | None = None,
+) -> Iterator[list[Proposer]]:
+    """Of the journal's run; `facts` describes the device, unless the run has such facts already,
+    `files` take the place of the models' endpoints, and `local` is the model that needs none.
+    """
+    if local is not None:
+        journal.record_facts(facts)
+        yield [model_proposer(config, local, journal.facts())]
+        return
+    if not config.asked:
+        yield [FeatureProposer(seed=config.seed)]
+        return
+    journal.record_facts(facts)
+    with open_books(journal.folder, config) as books, open_model(config, books, files) as model:
+        yield [model_proposer(config, model, journal.facts())]
+
+
+def model_proposer(config: OptimizeConfig, model: Model, facts: Mapping[str, object]) -> Proposer:
+    """The config's strategy, asking this model; seeded where the config says so."""
+    asking = ModelProposer(
+        model, facts, config.strategy, language=config.language, policy=config.evaluation
+    )
+    if not config.seed_candidates:
+        return asking
+    return SeededProposer(FeatureProposer(seed=config.seed), asking, config.seed_candidates)

@@ -1,0 +1,54 @@
+"""What a run's attempts cost: tokens, money and seconds on a lane, from its journal.
+
+A reply's cost is what it cost when it was bought: one that an earlier run had paid for counts here
+too. What this run itself paid, retries and lost requests included, is in its ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agent.journal import Journal, Recorded
+
+LANE_STAGES = frozenset(("load", "verify", "start", "time"))
+"""Of an evaluation: those in which it holds its lane's device."""
+
+
+@dataclass(frozen=True)
+class Spending:
+    replies: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    usd: float | None = None
+    """None where no reply had a price."""
+    lane_seconds: float = 0.0
+    """GPU-seconds, where lanes are GPUs."""
+
+    def __str__(self) -> str:
+        parts = []
+        if self.replies:
+            tokens = f"{self.prompt_tokens} + {self.completion_tokens} tokens"
+            parts.append(f"{self.replies} replies, {tokens}")
+        if self.usd is not None:
+            parts.append(f"${self.usd:.4g}")
+        return ", ".join([*parts, f"{self.lane_seconds:.0f} s on a lane"])
+
+
+def spending(journal: Journal) -> Spending:
+    return total(r for task in journal.tasks() for r in journal.proposals(task.id))
+
+
+def total(records: Iterable[Recorded]) -> Spending:
+    replies = prompt = completion = 0
+    costs, seconds = list[float](), 0.0
+    for record in records:
+        usage = record.proposal.usage
+        replies += record.proposal.reply is not None
+        prompt, completion = prompt + usage.prompt_tokens, completion + usage.completion_tokens
+        if usage.cost_usd is not None:
+            costs.append(usage.cost_usd)
+        for evaluation in (record.evaluation, record.confirmation):
+            if evaluation is not None:
+                seconds += sum(s for k, s in evaluation.seconds.items() if k in LANE_STAGES)
+    return Spending(replies, prompt, completion, sum(costs) if costs else None, seconds)

@@ -1,0 +1,12 @@
+"""Which strategies there are."""
+
+from agent.strategies.best_of_n import BestOfN
+from agent.strategies.contrastive import Contrastive
+from agent.strategies.fsr import Fsr
+
+AnyStrategy = BestOfN | Fsr | Contrastive
+STRATEGIES: dict[str, type[AnyStrategy]] = {
+    "best-of-n": BestOfN,
+    "fsr": Fsr,
+    "contrastive": Contrastive,
+}

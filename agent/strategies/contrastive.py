@@ -1,0 +1,105 @@
+"""Contrastive exemplars (CUDA-L1, arXiv 2507.14111, section 1.4 of its stage 3), without training.
+
+Passed candidates lie in buckets of log-speedup. A question shows exemplars from *distinct* buckets,
+drawn with P(bucket) ~ exp((mean - mu) / tau), uniformly within a bucket, and demands an analysis of
+why one is faster, then a design, then code. The paper publishes neither the bucket width nor tau:
+both are settings here, tau by default the standard deviation of the buckets' means.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from agent.prompts.render import Scene, render_contrast
+from agent.strategies.lineage import log_speedup, open_failures, repairs, start, writable
+from agent.strategies.types import CONTRAST, Ask
+from agent.types import Attempt
+from sandbox.types import digest
+
+
+@dataclass(frozen=True)
+class Bucket:
+    attempts: tuple[Attempt, ...]
+    mean: float
+    """Of its attempts' log-speedups."""
+
+
+@dataclass(frozen=True)
+class Contrastive:
+    kind: Literal["contrastive"] = "contrastive"
+    exemplars: int = 2
+    bucket_width: float = 0.15
+    """In log-speedup."""
+    temperature: float | None = None
+    """tau; by default the standard deviation of the buckets' means."""
+    repair_turns: int = 2
+    repair_share: float = 0.34
+    """Of a round, once something has passed."""
+    samples_per_prompt: int = 1
+    """So many replies to each prompt: the group that a policy's rewards are normalised in."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.samples_per_prompt < 1:
+            raise ValueError(f"samples_per_prompt is {self.samples_per_prompt}; expected 1 or more")
+        if self.exemplars < 1 or self.bucket_width <= 0 or not 0 <= self.repair_share <= 1:
+            raise ValueError("expected exemplars >= 1, bucket_width > 0, repair_share in 0..1")
+        if self.temperature is not None and self.temperature <= 0:
+            raise ValueError(f"temperature is {self.temperature}; expected above 0")
+
+    def asks(self, scene: Scene, history: Sequence[Attempt], n: int, round: int) -> list[Ask]:
+        found = buckets(history, self.bucket_width)
+        if not found:
+            return start(scene, history, n, self.repair_turns)
+        failed = open_failures(history, self.repair_turns)[: int(n * self.repair_share)]
+        asked = repairs(scene, failed)
+        for place in range(n - len(asked)):
+            group = place // self.samples_per_prompt
+            dice = random.Random(digest([self.seed, scene.task.hash, round, group]))
+            shown = self.draw(found, dice)
+            parents = tuple(attempt.proposal.candidate.id for attempt in shown)
+            fastest = shown[-1].proposal.candidate.language
+            messages = render_contrast(replace(scene, language=fastest), shown)
+            asked.append(Ask(CONTRAST, fastest, messages, parents))
+        return asked
+
+    def draw(self, found: Sequence[Bucket], dice: random.Random) -> list[Attempt]:
+        """Exemplars from distinct buckets, as many as there are, slowest first."""
+        left = list(found)
+        shown: list[Attempt] = []
+        while left and len(shown) < self.exemplars:
+            bucket = dice.choices(left, probabilities(left, self.temperature))[0]
+            left.remove(bucket)
+            shown.append(dice.choice(bucket.attempts))
+        return sorted(shown, key=lambda attempt: log_speedup(attempt) or 0.0)
+
+
+def buckets(history: Sequence[Attempt], width: float) -> list[Bucket]:
+    """Distinct passed candidates by log-speedup, [k * width, (k + 1) * width), slowest first."""
+    by_place: dict[int, dict[str, Attempt]] = {}
+    for attempt in history:
+        speed = log_speedup(attempt)
+        if speed is not None and writable(attempt):
+            place = by_place.setdefault(math.floor(speed / width), {})
+            place.setdefault(attempt.proposal.candidate.id, attempt)
+    return [
+        Bucket(tuple(held.values()), sum(log_speedup(a) or 0.0 for a in held.values()) / len(held))
+        for _, held in sorted(by_place.items())
+    ]
+
+
+def probabilities(found: Sequence[Bucket], temperature: float | None) -> list[float]:
+    """P(bucket) ~ exp((mean - mu) / tau), mu the mean of the buckets' means."""
+    means = [bucket.mean for bucket in found]
+    mu = sum(means) / len(means)
+    spread = math.sqrt(sum((mean - mu) ** 2 for mean in means) / len(means))
+    tau = temperature if temperature is not None else spread
+    if tau == 0:
+        return [1 / len(means)] * len(means)
+    # Shifted by the largest, so that a small tau does not overflow.
+    weights = [math.exp((mean - max(means)) / tau) for mean in means]
+    return [weight / sum(weights) for weight in weights]

@@ -1,0 +1,29 @@
+"""A campaign with a model in a process of its own, to be killed: URL FOLDER."""
+
+import sys
+from pathlib import Path
+
+from agent.campaign import run_campaign
+from agent.config import OptimizeConfig
+from agent.models.settings import ModelConfig
+from agent.proposers import open_proposers
+from agent.runs import open_run
+from tests.agent.scripts import local_engine, make_task
+
+TASKS = [make_task(name) for name in ("a", "b", "c")]
+
+if __name__ == "__main__":
+    url, folder = sys.argv[1], Path(sys.argv[2])
+    config = OptimizeConfig(
+        models=(ModelConfig("scripted", url),),
+        keep_replies=False,
+        proposals_per_round=2,
+        max_candidates_per_task=8,
+    )
+    engine = local_engine(seconds=0.02)
+    with (
+        open_run("first", config, folder) as journal,
+        open_proposers(journal, config, {}) as proposers,
+    ):
+        run_campaign(TASKS, proposers, engine, journal, config.campaign())
+    engine.close()

@@ -1,0 +1,119 @@
+"""What is measured again, when, where, and what must come of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.confirm import agree, upheld
+from agent.engine import LocalEngine
+from agent.journal import Journal
+from agent.lanes import LanePool, NoLane
+from agent.scripted import ScriptedEvaluator, scripted_evaluation
+from sandbox.types import EvalConfig, Status
+from tests.agent.scripts import calls, campaign, candidate, local_engine, script
+
+
+def evaluation(speedup: float, status: Status = Status.PASSED):
+    return scripted_evaluation(candidate("a", script(1)), EvalConfig(), status, speedup)
+
+
+@pytest.mark.parametrize(
+    ("search", "confirmation", "agrees"),
+    [(2.0, 2.0, True), (2.0, 1.8, True), (2.0, 1.7, False), (2.0, 2.2, True), (2.0, 2.4, False)],
+)
+def test_figures_agree_within_ten_per_cent_of_the_searchs_interval(search, confirmation, agrees):
+    assert agree(evaluation(search), evaluation(confirmation)) is agrees
+    assert upheld(evaluation(search), evaluation(confirmation)) is agrees
+
+
+def test_a_confirmation_that_fails_upholds_nothing():
+    assert not upheld(evaluation(2.0), evaluation(2.0, Status.WRONG_VALUE))
+    assert not upheld(evaluation(1.02), evaluation(1.0))
+
+
+def test_a_best_that_is_not_confirmed_gives_way_to_the_next(tmp_path: Path):
+    sources = [
+        script(1, speedup=2.5, confirmed=1.2),
+        script(2, speedup=2.0, confirmed=2.0),
+        script(3, speedup=1.5),
+    ]
+    result = campaign(tmp_path / "run", {"a": sources})
+    row = result.tasks[0]
+    assert row.best is not None
+    assert row.best.proposal.candidate.source == sources[1]
+    assert row.confirmed
+    assert row.verdict == "win"
+
+
+def test_nothing_is_promoted_where_every_confirmation_disagrees(tmp_path: Path):
+    sources = [script(n, speedup=2 + n / 10, confirmed=1.1) for n in range(6)]
+    log = tmp_path / "log"
+    result = campaign(tmp_path / "run", {"a": sources}, local_engine(log=log))
+    row = result.tasks[0]
+    assert row.verdict == "no win (not confirmed)" or not row.confirmed
+    again = [name for name in calls(log, "evaluate") if calls(log, "evaluate").count(name) > 1]
+    assert len(set(again)) == 3, "a task has three tries"
+
+
+def test_three_times_is_confirmed_before_the_search_goes_on(tmp_path: Path):
+    sources = [script(1, speedup=9.0, confirmed=1.1), script(2, speedup=1.5)]
+    log = tmp_path / "log"
+    campaign(tmp_path / "run", {"a": sources}, local_engine(log=log), proposals_per_round=1)
+    lines = [line.split() for line in log.read_text().splitlines() if line.startswith("evaluate")]
+    first, second = (candidate("a", source).id for source in sources)
+    assert [line[1] for line in lines] == [first, first, second, second]
+    assert lines[1][3] == "to_beat=None"
+    # What was refuted is no bar for those that follow.
+    assert lines[2][3] == "to_beat=1.0"
+
+
+def test_a_modest_win_is_confirmed_once_at_the_end(tmp_path: Path):
+    sources = [script(1, speedup=1.5), script(2, speedup=2.0), script(3, speedup=1.2)]
+    log = tmp_path / "log"
+    campaign(tmp_path / "run", {"a": sources}, local_engine(log=log), proposals_per_round=1)
+    done = calls(log, "evaluate")
+    assert done[-1] == done[1]
+    assert len(done) == 4
+
+
+def test_a_resumed_search_confirms_what_it_had_not(tmp_path: Path):
+    sources = [script(1, speedup=9.0, confirmed=9.0), script(2, speedup=1.5)]
+    campaign(tmp_path / "run", {"a": sources[:1]}, confirm=False, max_candidates_per_task=1)
+    log = tmp_path / "log"
+    campaign(tmp_path / "run", {"a": sources}, local_engine(log=log), proposals_per_round=1)
+    assert calls(log, "evaluate")[0] == candidate("a", sources[0]).id
+    with Journal(tmp_path / "run", read_only=True) as journal:
+        assert journal.proposals("test/a")[0].confirmation is not None
+
+
+class Numbered(NoLane):
+    """A lane that knows which it is."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def test_a_confirmation_goes_to_another_lane():
+    pool = LanePool("test", [lambda n=n: Numbered(n) for n in range(2)])
+    for subject in ("a", "b", "c"):
+        first = pool.submit(lambda lane: lane.number, subject=subject).result(10)
+        again = pool.submit(lambda lane: lane.number, subject=subject, elsewhere=True).result(10)
+        assert first != again
+    pool.close()
+
+
+def test_a_single_lane_confirms_its_own():
+    pool = LanePool("test", [lambda: Numbered(0)])
+    assert pool.submit(lambda lane: lane.number, subject="a").result(10) == 0
+    assert pool.submit(lambda lane: lane.number, subject="a", elsewhere=True).result(10) == 0
+    pool.close()
+
+
+def test_both_lanes_of_an_engine_measure_a_winner(tmp_path: Path):
+    log = tmp_path / "log"
+    engine = LocalEngine(lambda index: ScriptedEvaluator(index, log=log), lanes=2)
+    campaign(tmp_path / "run", {"a": [script(1, speedup=2.0)]}, engine)
+    engine.close()
+    assert len(calls(log, "evaluate")) == 2

@@ -1,0 +1,161 @@
+"""A library is judged again: verdicts, the table that follows, exit codes."""
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+import warpsmith
+from agent.export.artefact import Gathered, gather, read_artefact
+from agent.export.manifest import read_manifest
+from agent.export.package import export_package
+from agent.export.revalidate import Verdict, compare, lines, revalidate
+from agent.scripted import scripted_evaluation
+from sandbox.device import fingerprint
+from sandbox.errors import ConfigError
+from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
+from tests.agent.export_library import cpp_campaign
+
+NAME = "checked_kernels"
+ELSEWHERE = {"device": "cpu", "cpu": "Other", "threads": "96"}
+
+
+@dataclass
+class Again:
+    """An evaluator whose second opinion is scripted: (status, speedup) by task."""
+
+    opinions: dict[str, tuple[Status, float]]
+    closed: bool = False
+
+    def evaluate(
+        self, task: Task, candidate: Candidate, config: EvalConfig, *, to_beat: float | None = None
+    ) -> Evaluation:
+        status, speedup = self.opinions.get(task.id, (Status.PASSED, 3.0))
+        found = scripted_evaluation(candidate, config, status, speedup)
+        return replace(found, environment=fingerprint("cpu"), parameters="name")
+
+    def __call__(self) -> "Again":
+        """It makes itself, as `revalidate` asks."""
+        return self
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture(scope="module")
+def gathered(tmp_path_factory) -> Gathered:
+    run = tmp_path_factory.mktemp("campaign") / "run"
+    return gather([cpp_campaign(run, bias_relu="speedup=3", signs="speedup=3")])
+
+
+@pytest.fixture(scope="module")
+def exported(gathered, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "out"
+    export_package(gathered, folder, NAME)
+    return folder
+
+
+@pytest.fixture
+def folder(exported, tmp_path) -> Path:
+    return shutil.copytree(exported, tmp_path / "out")
+
+
+def states(folder: Path) -> dict[str, list[str]]:
+    """By operator, of the shape that is timed, machine by machine."""
+    record = json.loads((folder / "source" / NAME / "library.json").read_text())
+    return {
+        o["name"]: [r["state"] for r in o["rows"] if r["state"] != "correct, not timed"]
+        for o in record["operators"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "speedup", "verdict", "state"),
+    [
+        (Status.PASSED, 3.0, Verdict.PASSES, "active"),
+        (Status.PASSED, 2.0, Verdict.DRIFTS, "active"),
+        (Status.PASSED, 1.1, Verdict.REGRESSES, "not faster than compile"),
+        (Status.WRONG_VALUE, 1.0, Verdict.INVALID, "WRONG_VALUE when checked again"),
+        (Status.SANDBOX_ERROR, 1.0, Verdict.UNJUDGED, "active"),
+    ],
+)
+def test_the_table_follows_what_is_found(folder, status, speedup, verdict, state):
+    outcomes = revalidate(folder, "cpu", Again({"test/signs": (status, speedup)}))
+    assert {o.artefact.operator: o.verdict for o in outcomes} == {
+        "bias_relu": Verdict.PASSES,
+        "signs": verdict,
+    }
+    assert states(folder)["signs"] == [state]
+    assert verdict.value in lines(outcomes)[2]
+    assert len(list((folder / "dist").glob("*.whl"))) == 1
+    read_manifest(folder)  # covers what was written anew
+
+
+def test_a_library_from_elsewhere_is_used_after_it_was_checked_here(gathered, tmp_path):
+    moved = tuple(
+        replace(
+            a,
+            findings=tuple(
+                replace(f, evaluation=replace(f.evaluation, environment=ELSEWHERE))
+                for f in a.findings
+            ),
+        )
+        for a in gathered.artefacts
+    )
+    export_package(Gathered(moved, ()), tmp_path, NAME)
+    outcomes = revalidate(tmp_path, "cpu", Again({"test/signs": (Status.PASSED, 0.8)}))
+    assert all(o.before is None for o in outcomes)
+    assert "new here" in lines(outcomes)[1]
+    record = json.loads((tmp_path / "source" / NAME / "library.json").read_text())
+    rows = {(o["name"], r["machine"]): r for o in record["operators"] for r in o["rows"][::-1]}
+    assert rows["signs", "Other x96"]["state"] == "active"
+    here = [row for (name, machine), row in rows.items() if machine != "Other x96"]
+    assert sorted(row["state"] for row in here) == ["active", "no win"]
+    assert all(row["checked"].startswith("revalidated ") for row in here)
+
+
+def test_every_opinion_is_kept(folder):
+    revalidate(folder, "cpu", Again({}))
+    revalidate(folder, "cpu", Again({}))
+    [path] = (folder / "artefacts").glob("signs-*")
+    purposes = [f.purpose for f in read_artefact(path).findings]
+    assert purposes == ["search", "confirm", "revalidate", "revalidate"]
+
+
+def test_kernels_of_another_device_are_not_judged(folder):
+    outcomes = revalidate(folder, "cuda", Again({}))
+    assert {o.verdict for o in outcomes} == {Verdict.UNJUDGED}
+    assert states(folder) == {"bias_relu": ["active"], "signs": ["active"]}
+
+
+def test_a_failure_of_ours_is_no_verdict_on_a_kernel():
+    candidate = Candidate("test/x", Language.CPP, "")
+    fault = scripted_evaluation(candidate, EvalConfig(), Status.SANDBOX_ERROR, 1.0)
+    assert compare(None, fault) is Verdict.UNJUDGED
+    assert not Verdict.UNJUDGED.fine
+
+
+@pytest.mark.parametrize("damage", ["missing", "tampered", "modelnew"])
+def test_what_is_no_library_is_one_clear_line(folder, capsys, damage):
+    if damage == "missing":
+        shutil.rmtree(folder)
+    elif damage == "tampered":
+        [path] = (folder / "artefacts").glob("signs-*")
+        path.write_text(path.read_text().replace("> 0.0f", ">= 0.0f"))
+    else:
+        (folder / "manifest.json").write_text('{"schema_version": 1, "kernels": []}')
+    with pytest.raises(SystemExit) as end:
+        warpsmith.main(["revalidate", str(folder), "--device", "cpu"])
+    [line] = capsys.readouterr().err.splitlines()
+    assert end.value.code == warpsmith.UNUSABLE
+    assert line.startswith("warpsmith: ")
+
+
+def test_a_damaged_library_is_not_written_anew(folder):
+    [page] = (folder / "pages").glob("signs-*")
+    page.write_text("changed")
+    with pytest.raises(ConfigError, match="not as exported"):
+        revalidate(folder, "cpu", Again({}))
+    assert page.read_text() == "changed"

@@ -1,0 +1,230 @@
+"""Requests in a file, replies from files: the online path's decisions, on another machine."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.budget import CampaignConfig
+from agent.campaign import run_campaign
+from agent.config import OptimizeConfig
+from agent.journal import Journal
+from agent.model import AwaitingReplies, CapReached, ModelError
+from agent.models.batch import Outbox
+from agent.models.ledger import Caps, Ledger, Spend
+from agent.models.opening import BatchFiles, Books, batch_model, check_models
+from agent.models.settings import ModelConfig
+from agent.models.store import ReplyStore
+from agent.outcome import CampaignResult
+from agent.prompts.message import Message
+from agent.proposers import open_proposers
+from sandbox.errors import ConfigError
+from sandbox.types import Evaluation, Task
+from tests.agent.scripts import hashed_reply, local_engine, make_task
+from tests.doubles.openai_server import OpenAIServer, completion
+
+ASK: list[Message] = [Message(role="user", content="Write a kernel.")]
+TASKS = [make_task(str(i)) for i in range(20)]
+FEW = TASKS[:3]
+CONFIG = OptimizeConfig(
+    models=(ModelConfig("scripted"),),
+    keep_replies=False,
+    proposals_per_round=2,
+    max_candidates_per_task=6,
+)
+
+
+def run(
+    folder: Path, tasks: Sequence[Task], config: OptimizeConfig, files: BatchFiles | None = None
+) -> CampaignResult:
+    """One call of a campaign over scripted tasks, without the command line around it."""
+    folder.mkdir(exist_ok=True)
+    engine = local_engine()
+    budget = CampaignConfig(
+        proposals_per_round=config.proposals_per_round,
+        max_candidates_per_task=config.max_candidates_per_task,
+    )
+    with Journal(folder) as journal, open_proposers(journal, config, {}, files) as proposers:
+        result = run_campaign(tasks, proposers, engine, journal, budget)
+    engine.close()
+    return result
+
+
+def decisions(folder: Path) -> list[tuple[Any, ...]]:
+    """Everything a journal says but times, tokens and money."""
+    with Journal(folder, read_only=True) as journal:
+        rows = [record for task in journal.tasks() for record in journal.proposals(task.id)]
+    return [
+        (
+            r.round,
+            r.proposal.candidate,
+            r.proposal.proposer,
+            r.proposal.strategy,
+            r.proposal.parents,
+            r.proposal.features,
+            r.proposal.prompt,
+            r.proposal.reply,
+            r.duplicate,
+            judged(r.evaluation),
+            judged(r.confirmation),
+        )
+        for r in rows
+    ]
+
+
+def judged(evaluation: Evaluation | None) -> object:
+    return None if evaluation is None else replace(evaluation, seconds={})
+
+
+class Provider:
+    """Answers a batch file as a provider does: in any order, and some requests fail."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+
+    def answer(self, requests: Path, replies: Path) -> None:
+        lines = [json.loads(line) for line in requests.read_text().splitlines()]
+        answers = [self.line(line) for line in lines]
+        random.Random(0).shuffle(answers)
+        replies.write_text("\n".join(json.dumps(answer) for answer in answers) + "\n")
+
+    def line(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert (request["method"], request["url"]) == ("POST", "/v1/chat/completions")
+        prompt = json.dumps(request["body"]["messages"])
+        text = hashed_reply(prompt, self.asked[prompt])
+        self.asked[prompt] += 1
+        return reply_line(request["custom_id"], text)
+
+
+def reply_line(key: str, text: str) -> dict[str, Any]:
+    body = completion("scripted", [OpenAIServer([text])._steps[0]])
+    return {"custom_id": key, "response": {"status_code": 200, "body": body}, "error": None}
+
+
+@pytest.mark.parametrize("tasks", [FEW, pytest.param(TASKS, marks=pytest.mark.slow)], ids=len)
+def test_three_rounds_through_files_decide_as_the_online_path(tmp_path, monkeypatch, tasks):
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    with OpenAIServer([], answering=hashed_reply) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        online = run(tmp_path / "online", tasks, CONFIG)
+    monkeypatch.delenv("OPENAI_API_KEY")
+    provider, said = Provider(), list[str]()
+    requests, replies = tmp_path / "requests.jsonl", tmp_path / "replies.jsonl"
+    offline = run(tmp_path / "offline", tasks, CONFIG, BatchFiles(requests, say=said.append))
+    assert (offline.tried, said) == (0, [f"{2 * len(tasks)} requests written to {requests}"])
+    for _ in range(12):
+        if said[-1].startswith("no request is left"):
+            break
+        provider.answer(requests, replies)
+        files = BatchFiles(requests, [replies], said.append)
+        offline = run(tmp_path / "offline", tasks, CONFIG, files)
+    assert sum("written" in line for line in said) >= 3, "rounds"
+    assert decisions(tmp_path / "offline") == decisions(tmp_path / "online")
+    assert [(t.verdict, t.stage) for t in offline.tasks] == [
+        (t.verdict, t.stage) for t in online.tasks
+    ]
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Books:
+    return Books(Ledger(tmp_path / "ledger.jsonl"), ReplyStore(tmp_path / "replies"))
+
+
+def ask(books: Books, outbox: Outbox, n: int = 1, **settings: Any) -> list[str]:
+    model = batch_model(ModelConfig("scripted", **settings), CONFIG, books, outbox)
+    return [reply.text for reply in model.complete(ASK, n)]
+
+
+def exported(books: Books, n: int, **settings: Any) -> list[dict[str, Any]]:
+    outbox = Outbox()
+    with pytest.raises(AwaitingReplies, match=f"awaiting {n} replies"):
+        ask(books, outbox, n, **settings)
+    return [json.loads(line) for line in outbox.lines.values()]
+
+
+def imported(books: Books, tmp_path: Path, *lines: object) -> tuple[str, Outbox]:
+    from agent.models.batch import import_replies
+
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(f"{x if isinstance(x, str) else json.dumps(x)}\n" for x in lines))
+    count, unanswered = import_replies([path], books.store, books.ledger)
+    return str(count), Outbox(unanswered=unanswered)
+
+
+def test_a_request_keeps_its_id_and_says_what_the_settings_say(books):
+    first = exported(books, 2, max_tokens=99, extra={"reasoning_effort": "low"})
+    again = exported(books, 2, max_tokens=99, extra={"reasoning_effort": "low"})
+    assert first == again
+    assert len({line["custom_id"] for line in first}) == 2
+    assert first[0]["body"] == {
+        "model": "scripted",
+        "messages": ASK,
+        "max_tokens": 99,
+        "reasoning_effort": "low",
+    }
+
+
+def test_failed_and_missing_requests_are_gone_for_the_round_and_said(books, tmp_path):
+    a, b, _ = (line["custom_id"] for line in exported(books, 3))
+    failed = {"custom_id": a, "response": None, "error": {"message": "expired"}}
+    said, outbox = imported(books, tmp_path, reply_line(b, "hello"), failed, "{nonsense")
+    assert said == "1 replies imported, 1 failed, 1 malformed, 1 missing"
+    assert ask(books, outbox, 3) == ["hello"]
+    assert not outbox.lines
+
+
+def test_a_round_that_nobody_answered_is_an_error_and_a_later_call_exports_it_again(
+    books, tmp_path
+):
+    [line] = exported(books, 1)
+    refused = {"custom_id": line["custom_id"], "response": {"status_code": 500, "body": {}}}
+    _, outbox = imported(books, tmp_path, refused)
+    with pytest.raises(ModelError, match="none of 1 exported requests was answered"):
+        ask(books, outbox)
+    assert exported(books, 1) == [line]
+
+
+def test_a_reply_to_nothing_we_asked_is_counted_and_not_kept(books, tmp_path):
+    [line] = exported(books, 1)
+    said, outbox = imported(
+        books, tmp_path, reply_line("f" * 32, "who?"), reply_line(line["custom_id"], "yes")
+    )
+    assert said == "1 replies imported, 1 unknown"
+    assert ask(books, outbox) == ["yes"]
+
+
+def test_the_same_file_twice_changes_nothing(books, tmp_path):
+    [line] = exported(books, 1)
+    answer = reply_line(line["custom_id"], "yes")
+    imported(books, tmp_path, answer)
+    said, outbox = imported(books, tmp_path, answer)
+    assert said == "1 replies imported"
+    assert ask(books, outbox) == ["yes"]
+
+
+def test_a_file_without_a_single_line_of_a_batch_is_refused(books, tmp_path):
+    with pytest.raises(ConfigError, match="no line of a batch's output"):
+        imported(books, tmp_path, "hello")
+
+
+def test_what_waits_in_a_file_counts_until_its_reply_is_used(tmp_path):
+    books = Books(Ledger(tmp_path / "l", Caps(max_requests=2)), ReplyStore(tmp_path / "r"))
+    a, _ = (line["custom_id"] for line in exported(books, 2))
+    model = batch_model(ModelConfig("scripted"), CONFIG, books, Outbox())
+    with pytest.raises(CapReached, match="max_requests"):
+        model.complete(ASK, 1, "another round")
+    _, outbox = imported(books, tmp_path, reply_line(a, "yes"))
+    ask(books, outbox, 2)
+    with Ledger(tmp_path / "l") as again:
+        assert again.spent.requests == 2
+    assert books.ledger.spent - Spend(0, books.ledger.spent.tokens) == Spend(2)
+
+
+def test_files_without_a_model_are_refused():
+    with pytest.raises(ConfigError, match="only with --model"):
+        check_models(OptimizeConfig(), BatchFiles(Path("out")))

@@ -1,0 +1,167 @@
+"""A campaign whose proposals come from a model: rounds that end early, prices, several models."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from agent.budget import CampaignConfig
+from agent.campaign import run_campaign
+from agent.config import OptimizeConfig, load_optimize
+from agent.journal import Journal
+from agent.model import Model, Reply, ScriptedModel
+from agent.model_proposer import ModelProposer
+from agent.models.mixture import Mixture
+from agent.models.opening import check_models
+from agent.outcome import CampaignResult, Stage
+from agent.prompts.message import Message
+from agent.spending import Spending, spending
+from agent.strategies.best_of_n import BestOfN
+from agent.strategies.types import Strategy
+from agent.types import Measured
+from sandbox.errors import ConfigError
+from tests.agent.scripts import local_engine, make_task
+
+ASK: list[Message] = [Message(role="user", content="Write a kernel.")]
+
+
+def reply(number: int, **words: object) -> Reply:
+    """A reply whose candidate the scripted evaluator knows how to judge."""
+    line = " ".join(f"{key}={value}" for key, value in words.items())
+    source = f"# {number}\n# scripted: {line}\nclass ModelNew: ...\n"
+    return Reply(f"```python\n{source}```\n", None, 11, 7, "stop", 0.5, 0.25)
+
+
+def run(
+    folder: Path, model: Model, strategy: Strategy | None = None, **config: object
+) -> CampaignResult:
+    engine = local_engine()
+    proposer = ModelProposer(model, {}, strategy or BestOfN())
+    with Journal(folder) as journal:
+        result = run_campaign(
+            [make_task("a")],
+            [proposer],
+            engine,
+            journal,
+            CampaignConfig(**{"max_candidates_per_task": 9, **config}),
+        )
+    engine.close()
+    return result
+
+
+def test_a_model_that_fails_ends_the_search_and_what_was_found_is_confirmed(tmp_path):
+    [row] = run(tmp_path, ScriptedModel([reply(i, speedup=1.5 + i) for i in range(3)])).tasks
+    assert (row.stage, row.verdict, row.tried) == (Stage.STOPPED, "win", 3)
+    assert "the script ends after 3 replies" in row.reason
+    again = run(tmp_path, ScriptedModel([reply(i, speedup=0.5) for i in range(3, 9)]))
+    assert (again.tasks[0].tried, again.tasks[0].stage) == (9, Stage.DONE)
+
+
+def test_a_model_that_never_answers_leaves_a_task_untried_with_the_reason(tmp_path):
+    [row] = run(tmp_path, ScriptedModel([])).tasks
+    assert (row.stage, row.tried) == (Stage.STOPPED, 0)
+    assert "the script ends" in row.reason
+
+
+def test_tokens_and_money_reach_the_journal(tmp_path):
+    run(tmp_path, ScriptedModel([reply(i) for i in range(3)]), max_candidates_per_task=3)
+    with Journal(tmp_path) as journal:
+        usages = [attempt.proposal.usage for attempt in journal.attempts("test/a")]
+        assert spending(journal) == Spending(3, 33, 21, 0.75, pytest.approx(0.09))
+        assert "3 replies, 33 + 21 tokens, $0.75" in str(spending(journal))
+    assert [(u.prompt_tokens, u.completion_tokens, u.cost_usd) for u in usages] == [
+        (11, 7, 0.25)
+    ] * 3
+
+
+def test_what_was_measured_first_stays_what_models_are_told(tmp_path):
+    with Journal(tmp_path) as journal:
+        journal.record_measured("t", Measured(1.5, {"compile": 1.0}))
+        journal.record_measured("t", Measured(9.9))
+        assert journal.measured("t") == Measured(1.5, {"compile": 1.0})
+        assert journal.measured("other") is None
+
+
+class Named:
+    """Answers with its own name."""
+
+    def __init__(self, name: str, *, fails: bool = False) -> None:
+        self.name = name
+        self.inner = ScriptedModel([] if fails else [Reply(name, model=name)] * 10_000)
+
+    def complete(self, messages: Sequence[Message], n: int, draw: str = "") -> list[Reply]:
+        return self.inner.complete(messages, n, draw)
+
+    def complete_each(
+        self, prompts: Sequence[Sequence[Message]], draw: str = ""
+    ) -> list[Reply | None]:
+        return self.inner.complete_each(prompts, draw)
+
+
+def test_models_get_requests_by_their_weights_and_the_same_again():
+    mixture = Mixture([Named("a"), Named("b")], [3.0, 1.0])
+    replies = [r.text for draw in range(100) for r in mixture.complete(ASK, 10, str(draw))]
+    assert Counter(replies)["a"] == pytest.approx(750, abs=60)
+    assert replies == [r.text for draw in range(100) for r in mixture.complete(ASK, 10, str(draw))]
+
+
+def test_a_model_that_fails_loses_its_share_alone():
+    mixture = Mixture([Named("a"), Named("b", fails=True)], [1.0, 1.0])
+    replies = mixture.complete(ASK, 40)
+    assert {reply.text for reply in replies} == {"a"}
+    assert 0 < len(replies) < 40
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "campaign.yaml"
+    path.write_text(
+        "models:\n"
+        "  - {name: big, base_url: 'http://h/v1', weight: 3, max_tokens: 1000}\n"
+        "  - {name: small-2, base_url: 'http://h/v1', max_tokens: 100}\n"
+        "prices: {big: {input: 1, output: 2}, 'small-*': {input: 0, output: 0}}\n"
+        "strategy: {kind: contrastive, bucket_width: 0.2}\n"
+        "max_usd: 2.5\n"
+    )
+    return path
+
+
+def test_models_prices_strategy_and_caps_come_from_the_config(written, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    config = load_optimize(str(written))
+    assert [m.name for m in config.asked] == ["big", "small-2"]
+    assert (config.strategy.kind, config.caps.max_usd) == ("contrastive", 2.5)
+    assert config.prices["gpt-4o"].output > 0, "the shipped table is below the config's"
+    check_models(config)
+    assert [m.name for m in load_optimize(str(written), model="big").asked] == ["big"]
+    assert load_optimize(strategy="best-of-n").strategy == BestOfN()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("models: [{nam: m}]", "unknown key 'models.nam'; did you mean 'models.name'"),
+        ("models: [{name: m, weight: 0}]", "expected above 0"),
+        ("models: [{name: m}, {name: m}]", "same name"),
+        ("prices: {m: {in: 1}}", "unknown key 'prices.in'"),
+        ("strategy: fsrr", "no strategy preset; did you mean 'fsr'"),
+        ("strategy: {kind: mcts}", "expected a name or a kind of best-of-n"),
+        ("strategy: {kind: fsr, deep: 2}", "unknown key 'strategy.deep'"),
+        ("strategy: {kind: fsr, depth: 0}", "expected depth >= 1"),
+    ],
+)
+def test_a_mistake_about_models_is_one_clear_line(tmp_path, text, words):
+    path = tmp_path / "c.yaml"
+    path.write_text(text + "\n")
+    with pytest.raises(ConfigError) as raised:
+        load_optimize(str(path))
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_money_cap_without_a_price_is_refused(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    config = OptimizeConfig(model="unheard-of", max_usd=1.0)
+    with pytest.raises(ConfigError, match="needs a limit"):
+        check_models(config)
