@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ from typing import Any
 from kernelbench.suite import load_tasks
 from sandbox.errors import WarpsmithError
 from sandbox.evaluator import LocalEvaluator
-from sandbox.types import Candidate, EvalConfig, Language
+from sandbox.types import Candidate, EvalConfig, Language, Task
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suites", nargs="+")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--sizes", choices=("own", "cpu", "both"), default="own")
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=500.0, help="stop starting new work after")
@@ -33,11 +35,11 @@ def main() -> None:
     options = parser.parse_args()
     evaluator = LocalEvaluator(options.device)
     config = EvalConfig(baselines=(), min_pairs=options.pairs, max_pairs=max(options.pairs, 2))
-    tasks = [t for suite in options.suites for t in load_tasks(suite, options.device)]
+    tasks = chosen(options.suites, options.device, options.sizes)
     rows: list[dict[str, Any]] = []
     start = time.monotonic()
-    for repetition in range(options.repetitions):
-        for task in tasks:
+    for task in tasks:
+        for repetition in range(options.repetitions):
             if time.monotonic() - start < options.seconds:
                 rows.append(measure(evaluator, task, config, repetition))
                 print(line(rows[-1]), flush=True)
@@ -53,11 +55,20 @@ def main() -> None:
         record = {
             "date": datetime.now(UTC).isoformat(),
             "command": f"benchmarks/null_experiment.py {' '.join(options.suites)} "
-            f"--repetitions {options.repetitions} --pairs {options.pairs}",
+            f"--sizes {options.sizes} --repetitions {options.repetitions} --pairs {options.pairs}",
             "environment": evaluator.facts.environment,
             "rows": rows,
         }
         options.out.write_text(json.dumps(record, indent=1))
+
+
+def chosen(suites: list[str], device: str, sizes: str) -> list[Task]:
+    """Tasks at the device's sizes, at those meant for a CPU (calls of microseconds), or both."""
+    found = [t for suite in suites for t in load_tasks(suite, device)] if sizes != "cpu" else []
+    if sizes != "own":
+        small = [t for suite in suites for t in load_tasks(suite, "cpu")]
+        found += [replace(t, id=f"{t.id} (small)", device=device) for t in small]
+    return found
 
 
 BANDS = (
@@ -68,7 +79,7 @@ BANDS = (
 
 
 def measure(
-    evaluator: LocalEvaluator, task: Any, config: EvalConfig, repetition: int
+    evaluator: LocalEvaluator, task: Task, config: EvalConfig, repetition: int
 ) -> dict[str, Any]:
     """One evaluation of the reference as candidate."""
     row: dict[str, Any] = {"task": task.id, "repetition": repetition}

@@ -1,0 +1,121 @@
+"""The corpus of exploits and honest twins, judged again and again: who gets a wrong verdict?
+
+    python -m benchmarks.corpus --device cuda --repetitions 1 --honest-repetitions 5 --out FILE
+
+Run it from the root of a checkout; it reads tests/exploits. Entries of one task follow each other.
+What does not start within --seconds is counted; --only names files or entries, to go on with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sandbox.evaluator import LocalEvaluator
+from sandbox.types import SCHEMA_VERSION
+from tests.exploits.corpus import Entry, Kind, load_corpus
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--repetitions", type=int, default=1, help="of every exploit")
+    parser.add_argument("--honest-repetitions", type=int, default=5, help="of every honest twin")
+    parser.add_argument("--seconds", type=float, default=600.0, help="start nothing new after")
+    parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="prefixes of names")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    chosen = [
+        row
+        for row in load_corpus()
+        if options.device in row[2].devices
+        and (not options.only or row[0].startswith(tuple(options.only)))
+    ]
+    started = time.monotonic()
+    if options.device == "cpu":
+        # As in the tests: OpenMP teams of two spin against each other on a busy machine.
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    evaluator = LocalEvaluator(options.device)
+    rows: list[dict[str, Any]] = []
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "date": datetime.now(UTC).isoformat(),
+        "command": shlex.join(["python", "-m", "benchmarks.corpus", *sys.argv[1:]]),
+        "environment": dict(evaluator.facts.environment),
+        "not_started": [name for name, _, _ in chosen],
+        "rows": rows,
+    }
+    try:
+        for name, kind, entry in chosen:
+            if time.monotonic() - started > options.seconds:
+                break
+            times = options.repetitions if kind == "exploit" else options.honest_repetitions
+            for repetition in range(times):
+                rows.append(judge(evaluator, name, kind, entry, options.device, repetition))
+                print(line(rows[-1]), flush=True)
+            record["not_started"].remove(name)
+            if options.out:
+                save(options.out, record)
+    finally:
+        evaluator.close()
+    sys.exit(summary(record, time.monotonic() - started))
+
+
+def judge(
+    evaluator: LocalEvaluator, name: str, kind: Kind, entry: Entry, device: str, repetition: int
+) -> dict[str, Any]:
+    """One evaluation as a row of the record."""
+    begin = time.monotonic()
+    found = entry.judge(evaluator, device)
+    return {
+        "name": name,
+        "kind": kind,
+        "task": found.task_id,
+        "language": entry.language.value,
+        "candidate": found.candidate_id,
+        "repetition": repetition,
+        "expected": entry.expected.value,
+        "got": found.status.value,
+        "wrong": entry.wrong(found),
+        "detail": found.detail,
+        "speedup": None if found.speedup is None else found.speedup.value,
+        "wall_s": round(time.monotonic() - begin, 3),
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    speedup = f"{row['speedup']:6.2f}x" if row["speedup"] else " " * 7
+    said = f"  WRONG: {row['wrong']}" if row["wrong"] else ""
+    return f"{row['name']:60} {row['got']:14} {speedup} {row['wall_s']:6.1f} s{said}"
+
+
+def save(path: Path, record: dict[str, Any]) -> None:
+    """After every entry, so that a run cut short keeps what it found."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def summary(record: dict[str, Any], seconds: float) -> bool:
+    """Print the counts; True where a verdict was wrong or there was none."""
+    rows = record["rows"]
+    wrong = [row for row in rows if row["wrong"]]
+    for kind in ("exploit", "honest"):
+        of_kind = [row for row in rows if row["kind"] == kind]
+        right = sum(not row["wrong"] for row in of_kind)
+        entries = len({row["name"] for row in of_kind})
+        print(f"{kind}: {right} of {len(of_kind)} verdicts right, {entries} entries")
+    for row in wrong:
+        print(f"WRONG {row['name']}: {row['wrong']}")
+    print(f"{len(record['not_started'])} entries not started; {seconds:.0f} s")
+    return bool(wrong) or not rows
+
+
+if __name__ == "__main__":
+    main()

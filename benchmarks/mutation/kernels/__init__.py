@@ -1,0 +1,1 @@
+"""Correct kernels, by the shape of their work. Each is mutated by every operator that fits it."""

@@ -1,0 +1,359 @@
+"""Verdicts per GPU-hour: KernelBench's own evaluation and ours, same candidates, same machine.
+
+    python -m benchmarks.throughput run --kernelbench PATH --out FILE --part harness --seconds 500
+    python -m benchmarks.throughput run --kernelbench PATH --out FILE --part ours --seconds 500
+    python -m benchmarks.throughput run --kernelbench PATH --out FILE --part ours --repeat 5
+    python -m benchmarks.throughput run --kernelbench PATH --out FILE --part pipeline --repeat 4
+    python -m benchmarks.throughput summarise FILE
+
+PATH is a checkout of KernelBench with its `src`. Rows are appended to FILE (JSON lines), and what
+is there already is not run again, so that several runs build one table. Their side: one new process
+a candidate, as their scripts start it, 5 correctness and 100 timing trials, CUDA events, 180 s; the
+GPU is held while the process lives. A crash is noticed at once here, where their scripts wait for
+the time-out. Ours: one evaluator, preset `kernelbench`, one candidate after the other; the GPU is
+held while a candidate is verified, started again and timed. What is computed once per task is shown
+apart. `pipeline` sends the whole stream, `--repeat` times with sources made unequal, through our
+evaluator as a search does: builds and loads go on while another candidate holds the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.candidates.probe import Probe
+from benchmarks.candidates.stream import repeated, stream
+from benchmarks.throughput_table import summary
+from kernelbench.checkout import checkout_version
+from kernelbench.suite import load_tasks
+from sandbox.errors import InvalidReference
+from sandbox.evaluator import LocalEvaluator
+from sandbox.types import Candidate, EvalConfig, Language, Request, Status, Task
+
+HARNESS = Path(__file__).with_name("throughput_harness.py")
+TRIALS, PERF_TRIALS, TIMEOUT_S = 5, 100, 180.0
+"""Defaults of KernelBench's scripts/eval_from_generations.py."""
+CONFIG = EvalConfig(preset="kernelbench", torch_default_precision=True, baselines=())
+HELD = ("open", "verify", "start", "warm", "time")
+"""Stages in which a candidate has the GPU to itself."""
+REFERENCE_SPEED = 1.0
+"""What a candidate of the stream has to beat: a search decides after one pair (`search_pairs`)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One candidate, once, on one side."""
+
+    part: str
+    """`harness` for theirs, `ours`."""
+    repeat: bool
+    probe: Probe
+    repetition: int
+    warm: bool
+    """Whether its libraries were built before."""
+
+    @property
+    def key(self) -> list[Any]:
+        p = self.probe
+        what = [p.problem, p.language.value, p.variant]
+        return [self.part, "repeat" if self.repeat else "stream", *what, self.repetition, self.warm]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    run = verbs.add_parser("run")
+    run.add_argument("--kernelbench", type=Path, required=True)
+    run.add_argument("--out", type=Path, required=True)
+    run.add_argument("--part", choices=("harness", "ours", "pipeline"), required=True)
+    run.add_argument(
+        "--repeat",
+        type=int,
+        help="20 right candidates, so many independent times; of the pipeline: streams",
+    )
+    run.add_argument("--seconds", type=float, default=500.0, help="stop starting new work after")
+    run.add_argument("--only", nargs="+", metavar="level1/19", help="these problems alone")
+    run.add_argument("--gpu-arch", default="Hopper", help="a family name of KernelBench's")
+    run.add_argument("--builds", type=Path, help="folder that keeps builds between runs")
+    verbs.add_parser("summarise").add_argument("file", type=Path)
+    options = parser.parse_args()
+    if options.verb == "summarise":
+        print(summary(read(options.file)))
+        return
+    started = time.monotonic()
+    rows = Rows(options.out)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (options.builds or Path(temporary)).resolve()
+        side = Harness(options, folder) if options.part == "harness" else Ours(options, folder)
+        if isinstance(side, Ours) and options.part == "pipeline":
+            rows.add({"kind": "run", **side.environment(), "command": shlex.join(sys.argv)})
+            row = side.pipeline(
+                [p for p in stream() if options.only is None or p.problem in options.only]
+            )
+            rows.add(row)
+            print(summary([row]))
+            side.close()
+            return
+        todo = [job for job in jobs(options) if not rows.has(job)]
+        rows.add({"kind": "run", **side.environment(), "command": shlex.join(sys.argv)})
+        left = len(todo)
+        try:
+            for job in todo:
+                if time.monotonic() - started > options.seconds:
+                    break
+                row = {"kind": "row", "key": job.key, "expected": job.probe.expected.value}
+                row |= side.judge(job)
+                rows.add(row)
+                print(line(row), flush=True)
+                left -= 1
+        finally:
+            side.close()
+    print(f"{left} of {len(todo)} not started; {time.monotonic() - started:.0f} s")
+
+
+def jobs(options: argparse.Namespace) -> Iterator[Job]:
+    """In the order in which they run; builds are warm from the second time on."""
+    probes = chosen(repeated() if options.repeat else stream(), options)
+    for repetition in range(options.repeat or 1):
+        for probe in probes:
+            builds = probe.language is Language.CUDA_INLINE
+            again = bool(options.repeat) and repetition > 0
+            yield Job(options.part, bool(options.repeat), probe, repetition, builds and again)
+            if builds and not options.repeat and probe.expected is not Status.COMPILE_ERROR:
+                yield Job(options.part, False, probe, repetition, True)
+
+
+def chosen(probes: list[Probe], options: argparse.Namespace) -> list[Probe]:
+    """Those of the problems asked for."""
+    return [p for p in probes if not options.only or p.problem in options.only]
+
+
+class Rows:
+    """The file of results, and which of them are there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known = read(path) if path.exists() else []
+        self._done = {json.dumps(row["key"]) for row in known if row["kind"] == "row"}
+
+    def has(self, job: Job) -> bool:
+        return json.dumps(job.key) in self._done
+
+    def add(self, row: dict[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in path.read_text().splitlines() if text.strip()]
+
+
+class Side:
+    """What both sides share: the tasks, and what is recorded about the machine."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options = options
+        self.folder = folder
+        self._tasks: dict[str, Task] = {}
+
+    def task(self, probe: Probe) -> Task:
+        if probe.problem not in self._tasks:
+            spec = f"kernelbench:{self.options.kernelbench}:{probe.problem}"
+            self._tasks[probe.problem] = load_tasks(spec, "cuda")[0]
+        return self._tasks[probe.problem]
+
+    def environment(self) -> dict[str, Any]:
+        note = self.options.kernelbench / "COMMIT"
+        known = checkout_version(self.options.kernelbench)
+        commit = note.read_text().strip() if note.is_file() else known
+        return {"date": datetime.now(UTC).isoformat(), "kernelbench": commit}
+
+    def judge(self, job: Job) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Harness(Side):
+    """KernelBench's evaluation, a process of its own for each candidate."""
+
+    def environment(self) -> dict[str, Any]:
+        protocol = {"trials": TRIALS, "perf_trials": PERF_TRIALS, "timeout_s": TIMEOUT_S}
+        return {**super().environment(), "part": "harness", "protocol": protocol}
+
+    def judge(self, job: Job) -> dict[str, Any]:
+        probe = job.probe
+        name = "-".join(str(part).replace("/", "_").replace(" ", "_") for part in job.key[2:5])
+        build = self.folder / name
+        build.mkdir(parents=True, exist_ok=True)
+        request = {
+            "reference": self.task(probe).source,
+            "candidate": probe.source,
+            "backend": "triton" if probe.language is Language.TRITON else "cuda",
+            "build_dir": str(build),
+            "gpu_arch": self.options.gpu_arch,
+            "trials": TRIALS,
+            "perf_trials": PERF_TRIALS,
+        }
+        paths = [str((self.options.kernelbench / "src").resolve()), os.environ.get("PYTHONPATH")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+        start = time.monotonic()
+        try:
+            done = subprocess.run(
+                [sys.executable, "-P", str(HARNESS.resolve())],
+                input=json.dumps(request),
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                cwd=build,
+                env=environment,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            seconds = time.monotonic() - start
+            return {"seconds": seconds, "gpu_s": seconds, "verdict": "timeout", "passed": False}
+        seconds = time.monotonic() - start
+        return {"seconds": seconds, "gpu_s": seconds, **verdict_of(done)}
+
+
+def verdict_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Their verdict; a process that ended without one is a crash, which they too count as failed.
+
+    Raises SystemExit where KernelBench itself cannot be imported: then there is nothing to compare.
+    """
+    lines = done.stdout.strip().splitlines()
+    try:
+        reply = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        reply = None
+    if not isinstance(reply, dict):
+        last = done.stderr.strip().splitlines()[-1:] or [""]
+        if "ModuleNotFoundError" in last[0] and "kernelbench" in done.stderr:
+            raise SystemExit(f"KernelBench cannot be imported: {last[0]}; put it on PYTHONPATH")
+        return {"verdict": f"died ({done.returncode})", "passed": False, "detail": last[0][:300]}
+    result = reply["result"]
+    if result is None:
+        return {"verdict": "no verdict", "passed": False, "placeholders": reply["placeholders"]}
+    row = {"passed": result["correct"], "placeholders": reply["placeholders"]}
+    row["evaluation_s"] = reply["evaluation_s"]
+    row["verdict"] = (
+        "correct" if result["correct"] else "incorrect" if result["compiled"] else "not compiled"
+    )
+    row["detail"] = json.dumps(result["metadata"])[:400]
+    if result["correct"] and result["runtime_ms"] > 0:
+        row["candidate_ms"], row["reference_ms"] = result["runtime_ms"], result["reference_ms"]
+        row["speedup"] = result["reference_ms"] / result["runtime_ms"]
+    return row
+
+
+class Ours(Side):
+    """One evaluator; a new one for each repetition, whose figures then share no process."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        super().__init__(options, folder)
+        self._evaluator = LocalEvaluator("cuda", cache_dir=folder / "cache")
+        self._repetition = 0
+
+    def environment(self) -> dict[str, Any]:
+        facts = self._evaluator.facts.environment
+        known = super().environment()
+        return {**known, "part": "ours", "protocol": asdict(CONFIG), "environment": facts}
+
+    def judge(self, job: Job) -> dict[str, Any]:
+        task = self.task(job.probe)
+        if job.repetition != self._repetition:
+            self._evaluator.close()
+            self._evaluator = LocalEvaluator("cuda", cache_dir=self.folder / "cache")
+            self._repetition = job.repetition
+        start = time.monotonic()
+        size = self._bytes(task)
+        prepare_s = time.monotonic() - start
+        candidate = Candidate(task.id, job.probe.language, job.probe.source)
+        to_beat = None if job.repeat else REFERENCE_SPEED
+        start = time.monotonic()
+        found = self._evaluator.evaluate(task, candidate, CONFIG, to_beat=to_beat)
+        seconds = time.monotonic() - start
+        stages = dict(found.seconds)
+        row = {
+            "seconds": seconds,
+            "gpu_s": held_s(stages),
+            "prepare_s": prepare_s,
+            "stages": stages,
+        }
+        row["bytes"] = size
+        row |= {"verdict": found.status.value, "passed": found.status is Status.PASSED}
+        row["detail"] = found.detail
+        if found.timing is not None:
+            row["speedup"] = found.timing.speedup.value
+            row["interval"] = [found.timing.speedup.low, found.timing.speedup.high]
+            row["candidate_ms"] = found.timing.candidate_ms
+            row["reference_ms"] = found.timing.reference_ms
+        return row
+
+    def pipeline(self, probes: list[Probe]) -> dict[str, Any]:
+        """The whole stream at once; preparation of the tasks is part of the seconds."""
+        requests = []
+        for probe in probes:
+            for copy in range(self.options.repeat or 1):
+                task = self.task(probe)
+                candidate = Candidate(task.id, probe.language, f"{probe.source}\n# {copy}\n")
+                requests.append(Request(task, candidate, CONFIG, REFERENCE_SPEED))
+        expected = [p.expected for p in probes for _ in range(self.options.repeat or 1)]
+        ends, done = [], []
+        start = time.monotonic()
+        for found in self._evaluator.evaluate_many(requests):
+            done.append(found)
+            ends.append(time.monotonic() - start)
+        right = [found.status is status for found, status in zip(done, expected, strict=True)]
+        return {
+            "kind": "pipeline",
+            "seconds": ends[-1],
+            "gpu_s": sum(held_s(dict(found.seconds)) for found in done),
+            "verdicts": [found.status.value for found in done],
+            "expected": [status.value for status in expected],
+            "right": sum(right),
+            "ends_s": ends,
+        }
+
+    def _bytes(self, task: Task) -> int | None:
+        """Inputs and outputs of one call; prepares the task. None where it cannot be scored."""
+        try:
+            signature = self._evaluator.prepare(task, CONFIG).signature
+        except InvalidReference:
+            return None
+        return signature.input_bytes + signature.output_bytes
+
+    def close(self) -> None:
+        self._evaluator.close()
+
+
+def held_s(stages: dict[str, float]) -> float:
+    """Seconds for which a candidate had the GPU to itself."""
+    return sum(stages.get(name, 0.0) for name in HELD)
+
+
+def line(row: dict[str, Any]) -> str:
+    part, _, problem, language, variant, repetition, warm = row["key"]
+    speedup = f"{row['speedup']:7.3f}x" if row.get("speedup") else " " * 8
+    return (
+        f"{part:7} {problem:10} {language:11} {variant:24} {repetition} {'warm' if warm else '':4} "
+        f"{row['expected']:14} {row['verdict']:14} {speedup} "
+        f"{row['seconds']:7.2f} s, GPU {row['gpu_s']:7.2f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
