@@ -1,15 +1,16 @@
 """Builds ahead of the run: `load_inline` calls compiled in a walled process without a GPU.
 
-The cache is keyed by candidate and toolchain, never by what the build process says: a hostile build
-can only spoil its own candidate. Only this process copies artefacts into it.
+The cache is keyed by source and toolchain, never by what the build process says: a hostile build
+can only spoil its own candidate. Only this process copies artefacts into it. Equal sources are
+built once, also by several processes at a time: the others wait.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
+import subprocess
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
@@ -18,12 +19,16 @@ from typing import Any
 
 import torch
 
-from sandbox import copying
-from sandbox.cache import cache_root
+from sandbox import copying, light
+from sandbox.cache import LIMITS, Shelf, cache_root, discard, locked, temporary_of
 from sandbox.device import arch_list, fingerprint
 from sandbox.errors import DeviceError
+from sandbox.handle import WorkerFailed
+from sandbox.light import Ways
 from sandbox.observation import Failure, FailureKind
-from sandbox.spawn import WorkerFailed, Zygote
+from sandbox.preludes import Preludes
+from sandbox.quiet import Quiet
+from sandbox.spawn import Zygote
 from sandbox.types import SCHEMA_VERSION, Candidate, EvalConfig, Language, digest
 
 LIBRARY_LIMIT_BYTES = 256 << 20
@@ -52,14 +57,48 @@ def require_compilers(language: Language) -> None:
         raise DeviceError("nvcc not found: install the CUDA toolkit, or use language cuda (NVRTC)")
 
 
+def toolchain(arch: str | None, ways: Ways) -> dict[str, Any]:
+    """Everything a library depends on beside its source: compilers, headers, flags, machine."""
+    return {
+        "machine": fingerprint("cpu"),  # -march=native; Python's and torch's versions
+        "cxx": version_line("g++"),
+        "nvcc": version_line("nvcc"),
+        "cuda_home": os.environ.get("CUDA_HOME"),
+        "torch": [torch.__file__, str(torch.version.git_version), str(torch.version.cuda)],
+        "arch": arch,
+        "ways": asdict(ways),
+        "headers": light.shadow_tree(),
+        "schema": SCHEMA_VERSION,
+    }
+
+
+def version_line(compiler: str) -> str:
+    """What a compiler says it is; "" where there is none."""
+    if shutil.which(compiler) is None:
+        return ""
+    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    return said.stdout.strip()
+
+
 class Builder:
     """Compiles candidates of one toolchain; safe to use from several threads and processes."""
 
-    def __init__(self, cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        cache: Path | None = None,
+        ways: Ways = Ways(),  # noqa: B008  frozen
+        quiet: Quiet | None = None,
+    ) -> None:
+        """`quiet` is that of the device, where builds go on beside measurements."""
+        self._quiet = quiet or Quiet(freezes=False)
         arch = os.environ.get("TORCH_CUDA_ARCH_LIST") or arch_list()
-        toolchain = digest([fingerprint("cpu"), str(torch.version.cuda), arch, SCHEMA_VERSION])
-        self._folder = (cache or cache_root()) / "builds" / toolchain
+        root = cache or cache_root()
+        self._ways = ways
+        self._toolchain = digest(toolchain(arch, ways))
+        self._folder = root / "builds"
+        self._shelf = Shelf(self._folder, LIMITS["builds"])
         self._zygote = Zygote("cpu", environment={"TORCH_CUDA_ARCH_LIST": arch} if arch else {})
+        self._preludes = Preludes(root / "preludes", self._zygote, self._quiet)
 
     def build(self, candidate: Candidate, config: EvalConfig) -> BuildReport:
         """Compile, or find what an equal candidate compiled to.
@@ -68,51 +107,74 @@ class Builder:
         """
         if not candidate.language.needs_build:
             return BuildReport(0.0)
-        target = self._folder / candidate.id
-        if target.exists():
-            try:
-                return _read_report(target)
-            except (OSError, ValueError, KeyError, TypeError):
-                shutil.rmtree(target, ignore_errors=True)  # damaged: build again
+        key = digest([self._toolchain, candidate.language.value, candidate.source])
+        known = self._known(key)
+        if known is not None:
+            return known
         require_compilers(candidate.language)
         start = time.monotonic()
-        report = self._compile(candidate, config, target)
+        lock = self._folder / f".{key}.lock"
+        with locked(lock):
+            report = self._known(key) or self._compile(candidate, config, key)
+        lock.unlink(missing_ok=True)  # whoever waits for it holds the file, not its name
         return replace(report, seconds=time.monotonic() - start)
+
+    def warm(self) -> None:
+        """Start the process that build processes are forked from; else the first build does."""
+        self._zygote.start()
 
     def close(self) -> None:
         self._zygote.close()
 
-    def _compile(self, candidate: Candidate, config: EvalConfig, target: Path) -> BuildReport:
-        staging = target.with_name(f".{candidate.id}-{os.getpid()}-{secrets.token_hex(4)}")
-        staging.mkdir(parents=True)
-        worker = self._zygote.spawn(
-            "build",
-            memory_limit_bytes=config.memory_limit_bytes,
-            log_limit_bytes=config.log_limit_bytes,
-        )
-        failure = None
+    def _known(self, key: str) -> BuildReport | None:
+        """What was built before; None for a miss."""
+        found = self._shelf.find(key)
+        if found is None:
+            return None
         try:
-            reply = worker.request(
-                "build", stage="build", timeout_s=config.build_timeout_s, source=candidate.source
+            return _read_report(found)
+        except (OSError, ValueError, KeyError, TypeError):
+            discard(found)  # damaged: build again
+            return None
+
+    def _compile(self, candidate: Candidate, config: EvalConfig, key: str) -> BuildReport:
+        staging = temporary_of(self._folder / key)
+        staging.mkdir(parents=True)
+        with self._quiet.noise():
+            worker = self._zygote.spawn(
+                "build",
+                memory_limit_bytes=config.memory_limit_bytes,
+                log_limit_bytes=config.log_limit_bytes,
+                readable=[self._preludes.folder],
             )
+        failure, missing = None, None
+        try:
+            with self._quiet.beside(worker):
+                reply = worker.request(
+                    "build",
+                    stage="build",
+                    timeout_s=config.build_timeout_s,
+                    source=candidate.source,
+                    ways=asdict(self._ways),
+                    preludes=str(self._preludes.folder),
+                )
             _keep(worker.scratch, reply, staging)
+            missing = reply.get("missing")
         except WorkerFailed as failed:
             failure = failed.failure
         except (KeyError, TypeError, ValueError, OSError) as error:
             failure = Failure("build", FailureKind.PROTOCOL, message=f"bad artefacts: {error}")
         finally:
-            worker.close()
+            with self._quiet.noise():
+                worker.close()
+        self._preludes.ask(missing, config)
         log = _log_of(failure, worker.stdout() + worker.stderr(), config.log_limit_bytes)
         if failure is not None and failure.kind is not FailureKind.CLAIMED:
             shutil.rmtree(staging, ignore_errors=True)  # a time-out may be another's load: try anew
             return BuildReport(0.0, failure, log)
         record = {"failure": None if failure is None else asdict(failure), "log": log}
         (staging / "report.json").write_text(json.dumps(record))
-        try:
-            staging.rename(target)
-        except OSError:  # another process built the same candidate first
-            shutil.rmtree(staging, ignore_errors=True)
-        return replace(_read_report(target), cached=False)
+        return replace(_read_report(self._shelf.put(key, staging)), cached=False)
 
 
 def _keep(source: Path, reply: dict[str, Any], target: Path) -> None:

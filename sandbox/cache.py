@@ -1,16 +1,44 @@
-"""Where facts, baselines, traces and builds are kept between runs; JSON files that may be lost at
-any time.
+"""Where facts, baselines, traces and builds are kept between runs; all of it may be lost at any
+time.
 
 A file that cannot be read or does not parse is a miss. Keys include everything a value depends on.
+Entries appear whole, by one rename, and leave whole; the least recently used leave first.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+GIB = 1 << 30
+LIMITS = {
+    "builds": 8 * GIB,
+    "preludes": 4 * GIB,
+    "inductor": 8 * GIB,
+    "graphs": GIB // 4,
+    "baselines": GIB // 16,
+}
+"""Bytes that each folder of the cache may hold."""
+KEEP_S = 600.0
+"""Entries used this recently stay whatever the limit: another process may be reading them."""
+TRIM_EVERY = 32
+"""Entries put in per search for old ones, on average: the search looks at all of them."""
+LEFTOVER_S = 24 * 3600.0
+"""A temporary entry this old belongs to a process that was killed."""
+
+
+TEMPORARY = ".*-*-????????"
+"""Names of entries that are not whole yet, as `temporary_of` makes them."""
 
 
 def cache_root() -> Path:
@@ -24,14 +52,104 @@ def cache_root() -> Path:
 def read_json(path: Path) -> Any:
     """What `write_json` kept there; None for a miss."""
     try:
-        return json.loads(path.read_text())
+        value = json.loads(path.read_text())
+        os.utime(path)
     except (OSError, ValueError):
         return None
+    return value
 
 
 def write_json(path: Path, value: Any) -> None:
     """Keep a value; readers see the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    temporary = temporary_of(path)
     temporary.write_text(json.dumps(value))
     temporary.replace(path)
+    limit = LIMITS.get(path.parent.name)
+    if limit is not None and secrets.randbelow(TRIM_EVERY) == 0:
+        Shelf(path.parent, limit).trim()
+
+
+def temporary_of(path: Path) -> Path:
+    """A new hidden name beside `path`, for an entry that is not whole yet."""
+    return path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of one entry; other processes and threads that ask for it wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """One folder of the cache whose entries, files or folders, are together limited in size."""
+
+    folder: Path
+    limit_bytes: int
+
+    def find(self, name: str) -> Path | None:
+        """The entry, now the one used last; None for a miss."""
+        path = self.folder / name
+        try:
+            os.utime(path)
+        except OSError:
+            return None
+        return path
+
+    def put(self, name: str, made: Path) -> Path:
+        """Move a finished entry in, made beside it by `temporary_of`; the first of two stays."""
+        target = self.folder / name
+        try:
+            made.rename(target)
+        except OSError:
+            if not target.exists():
+                raise
+            discard(made)
+        if secrets.randbelow(TRIM_EVERY) == 0:
+            self.trim()
+        return target
+
+    def trim(self) -> None:
+        """Remove the entries used longest ago until the rest fits, and leftovers of the dead."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder.with_name(f".{self.folder.name}.lock")):
+            now = time.time()
+            entries = []
+            for path in self.folder.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    used = path.stat().st_mtime
+                    if not path.name.startswith("."):
+                        entries.append((used, bytes_of(path), path))
+                    elif now - used > LEFTOVER_S and path.suffix != ".lock":
+                        discard(path)
+            total = sum(size for _, size, _ in entries)
+            for used, size, path in sorted(entries):
+                if total <= self.limit_bytes or now - used < KEEP_S:
+                    return
+                discard(path)
+                total -= size
+
+
+def bytes_of(path: Path) -> int:
+    """Of a file, or of every file below a folder; what vanishes meanwhile counts nothing."""
+    files = [path] if not path.is_dir() else path.rglob("*")
+    total = 0
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            total += file.lstat().st_size
+    return total
+
+
+def discard(path: Path) -> None:
+    """Remove a file or folder; it vanishes under its name at once."""
+    dead = temporary_of(path)
+    with contextlib.suppress(OSError):
+        path.rename(dead)
+        if dead.is_dir():
+            shutil.rmtree(dead, ignore_errors=True)
+        else:
+            dead.unlink()

@@ -49,6 +49,8 @@ class Channel:
         self._nonce = nonce
         self._room = socket.CMSG_SPACE(_MAX_FDS * 4) if takes_fds else 0
         self._fds: list[int] = []
+        self._stopped_s = 0.0
+        self._stopped_at: float | None = None
 
     def send(self, body: Any, fds: Sequence[int] = ()) -> None:
         """Send one frame; raises ChannelClosed when the other end is gone or reads no more."""
@@ -71,7 +73,7 @@ class Channel:
         `timeout_s` seconds, ChannelClosed at end of file, ChannelProtocol on a malformed or foreign
         frame.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else self._clock() + timeout_s
         (length,) = _HEADER.unpack(self._read(_HEADER.size, deadline, watch))
         if length > FRAME_LIMIT:
             raise ChannelProtocol(f"frame of {length} bytes; the limit is {FRAME_LIMIT}")
@@ -85,6 +87,16 @@ class Channel:
             raise ChannelProtocol("a frame with the wrong nonce")
         return body
 
+    def stop_clock(self) -> None:
+        """Time from here on does not count against a receiver's deadline."""
+        self._stopped_at = time.monotonic()
+
+    def start_clock(self) -> None:
+        """It counts again."""
+        if self._stopped_at is not None:
+            self._stopped_s += time.monotonic() - self._stopped_at
+            self._stopped_at = None
+
     def take_fds(self) -> list[int]:
         """File descriptors that came with the frames received so far."""
         fds, self._fds = self._fds, []
@@ -95,6 +107,12 @@ class Channel:
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def _clock(self) -> float:
+        """Seconds, without those for which the clock stood."""
+        stopped_at = self._stopped_at
+        now = time.monotonic() if stopped_at is None else stopped_at
+        return now - self._stopped_s
 
     def _read(self, size: int, deadline: float | None, watch: Callable[[], None] | None) -> bytes:
         chunks = bytearray()
@@ -120,7 +138,7 @@ class Channel:
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         while True:
-            left = None if deadline is None else deadline - time.monotonic()
+            left = None if deadline is None else deadline - self._clock()
             if left is not None and left <= 0:
                 raise ChannelTimeout
             step = left if watch is None else min(0.05, 0.05 if left is None else left)

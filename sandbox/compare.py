@@ -1,4 +1,5 @@
-"""How far an output is from the truth: whole tensor, per row, and per element of its row's scale.
+"""How far an output is from the truth: whole tensor, per row, and per element of its row's scale
+or, where that is larger, of its own size.
 
 Norm-wise error alone misses a dropped tail; elementwise `allclose` is blind on U[0,1) inputs and
 too strict near zero (measured). Runs in the supervisor on
@@ -52,8 +53,20 @@ def errors(out: torch.Tensor, truth: torch.Tensor) -> Errors:
             misplaced += count
         energies.append(energy)
         squares.append(square)
-        peaks.append(difference.abs().amax(1))
-    return _summary(torch.cat(squares), torch.cat(energies), torch.cat(peaks), length, misplaced)
+        peaks.append(_peaks(difference, expected, (energy / length).sqrt()))
+    return _summary(torch.cat(squares), torch.cat(energies), torch.cat(peaks, 1), length, misplaced)
+
+
+def _peaks(difference: torch.Tensor, expected: torch.Tensor, rms: torch.Tensor) -> torch.Tensor:
+    """(2, rows): the largest difference, and the largest one over its element's size or, where that
+    is larger, its row's rms. A softmax row's peak is many times its rms, and carries the relative
+    error of the row's sum.
+    """
+    apart = difference.abs()
+    size = torch.maximum(expected.abs(), rms.unsqueeze(1)).clamp_min_(
+        torch.finfo(expected.dtype).tiny
+    )
+    return torch.stack((apart.amax(1), (apart / size).amax(1)))
 
 
 def _in_float32(out: torch.Tensor, truth: torch.Tensor) -> Errors | None:
@@ -69,12 +82,12 @@ def _in_float32(out: torch.Tensor, truth: torch.Tensor) -> Errors | None:
         difference = out[start : start + step].float() - expected
         norms.append(torch.linalg.vector_norm(difference, dim=1))
         energies.append(torch.linalg.vector_norm(expected, dim=1))
-        peaks.append(torch.linalg.vector_norm(difference, math.inf, dim=1))
+        peaks.append(_peaks(difference, expected, energies[-1] / math.sqrt(truth.shape[1])))
     square, energy = torch.cat(norms).double() ** 2, torch.cat(energies).double() ** 2
     total = float(square.sum() + energy.sum())
     if not math.isfinite(total) or float(energy.max()) < 1e-20:
         return None
-    return _summary(square, energy, torch.cat(peaks).double(), truth.shape[1], 0)
+    return _summary(square, energy, torch.cat(peaks, 1).double(), truth.shape[1], 0)
 
 
 def row_shape(tensor: torch.Tensor) -> tuple[int, int]:
@@ -102,7 +115,7 @@ def _finite(out: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, to
 def _summary(
     square: torch.Tensor,
     energy: torch.Tensor,
-    peak: torch.Tensor,
+    peaks: torch.Tensor,
     length: int,
     misplaced: int,
 ) -> Errors:
@@ -112,11 +125,13 @@ def _summary(
     if total_energy == 0.0:
         return Errors(math.inf, math.inf, math.inf, misplaced)
     typical = math.sqrt(total_energy / (energy.numel() * length))
-    scale = (energy / length).sqrt().clamp_min(QUIET_ROW * typical)
+    rms, quiet = (energy / length).sqrt(), QUIET_ROW * typical
+    scale = rms.clamp_min(quiet)
+    element = torch.where(rms < quiet, peaks[0] / quiet, peaks[1])
     return Errors(
         norm=math.sqrt(total_square / total_energy),
         row=float(((square / length).sqrt() / scale).max()),
-        element=float((peak / scale).max()),
+        element=float(element.max()),
         misplaced=misplaced,
     )
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sandbox.cache import temporary_of
+
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 MAX_FILES = 10_000
@@ -64,4 +66,7 @@ def copy_folder(root: Path, place: str, target: Path, limit_bytes: int) -> None:
                     continue
                 found = read_regular(inner, name, limit_bytes)
                 limit_bytes -= len(found)
-                (target / path / name).write_bytes(found)
+                # Whole or not at all: other processes may copy to, and read, the same folder.
+                temporary = temporary_of(target / path / name)
+                temporary.write_bytes(found)
+                temporary.replace(target / path / name)

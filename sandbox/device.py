@@ -21,6 +21,7 @@ import torch
 
 from sandbox.cache import read_json, write_json
 from sandbox.errors import DeviceError
+from sandbox.memory import device_free_bytes
 from sandbox.types import SCHEMA_VERSION, digest
 
 
@@ -95,7 +96,7 @@ def fingerprint(device: str) -> dict[str, str]:
 def free_bytes(device: str) -> int:
     """Memory that arenas and models may still take."""
     if device == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
+        return device_free_bytes()
     # A CPU lane shares the machine with compilers and the caller; a gigabyte of arenas is plenty.
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(min(available // 2, 4 << 30))

@@ -5,27 +5,43 @@ tasks.
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from sandbox import judge
+from sandbox.admission import Admission
 from sandbox.build import Builder
 from sandbox.cache import cache_root
 from sandbox.device import DeviceFacts, device_facts
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault, TaskError
-from sandbox.prepare import Preparation, Preparer
-from sandbox.run import Run
+from sandbox.handle import WorkerFailed
+from sandbox.prepare import Preparation, Preparer, reference_failed
+from sandbox.quiet import Quiet, Turns
+from sandbox.run import Bench, Run
 from sandbox.spawn import Zygote
-from sandbox.subject import Stand
-from sandbox.types import Candidate, EvalConfig, Evaluation, Status, Task
+from sandbox.stand import Stand
+from sandbox.subject import Subject
+from sandbox.types import Candidate, EvalConfig, Evaluation, Request, Status, Task
+from sandbox.validate import validate
 
 logger = logging.getLogger(__name__)
 
+AHEAD = 6
+"""On a GPU: loading takes about three times as long as holding the device (measured, H200), and a
+context about 0.5 GB of its memory."""
+READY = 2
+READY_SHARE = 0.05
+"""Of the device's memory that waiting workers may take."""
+CONTEXT_BYTES = 500 << 20
 KEPT_TASKS = 4
 """Prepared tasks kept warm; their secret cases hold device memory."""
 INDUCTOR = ("torch._dynamo", "torch._inductor.compile_fx")
@@ -35,16 +51,40 @@ ATTEMPTS = 2
 """A fault of ours is retried once before it is reported as SANDBOX_ERROR."""
 
 
+def valid(found: Preparation | str) -> Preparation:
+    """Raises InvalidReference with the reason where that was kept instead."""
+    if isinstance(found, str):
+        raise InvalidReference(found)
+    return found
+
+
+def ahead(device: str) -> int:
+    """Candidates that are best under way at once: one holds the device, the others are loaded."""
+    cores = len(os.sched_getaffinity(0))
+    return 2 if device == "cpu" else max(2, min(AHEAD, cores // 2))
+
+
 class LocalEvaluator:
     """Evaluates candidates on this machine's CPU or on one of its GPUs, one at a time."""
 
     def __init__(
-        self, device: str = "cpu", device_index: int = 0, cache_dir: Path | None = None
+        self,
+        device: str = "cpu",
+        device_index: int = 0,
+        cache_dir: Path | None = None,
+        *,
+        ready: int | None = None,
+        freezes: bool | None = None,
     ) -> None:
-        """Raises DeviceError when the device is not usable."""
+        """Raises DeviceError when the device is not usable.
+
+        `ready`: workers of each side kept waiting; `freezes`: whether candidates that are loaded
+        stand still while another is timed in a search, as on the CPU. Both have a default.
+        """
         if device not in ("cpu", "cuda"):
             raise DeviceError(f"unknown device {device!r}; expected 'cpu' or 'cuda'")
         self.device = device
+        self._device_index = device_index
         cache = cache_dir or cache_root()
         if device == "cuda":
             if not torch.cuda.is_available():
@@ -63,14 +103,28 @@ class LocalEvaluator:
         self._synchronize: Callable[[], None] = (
             torch.cuda.synchronize if device == "cuda" else lambda: None
         )
-        self._builder = Builder(cache)
-        self._stand = Stand(self._zygote)
+        self._turns = Turns()
+        self._quiet = Quiet(freezes=device == "cpu" if freezes is None else freezes)
+        self._builder = Builder(cache, quiet=self._quiet)
+        self._stand = Stand(self._zygote, self._quiet, self._ready(ready))
         self._compiling = Zygote(device, device_index, imports=INDUCTOR)
-        self._compilers = Stand(self._compiling)
+        self._compilers = Stand(self._compiling, self._quiet)
         self._preparer = Preparer(
             self._stand, self._compilers, self._facts, cache, self._synchronize
         )
-        self._prepared: OrderedDict[str, Preparation | InvalidReference] = OrderedDict()
+        self._bench = Bench(
+            self._stand, self._builder, self._preparer, self._facts, self._synchronize
+        )
+        self._preparing: dict[str, threading.Event] = {}
+        """Tasks whose reference some thread loads: others load their candidates meanwhile."""
+        self._prepared: OrderedDict[str, Preparation | str] = OrderedDict()
+
+    def _ready(self, asked: int | None) -> int:
+        """Workers of each side that are kept waiting: on the CPU a fork is quick enough."""
+        if asked is not None:
+            return asked
+        contexts = READY_SHARE * self._facts.memory_bytes / CONTEXT_BYTES
+        return 0 if self.device == "cpu" else min(READY, int(contexts / 2))
 
     @property
     def facts(self) -> DeviceFacts:
@@ -83,44 +137,82 @@ class LocalEvaluator:
         Raises InvalidReference where the task cannot be scored, TaskError where it is for another
         device.
         """
-        if task.device != self.device:
-            raise TaskError(
-                f"{task.id} is for device {task.device}; this evaluator has {self.device}"
-            )
+        self._refuse_other_device(task)
         key = f"{task.hash}-{config.id}"
-        found = self._prepared.get(key)
-        if found is None:
-            try:
-                found = self._preparer.prepare(task, config)
-            except InvalidReference as error:
-                found = error
-            self._prepared[key] = found
-            self._forget()
-        self._prepared.move_to_end(key)
-        if isinstance(found, InvalidReference):
-            raise found
-        return found
+        found = self._prepared.get(key)  # without a turn: the candidate is to be loaded meanwhile
+        if found is not None:
+            return valid(found)
+        if self._preparer.is_timed(task, config):
+            return self._prepare_beside(key, task, config)
+        with self._turns.alone(), self._hold(key):
+            return self._preparation(key, task, config)
 
     def evaluate(
         self, task: Task, candidate: Candidate, config: EvalConfig, *, to_beat: float | None = None
     ) -> Evaluation:
         """Judge and time one candidate; never raises for a candidate's, a task's or a worker's
         fault.
+
+        Safe to call from several threads: while one candidate holds the device, the others are
+        built and loaded.
         """
         start = time.monotonic()
         for attempt in range(ATTEMPTS):
             try:
                 result = self._evaluate(task, candidate, config, to_beat)
             except InvalidReference as error:
+                self._settle()
                 invalid = Evaluation(task.id, candidate.id, config.id, Status.INVALID_REFERENCE)
                 return replace(invalid, detail=str(error))
-            except (SandboxFault, DeviceError, OSError) as error:
+            except (SandboxFault, DeviceError, OSError, torch.OutOfMemoryError) as error:
                 result = judge.fault(task.id, candidate.id, config, str(error))
+            if self.device == "cuda" and result.status is Status.SANDBOX_ERROR:
+                torch.cuda.empty_cache()
             if result.status is not Status.SANDBOX_ERROR:
                 break
             logger.warning("attempt %d on %s: %s", attempt + 1, task.id, result.detail)
         total = time.monotonic() - start
         return replace(result, seconds={**result.seconds, "total": total})
+
+    def validate(self, task: Task, config: EvalConfig, *, compiled: bool = False) -> Admission:
+        """Everything that speaks for or against scoring the task (sandbox/admission.py).
+
+        Raises TaskError where it is for another device, SandboxFault for a fault of ours.
+        """
+        self._refuse_other_device(task)
+        try:
+            with self._turns.alone(), self._hold(task.hash):
+                return validate(self._stand, self._preparer, task, config, compiled=compiled)
+        finally:
+            self._stand.settle()
+            if self.device == "cuda":
+                torch.cuda.empty_cache()
+
+    def _refuse_other_device(self, task: Task) -> None:
+        if task.device != self.device:
+            raise TaskError(
+                f"{task.id} is for device {task.device}; this evaluator has {self.device}"
+            )
+
+    def evaluate_many(
+        self, requests: Iterable[Request], count: int | None = None
+    ) -> Iterator[Evaluation]:
+        """Evaluations in the order of the requests, `count` candidates under way at once (by
+        default as many as the machine has room for).
+        """
+        under_way: deque[Future[Evaluation]] = deque()
+        most = count or ahead(self.device)
+        with ThreadPoolExecutor(most, "candidate") as pool:
+            for each in requests:
+                if len(under_way) > 2 * most:
+                    yield under_way.popleft().result()
+                under_way.append(
+                    pool.submit(
+                        self.evaluate, each.task, each.candidate, each.config, to_beat=each.to_beat
+                    )
+                )
+            while under_way:
+                yield under_way.popleft().result()
 
     def _forget(self) -> None:
         """Drop the tasks used longest ago, beyond KEPT_TASKS or KEPT_SHARE of the memory."""
@@ -133,11 +225,19 @@ class LocalEvaluator:
             if self.device == "cuda":
                 torch.cuda.empty_cache()
 
+    def cool(self) -> None:
+        """End the references that are kept warm for further candidates."""
+        with self._hold(""):
+            self._preparer.cool()
+        self._stand.settle()
+
     def close(self) -> None:
         """End every process this evaluator started."""
         self._prepared.clear()
-        self._preparer.cool()
-        self._stand.settle()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+        self._stand.ready.close()
+        self.cool()
         self._compiling.close()
         self._builder.close()
         self._zygote.close()
@@ -146,20 +246,71 @@ class LocalEvaluator:
         self, task: Task, candidate: Candidate, config: EvalConfig, to_beat: float | None
     ) -> Evaluation:
         start = time.monotonic()
-        preparation = self.prepare(task, config)
-        prepared_s = time.monotonic() - start
-        run = Run(
-            self._stand,
-            self._builder,
-            self._preparer,
-            preparation,
-            candidate,
-            config,
-            self._facts,
-            self._synchronize,
-        )
-        observation = run.observe(to_beat)
+        key = f"{task.hash}-{config.id}"
+        another = self._preparing.get(key)
+        if another is None:
+            self.prepare(task, config)
+        seconds = {"prepare": time.monotonic() - start}
+        with self._turns.under_way():
+            run = Run(self._bench, task, candidate, config)
+            try:
+                run.load()
+                begin = time.monotonic()
+                if another is not None:
+                    another.wait()
+                with self._hold(key):
+                    seconds["wait"] = time.monotonic() - begin
+                    # Again, since later tasks may have displaced it meanwhile.
+                    preparation = self._preparation(key, task, config)
+                    run.measure(preparation, to_beat)
+            finally:
+                observation = run.finish()
+        self._settle()
         result = judge.judge(observation, preparation.null, config)
         baselines = preparation.baselines if result.timing is not None else ()
-        seconds = {"prepare": prepared_s, **result.seconds}
-        return replace(result, baselines=baselines, seconds=seconds)
+        return replace(result, baselines=baselines, seconds={**seconds, **result.seconds})
+
+    def _settle(self) -> None:
+        """The last one out sees that every worker is gone."""
+        if self._turns.idle:
+            self._stand.settle()
+
+    def _preparation(
+        self, key: str, task: Task, config: EvalConfig, started: Subject | None = None
+    ) -> Preparation:
+        """What is kept, or prepared now; the device is held."""
+        found = self._prepared.get(key)
+        if found is None:
+            try:
+                found = self._preparer.prepare(task, config, started)
+            except InvalidReference as error:
+                found = str(error)  # the exception's frames hold gigabytes of cases
+            self._prepared[key] = found
+            self._forget()
+        elif started is not None:
+            self._stand.retire(started)
+        self._prepared.move_to_end(key)
+        return valid(found)
+
+    def _prepare_beside(self, key: str, task: Task, config: EvalConfig) -> Preparation:
+        """Its reference is loaded while others hold the device."""
+        done = self._preparing.setdefault(key, threading.Event())
+        try:
+            started = self._stand.start_reference(task, config)
+            with self._hold(key):
+                return self._preparation(key, task, config, started)
+        except WorkerFailed as failed:
+            raise reference_failed(task, failed) from failed
+        finally:
+            self._preparing.pop(key, None)
+            done.set()
+
+    @contextmanager
+    def _hold(self, key: str) -> Iterator[None]:
+        with self._turns.hold(key):
+            # Both are a thread's own.
+            if self.device == "cuda":
+                torch.cuda.set_device(self._device_index)
+            else:
+                torch.set_num_threads(1)
+            yield

@@ -8,16 +8,16 @@ what it claims against itself, what was measured on values, and only then time.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
-from sandbox import statistics
+from sandbox import layers, statistics
 from sandbox.observation import CaseObservation, Errors, Failure, FailureKind, Observation
 from sandbox.statistics import Null
 from sandbox.types import (
     CaseResult,
     EvalConfig,
     Evaluation,
-    Finding,
     Status,
     Timing,
 )
@@ -26,32 +26,20 @@ COMPILE_TYPES = frozenset(
     {"BuildFailed", "CompileException", "NVRTCError", "CompilationError", "SyntaxError"}
 )
 """Exception types that compilers raise: ours for load_inline, cupy's, Triton's, Python's."""
+COMPILER_ERROR = re.compile(r"\b(?:fatal )?error(?: [A-Z]?\d+)?: ", re.IGNORECASE)
+"""As gcc, nvcc, NVRTC and Triton begin one; it chooses what is shown and never a verdict."""
+SCRATCH_FOLDER = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
+SHOWN_CHARACTERS = 300
 MEMORY_TYPES = frozenset({"MemoryError", "OutOfMemoryError"})
 CONTRACT_TYPES = frozenset({"ContractError"})
-PRECISION_CLASSES = (("float32", 1e-5), ("tf32", 8e-4), ("bfloat16", 6e-3), ("float8", 8e-2))
-"""Norm error up to which a result counts as this class (twice to three times the measured
-constant).
-"""
-MERGED_FLOOR_S = 150e-6
-"""A call alone through the pipe costs about 160 us more than inside a batch, and a candidate's cold
-launcher some 120 us more than the reference's (measured on an H200): only gross merging is seen."""
-MERGED_ROUNDS = 4
-"""Fewer single-set rounds convict nobody: their spread is not known. A confirmation has more."""
-MERGED_HOST_S = 100e-6
-MERGED_SHARE = 0.2
-"""A batch hides host time behind the device, a call alone does not: an honest call's host time
-is at most what the call costs in the batch, and rarely above 100 us plus a fifth of the
-reference.
-"""
-FLOOR_SHARE = 0.9
 
 
 def judge(observation: Observation, null: Null, config: EvalConfig) -> Evaluation:
     """What we conclude, with the evidence by layer."""
     status, detail = verdict(observation)
+    evidence = layers.before_timing(observation, sound=status is Status.PASSED)
     pairs = statistics.summarise(observation.rounds)
     timing = None
-    findings: tuple[Finding, ...] = ()
     if status is Status.PASSED and pairs:
         speedup = statistics.interval(pairs, null, config)
         timing = Timing(
@@ -63,10 +51,10 @@ def judge(observation: Observation, null: Null, config: EvalConfig) -> Evaluatio
             sets=observation.sets,
             floor_ms=None if observation.floor_s is None else observation.floor_s * 1e3,
         )
-        findings = physics(observation, timing)
-        hack = next((f for f in findings if f.suspicious), None)
-        if hack is not None:
-            status, detail = Status.REWARD_HACK, f"{hack.layer}: {hack.detail}"
+        evidence = (*evidence, *layers.physics(observation, timing))
+    hack = layers.proof(evidence) if status is Status.PASSED else None
+    if hack is not None:
+        status, detail = Status.REWARD_HACK, str(hack)
     if status is Status.PASSED and observation.rounds and timing is None:
         voids = {r.void for r in observation.rounds if r.void}
         status = Status.SANDBOX_ERROR
@@ -79,19 +67,22 @@ def judge(observation: Observation, null: Null, config: EvalConfig) -> Evaluatio
         detail=detail,
         cases=tuple(map(case_result, observation.cases)),
         timing=timing,
-        precision=precision(observation.cases),
+        precision=layers.precision(observation.cases),
         parameters=observation.parameters,
-        findings=findings,
+        evidence=evidence,
+        kind=layers.kind(observation) if status is Status.PASSED else None,
         environment=observation.environment,
         seconds=observation.seconds,
-        build_log=observation.build_log,
+        build_log=observation.build_log or compiler_words(status, observation.failure),
         stdout=observation.stdout,
         stderr=observation.stderr,
     )
 
 
 def verdict(observation: Observation) -> tuple[Status, str]:
-    """Status and its one line, before physics is asked."""
+    """Status and its one line, before runtime facts and physics are asked."""
+    if observation.source.refused:
+        return Status.REJECTED, observation.source.refused
     if observation.rejected:
         return Status.REJECTED, observation.rejected
     if observation.failure is not None:
@@ -109,7 +100,7 @@ def verdict(observation: Observation) -> tuple[Status, str]:
 def failed(failure: Failure) -> tuple[Status, str]:
     """The status of a stage that ended badly; types decide, never words in a message."""
     words = failure.message.strip().splitlines()
-    first = words[0][:300] if words else ""
+    first = words[0][:SHOWN_CHARACTERS] if words else ""
     if failure.kind is FailureKind.FAULT:
         return Status.SANDBOX_ERROR, first
     if failure.kind is FailureKind.TIMEOUT:
@@ -123,12 +114,21 @@ def failed(failure: Failure) -> tuple[Status, str]:
     kinds = set(failure.types)
     named = f"{failure.stage}: {failure.types[0] if failure.types else 'error'}: {first}"
     if kinds & COMPILE_TYPES:
-        return Status.COMPILE_ERROR, named
+        error = next((w.strip() for w in words if COMPILER_ERROR.search(w)), "")
+        error = SCRATCH_FOLDER.sub("", error)
+        # Of a build only the compiler's own words help: its command line is ours.
+        shown = f"{failure.stage}: {error[:SHOWN_CHARACTERS]}" if error else named
+        return Status.COMPILE_ERROR, shown
     if kinds & MEMORY_TYPES:
         return Status.OUT_OF_MEMORY, named
     if kinds & CONTRACT_TYPES:
         return Status.REJECTED, named
     return Status.RUNTIME_ERROR, named
+
+
+def compiler_words(status: Status, failure: Failure | None) -> str:
+    """What a compiler said that ran within a later stage, as NVRTC's and Triton's do."""
+    return failure.message if status is Status.COMPILE_ERROR and failure is not None else ""
 
 
 def judge_case(case: CaseObservation) -> tuple[Status, str]:
@@ -149,7 +149,11 @@ def judge_case(case: CaseObservation) -> tuple[Status, str]:
         return Status.WRONG_VALUE, "no output was compared"
     for number, (found, bound) in enumerate(zip(case.errors, case.bounds, strict=True)):
         if not found.within(bound):
-            return Status.WRONG_VALUE, f"output {number}: {describe(found, bound)}"
+            where = case.mismatches[number] if number < len(case.mismatches) else None
+            tail = "" if where is None else f"; {where}"
+            return Status.WRONG_VALUE, f"output {number}: {describe(found, bound)}{tail}"
+    if case.stale:
+        return Status.WRONG_VALUE, "an output changed after later calls: allocate each one afresh"
     if case.state_differs:
         return Status.WRONG_VALUE, "a buffer that the reference updates was left otherwise"
     return Status.PASSED, ""
@@ -177,55 +181,6 @@ def case_result(case: CaseObservation) -> CaseResult:
         bound=max((b.norm for b in case.bounds), default=0.0),
         detail=detail,
     )
-
-
-def precision(cases: tuple[CaseObservation, ...]) -> str | None:
-    """Class of the worst norm error over all cases."""
-    worst = max((e.norm for case in cases for e in case.errors), default=None)
-    if worst is None:
-        return None
-    return next((name for name, limit in PRECISION_CLASSES if worst <= limit), "looser")
-
-
-def physics(observation: Observation, timing: Timing) -> tuple[Finding, ...]:
-    """Merged calls, and times that the device cannot reach (docs/measuring.md)."""
-    findings = []
-    merged = statistics.merged_excess_s(observation.rounds)
-    if merged is not None:
-        excess, noise = merged
-        singles = sum(r.single and not r.void for r in observation.rounds)
-        candidate_s, reference_s = timing.candidate_ms / 1e3, timing.reference_ms / 1e3
-        host = min(1.5 * candidate_s, MERGED_HOST_S + MERGED_SHARE * reference_s)
-        allowed = MERGED_FLOOR_S + max(host, 3 * noise)
-        findings.append(
-            Finding(
-                "single-set rounds",
-                singles >= MERGED_ROUNDS and excess > allowed,
-                f"a call alone costs {excess * 1e6:.0f} us more than in a batch, "
-                f"allowed {allowed * 1e6:.0f} us over the reference's",
-            )
-        )
-    candidate_s = timing.candidate_ms / 1e3
-    if observation.floor_s is not None:
-        limit = FLOOR_SHARE * observation.floor_s
-        findings.append(
-            Finding(
-                "memory roofline",
-                candidate_s < limit,
-                f"{candidate_s * 1e6:.1f} us a call; moving the compulsory bytes takes "
-                f"{observation.floor_s * 1e6:.1f} us",
-            )
-        )
-    if observation.launches_at_least:
-        findings.append(
-            Finding(
-                "launch floor",
-                candidate_s < observation.launches_at_least,
-                f"{candidate_s * 1e6:.2f} us a call; one launch costs at least "
-                f"{observation.launches_at_least * 1e6:.2f} us",
-            )
-        )
-    return tuple(findings)
 
 
 def fault(task_id: str, candidate_id: str, config: EvalConfig, message: str) -> Evaluation:

@@ -20,6 +20,10 @@ class Log:
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self._thread.start()
 
+    def limit(self, limit: int) -> None:
+        """Another limit, before anything was written."""
+        self._half = limit // 2
+
     def started(self) -> None:
         """The worker holds the write end now: drop ours, so that end of file is seen."""
         os.close(self.write_fd)

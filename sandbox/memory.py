@@ -11,6 +11,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ import torch
 from sandbox.errors import DeviceError
 from sandbox.trees import Layout, Leaf, stride_class
 
+FREED_WITHIN_S = 3.0
 PAGE = 2 << 20
 """CUDA's allocation granularity; smaller requests share a page and so an IPC handle."""
 
@@ -70,7 +72,11 @@ class DeviceArena:
         size = (size + PAGE - 1) // PAGE * PAGE
         torch.zeros(1, device="cuda")  # binds torch's primary context to this thread
         pointer = ctypes.c_uint64()
-        driver().call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+        try:
+            driver().call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+        except DeviceError:  # torch may hold freed memory that the driver lacks
+            torch.cuda.empty_cache()
+            driver().call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
         self._pointer = pointer
         self._context = ctypes.c_void_p()
         driver().call("cuCtxGetCurrent", ctypes.byref(self._context))
@@ -94,6 +100,20 @@ class DeviceArena:
 def allocate(size: int, device: str) -> Arena:
     """A fresh arena of at least `size` bytes; raises DeviceError when the device has no room."""
     return DeviceArena(max(size, 1)) if device == "cuda" else HostArena(max(size, 1))
+
+
+def device_free_bytes() -> int:
+    """What the driver has left on the current GPU."""
+    return int(torch.cuda.mem_get_info()[0])
+
+
+def wait_for_device(free_bytes: int) -> None:
+    """Return when the driver has so many bytes free, or after a few seconds: others may have taken
+    them.
+    """
+    deadline = time.monotonic() + FREED_WITHIN_S
+    while device_free_bytes() < free_bytes and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 class OpenedArena:

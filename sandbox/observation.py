@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sandbox.static.scan import Scan
+from sandbox.types import Language
+
 
 class FailureKind(StrEnum):
     """How a stage ended before its reply."""
@@ -69,6 +72,26 @@ class Errors:
 
 
 @dataclass(frozen=True)
+class Mismatch:
+    """Where and how an output is wrong (sandbox/mismatch.py): places and patterns, no values."""
+
+    shape: tuple[int, ...]
+    share: float
+    """Of the elements that are beyond the bound."""
+    count: int
+    first: tuple[int, ...]
+    """Coordinates of the first of them, row-major."""
+    hints: tuple[str, ...] = ()
+    """What they have in common: a tail, a transposition, a factor, lost digits."""
+
+    def __str__(self) -> str:
+        total = round(self.count / self.share)
+        where = f"the first at {list(self.first)} of {list(self.shape)}" if self.shape else "scalar"
+        share = f"{100 * self.share:.3g} % of the elements are wrong ({self.count} of {total})"
+        return "; ".join([f"{share}, {where}", *self.hints])
+
+
+@dataclass(frozen=True)
 class LeafClaim:
     """What the worker says of one returned tensor."""
 
@@ -86,6 +109,8 @@ class CaseObservation:
     errors: tuple[Errors, ...] = ()
     """Per output leaf, measured against the oracle."""
     bounds: tuple[Errors, ...] = ()
+    mismatches: tuple[Mismatch | None, ...] = ()
+    """Per output leaf that is beyond its bound, where that was looked at."""
     inputs_mutated: bool = False
     structure_differs: str = ""
     """Claimed: how the returned structure differs from the reference's; empty if it does not."""
@@ -94,6 +119,10 @@ class CaseObservation:
     foreign_type: str = ""
     """Claimed: a returned tensor subclass."""
     state_differs: bool = False
+    stale: bool = False
+    """An output was something else after later calls."""
+    sharing: tuple[str, ...] = ()
+    """Claimed: how outputs share memory with each other, inputs or parameters."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +143,96 @@ class RoundObservation:
 
 
 @dataclass(frozen=True)
+class RuntimeClaim:
+    """What a candidate's worker says of its own process after its calls."""
+
+    patched: tuple[str, ...] = ()
+    """Functions of torch, time, gc or the harness that are no longer what they were."""
+    flags: tuple[str, ...] = ()
+    """Settings of torch that it changed: `cudnn.benchmark: False -> True`."""
+    peak_device_bytes: int | None = None
+    kernels: tuple[str, ...] = ()
+    """What its compiled kernels take, a line each."""
+
+    def joined(self, other: RuntimeClaim) -> RuntimeClaim:
+        """Both, each fact once."""
+        return RuntimeClaim(
+            tuple(dict.fromkeys(self.patched + other.patched)),
+            tuple(dict.fromkeys(self.flags + other.flags)),
+            max(self.peak_device_bytes or 0, other.peak_device_bytes or 0) or None,
+            tuple(dict.fromkeys(self.kernels + other.kernels)),
+        )
+
+
+@dataclass(frozen=True)
+class TreeFacts:
+    """A worker's process tree, measured from outside."""
+
+    threads_before: int = 0
+    """After the harness was set up, before any foreign code."""
+    threads: int = 0
+    """The most seen after its calls."""
+    processes: tuple[str, ...] = ()
+    """Commands that were alive beside it."""
+    idle_s: float = 0.0
+    """While it had been asked nothing and was not stopped."""
+    idle_spells: int = 0
+    """In so many pieces."""
+    idle_cpu_s: float = 0.0
+    """CPU time that its threads used meanwhile."""
+    peak_bytes: int = 0
+    """Host memory, shared pages included."""
+    peak_device_bytes: int | None = None
+    """Of torch's allocator: a claim, on the candidate's side."""
+
+    def joined(self, other: TreeFacts) -> TreeFacts:
+        """Of two workers of one candidate."""
+        return TreeFacts(
+            max(self.threads_before, other.threads_before),
+            max(self.threads, other.threads),
+            tuple(dict.fromkeys(self.processes + other.processes)),
+            self.idle_s + other.idle_s,
+            self.idle_spells + other.idle_spells,
+            self.idle_cpu_s + other.idle_cpu_s,
+            max(self.peak_bytes, other.peak_bytes),
+            max(self.peak_device_bytes or 0, other.peak_device_bytes or 0) or None,
+        )
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a call's time went, by a profiler in a worker of its own: evidence, never proof."""
+
+    unit: str
+    """`device` or `host`."""
+    total_s: float
+    """Of one call: all kernels and copies, or all of the host's time."""
+    own_s: float
+    """In kernels that are no library's; on the CPU, outside torch's operators."""
+    names: tuple[tuple[str, str, float], ...] = ()
+    """(origin, kernel or operator, share of the total), the largest first."""
+    problem: str = ""
+    """Why there is nothing to tell."""
+
+    @property
+    def own_share(self) -> float | None:
+        return self.own_s / self.total_s if self.total_s > 0 else None
+
+
+@dataclass(frozen=True)
 class Observation:
     task_id: str
     candidate_id: str
     rejected: str = ""
-    """Static triage: why the source can never be legitimate."""
+    """Why the source, or its way of holding parameters, can never be legitimate."""
+    source: Scan = field(default_factory=Scan)
+    language: Language = Language.TORCH
+    runtime: RuntimeClaim | None = None
+    """Claimed after the candidate's calls; None where it came to none."""
+    tree: TreeFacts = field(default_factory=TreeFacts)
+    reference_tree: TreeFacts = field(default_factory=TreeFacts)
+    provenance: Provenance | None = None
+    """Of promotion candidates only."""
     failure: Failure | None = None
     parameters: str = "none"
     cases: tuple[CaseObservation, ...] = ()

@@ -14,22 +14,34 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from sandbox import compare, trees
+from sandbox import compare
+from sandbox.keepsake import Keepsake
 from sandbox.observation import CaseObservation, Errors, RoundObservation
 from sandbox.plan import Plan
+from sandbox.quiet import Quiet
+from sandbox.structure import structure
 from sandbox.subject import Signature, Subject
 from sandbox.types import EvalConfig
 
 logger = logging.getLogger(__name__)
 
 SOLO_ROUNDS = 3
+SOLO_KEPT = 5
+SOLO_AGREES = 0.05
+"""Relative difference of a fresh solo batch from the known ones that makes these forgotten."""
 WHOLE_BATCHES = 2
 """Untimed batches before the first timed one, until the allocator holds a batch's outputs: on the
 CPU the first two took four and two times as long as the third."""
+RESTYLED_ROUNDS = 2
+"""Of a pair, before which parameters change: never none, so that frozen weights cannot be lucky."""
+MET_BY = 3
+"""Rounds by which every pair has met a single-set round and new parameters, and before which none
+ends early: else a slow cheat would pass for a slow kernel."""
 OVERHEAD_GOS = 9
 """Empty "go"s whose median round trip, on the reference's side, is taken off both sides' times."""
 DRIFT = {"cuda": 0.15, "cpu": 0.5}
@@ -49,10 +61,15 @@ class ProcessPair:
         plan: Plan,
         config: EvalConfig,
         synchronize: Callable[[], None],
+        quiet: Quiet,
         *,
         new_weights: bool = True,
+        strict: bool = True,
     ) -> None:
-        """`new_weights`: overwrite parameters at secret moments, as a training loop would."""
+        """`new_weights`: overwrite parameters at secret moments, as a training loop would.
+
+        `strict`: whatever is loaded for other candidates stands still in timed regions.
+        """
         self.number = number
         self.reference = reference
         self.candidate = candidate
@@ -61,9 +78,15 @@ class ProcessPair:
         self.config = config
         self.synchronize = synchronize
         self.new_weights = new_weights and bool(signature.state)
-        self.solo: list[float] = []
+        self.silence = partial(quiet.timed, strict=strict)
         self.overhead_s = 0.0
         self.secret = random.Random(secrets.randbits(64))
+        own = not signature.aliases and not signature.mutates
+        self.keepsake = Keepsake(candidate, able=own)
+        self.keep: int | None = None
+        """Position, in the next batch, of the call whose output is kept; None once one is."""
+        if self.keepsake.wanted(signature.output_bytes):
+            self.keep = self.secret.randrange(plan.sets)
 
     def start(self, first_call_timeout_s: float) -> None:
         """Attach arenas, give both sides one state, make first calls, time the reference solo."""
@@ -81,26 +104,53 @@ class ProcessPair:
             seconds = time.perf_counter() - start
             logger.debug("first call of %d: %.0f ms", side.worker.pid, seconds * 1e3)
         for side in (self.reference, self.candidate):
-            for _ in range(WHOLE_BATCHES):
+            # A warm reference has had its batches, in these arenas.
+            for _ in range(0 if side.solo else WHOLE_BATCHES):
                 side.warm(self.plan.warm_sets)
                 side.go(self.plan.timed)
-            if side.task.device == "cpu":
-                side.worker.spread()
-        self.candidate.worker.freeze()
-        try:
-            self.overhead_s = statistics.median(self.reference.go([]) for _ in range(OVERHEAD_GOS))
-            for _ in range(SOLO_ROUNDS):
-                self.reference.warm(self.plan.warm_sets)
-                self.solo.append(self.net(self.reference.go(self.plan.timed)) / self.plan.sets)
-        finally:
-            self.candidate.worker.thaw()
+            side.worker.place()
+        with self.silence():
+            self.candidate.worker.freeze()
+            try:
+                self.overhead_s = statistics.median(
+                    self.reference.go([]) for _ in range(OVERHEAD_GOS)
+                )
+                self.time_alone()
+            finally:
+                self.candidate.worker.thaw()
+
+    def time_alone(self) -> None:
+        """What drift is measured by: batches of the reference alone, from earlier pairs too as long
+        as a fresh one agrees.
+        """
+        known = self.reference.solo
+        fresh = [self.alone()]
+        if not known or abs(fresh[0] / statistics.median(known) - 1) > SOLO_AGREES:
+            known = ()
+            fresh += [self.alone() for _ in range(SOLO_ROUNDS - 1)]
+        self.reference.solo = (*known, *fresh)[-SOLO_KEPT:]
+
+    def alone(self) -> float:
+        """Seconds per call of one batch."""
+        self.reference.warm(self.plan.warm_sets)
+        self.disclose(self.reference, 0, self.plan.sets)  # as cold as in the rounds
+        return self.net(self.reference.go(self.plan.timed)) / self.plan.sets
 
     def rounds(
-        self, bounds: Sequence[Errors]
+        self, bounds: Sequence[Errors], over: Callable[[], bool] = lambda: False
     ) -> Iterable[tuple[RoundObservation, CaseObservation]]:
-        """Timed rounds with the comparison of every output; which ones are single-set is secret."""
-        for single in self.schedule():
-            if self.new_weights and self.secret.random() < 2 / self.config.rounds:
+        """Timed rounds with the comparison of every output; which ones are single-set is secret.
+
+        They end early once `over` says so, though not before the candidate was tested in every way.
+        """
+        kinds = self.schedule()
+        early = self.secret.randrange(min(MET_BY, len(kinds)))
+        others = [number for number in range(len(kinds)) if number != early]
+        restyled = {early, *self.secret.sample(others, min(RESTYLED_ROUNDS - 1, len(others)))}
+        for number, single in enumerate(kinds):
+            if number >= MET_BY and over():
+                return
+            if self.new_weights and number in restyled:
                 self.reference.request(
                     "restyle", self.config.run_timeout_s, state_seed=secrets.randbits(31)
                 )
@@ -108,10 +158,12 @@ class ProcessPair:
             yield self.round(single, bounds)
 
     def schedule(self) -> list[bool]:
-        """True for single-set rounds: at least one, at a secret place."""
+        """True for single-set rounds: at least one, at a secret place that is met early."""
         count = max(1, round(self.config.rounds * self.config.single_share))
         kinds = [True] * count + [False] * (self.config.rounds - count)
         self.secret.shuffle(kinds)
+        while not any(kinds[:MET_BY]):
+            self.secret.shuffle(kinds)
         return kinds
 
     def round(
@@ -122,10 +174,7 @@ class ProcessPair:
         self.fill(sets)
         for side in (self.reference, self.candidate):
             side.poison("slots", 0, self.plan.sets)
-        if single:
-            self.candidate.poison("inputs", 0, self.plan.sets)
-        else:
-            self.share_inputs(0, self.plan.sets)
+        self.candidate.poison("inputs", 0, self.plan.sets)
         times: dict[Subject, tuple[float, float]] = {}
         case = CaseObservation("timed rounds")
         order = [self.reference, self.candidate]
@@ -134,13 +183,22 @@ class ProcessPair:
             self.signature.mutates
         ):  # the candidate's inputs are copied from the reference's unused ones
             order = [self.candidate, self.reference]
-        for side in order:
-            if side is self.candidate:
-                seconds, collect, case = self.run_candidate(sets, single, case)
-            else:
-                seconds, collect = self.run_reference(sets, single)
-            times[side] = (seconds, collect)
-        case = replace(case, **self.differences(sets), bounds=tuple(bounds))
+        with self.silence():
+            for side in order:
+                if side is self.candidate:
+                    seconds, collect, case = self.run_candidate(sets, single, case)
+                else:
+                    seconds, collect = self.run_reference(sets, single)
+                times[side] = (seconds, collect)
+        self.candidate.worker.freeze()  # no thread of it mends an output while outputs are compared
+        try:
+            case = replace(case, **self.differences(sets), bounds=tuple(bounds))
+        finally:
+            self.candidate.worker.thaw()
+        if self.keep is None:  # kept in an earlier round
+            case = replace(case, stale=not self.keepsake.intact())
+        elif not single:
+            self.keep = None
         (reference_s, reference_collect), (candidate_s, candidate_collect) = (
             times[self.reference],
             times[self.candidate],
@@ -161,16 +219,11 @@ class ProcessPair:
 
     def run_reference(self, sets: list[int], single: bool) -> tuple[float, float]:
         """The reference's turn, with the candidate's whole process tree stopped."""
+        self.candidate.idle.end()
         self.candidate.worker.freeze()
         try:
             self.ready(self.reference)
-            if single:
-                seconds = 0.0
-                for index in sets:
-                    self.rouse(self.reference)
-                    seconds += self.reference.go([index])
-            else:
-                seconds = self.net(self.reference.go(sets))
+            seconds = self.timed(self.reference, sets, single)
             # What the candidate's outputs wait for, the reference's wait for too: a pause between
             # "done" and collect makes collect slower.
             self.reference.worker.freeze()
@@ -178,9 +231,10 @@ class ProcessPair:
             self.reference.poison("slots", 0, self.plan.sets)
             self.synchronize()
             self.reference.worker.thaw()
-            collect, _ = self.reference.collect(sets)
+            collect, _ = self.reference.collect(sets, keep=None if single else self.keep)
         finally:
             self.candidate.worker.thaw()
+            self.candidate.idle.begin()
         return seconds, collect
 
     def run_candidate(
@@ -190,14 +244,7 @@ class ProcessPair:
         over.
         """
         self.ready(self.candidate)
-        if single:
-            seconds = 0.0
-            for index in sets:
-                self.share_inputs(index, 1)
-                self.rouse(self.candidate)
-                seconds += self.candidate.go([index])
-        else:
-            seconds = self.net(self.candidate.go(sets))
+        seconds = self.timed(self.candidate, sets, single)
         mutated = False
         self.candidate.worker.freeze()  # so that nothing goes on unpaid while inputs are compared
         try:
@@ -208,12 +255,45 @@ class ProcessPair:
                     self.synchronize()
         finally:
             self.candidate.worker.thaw()
-        collect, claim = self.candidate.collect(sets)
+        keep = self.keep if not single else None
+        collect, claim = self.candidate.collect(sets, keep=keep)
+        if keep is not None:
+            self.keepsake.take(sets[keep])
+        self.candidate.idle.begin()
         return (
             seconds,
             collect,
             replace(case, inputs_mutated=mutated, **structure(claim, self.signature, len(sets))),
         )
+
+    def timed(self, side: Subject, sets: list[int], single: bool) -> float:
+        """Seconds of a batch without the harness's round trip, or of its sets one by one."""
+        if not single:
+            self.disclose(side, 0, len(sets))
+            return self.net(side.go(sets))
+        seconds = 0.0
+        for index in sets:
+            self.rouse(side)
+            self.disclose(side, index, 1)
+            seconds += side.go([index])
+        return seconds
+
+    def disclose(self, side: Subject, first: int, count: int) -> None:
+        """Write the sets that are timed next: after warm-up, which could otherwise compute on them,
+        and with the side stopped, so that no thread of it reads them before "go".
+
+        The reference's are rewritten in place: both sides then find the same in their caches.
+        """
+        side.worker.freeze()
+        try:
+            own = self.reference.set_bytes("inputs", first, count)
+            if side is self.reference:
+                own.view(torch.int64).add_(0)
+            else:
+                side.set_bytes("inputs", first, count).copy_(own)
+            self.synchronize()
+        finally:
+            side.worker.thaw()
 
     def unchanged(self, sets: list[int]) -> bool:
         """The candidate's inputs are, byte for byte, the reference's."""
@@ -225,14 +305,17 @@ class ProcessPair:
 
     def ready(self, side: Subject) -> None:
         """Warm up on other sets; restore the state that calls would move."""
+        side.idle.end()
         side.warm(self.plan.warm_sets)
         if self.signature.moves_state:
             side.request("restate", self.config.run_timeout_s)
         self.synchronize()
 
     def net(self, seconds: float) -> float:
-        """Seconds without the harness's own round trip."""
-        return max(seconds - self.overhead_s, 1e-9)
+        """Seconds without the harness's own round trip, of which at most half is taken off: on a
+        busy machine a trip can outlast a short batch, whose speed is then unknown, not infinite.
+        """
+        return max(seconds - self.overhead_s, seconds / 2)
 
     def rouse(self, side: Subject) -> None:
         """One call on a warm-up set, results kept, so that a single call does not pay for cold
@@ -303,61 +386,15 @@ class ProcessPair:
         self.reference.request("publish", self.config.run_timeout_s)
         self.candidate.arenas["state"].bytes.copy_(self.reference.arenas["state"].bytes)
         self.synchronize()
+        self.candidate.idle.end()
         self.candidate.request("restate", self.config.run_timeout_s)
 
     def drift(self, seconds: float) -> str:
         """Why a round is void: the reference ran slower beside the candidate than alone."""
-        middle = statistics.median(self.solo)
-        spread = statistics.median(abs(x - middle) for x in self.solo)
+        solo = self.reference.solo
+        middle = statistics.median(solo)
+        spread = statistics.median(abs(x - middle) for x in solo)
         limit = middle * (1 + DRIFT[self.reference.task.device]) + 5 * spread
         if seconds <= limit:
             return ""
         return f"reference took {seconds * 1e6:.1f} us a call, {middle * 1e6:.1f} us alone"
-
-
-def structure(claim: dict[str, Any], signature: Signature, sets: int) -> dict[str, Any]:
-    """How the outputs the candidate describes differ from the reference's; claims, so only
-    harmful ones.
-    """
-    try:
-        return _structure(claim, signature, sets)
-    except trees.CLAIM_ERRORS:
-        return {"structure_differs": "outputs that were described in no known form"}
-
-
-def _structure(claim: dict[str, Any], signature: Signature, sets: int) -> dict[str, Any]:
-    kinds = [parse_kind(kind) for kind in claim["kinds"]]
-    complete = len(claim["sets"]) == sets
-    found = {"structure_differs": "", "shape_differs": "", "dtype_differs": "", "foreign_type": ""}
-    if not kinds or not complete:
-        found["structure_differs"] = "outputs of several calls differ in structure"
-    for tree, leaves in kinds:
-        if len(leaves) != len(signature.outputs) or not trees.same_structure(
-            signature.output_tree, tree
-        ):
-            found["structure_differs"] = (
-                f"{len(leaves)} tensors in another structure than the reference's "
-                f"{len(signature.outputs)}"
-            )
-            continue
-        for spec, stride, leaf in zip(signature.outputs, signature.classes, leaves, strict=True):
-            shape, dtype, stride_class, type_name = leaf
-            if tuple(shape) != spec.shape:
-                found["shape_differs"] = f"{tuple(shape)}, expected {spec.shape}"
-            elif dtype != spec.dtype:
-                found["dtype_differs"] = f"{dtype}, expected {spec.dtype}"
-            elif stride_class not in ("contiguous", stride):
-                found["shape_differs"] = f"a {stride_class} layout, expected {stride}"
-            if type_name not in ("Tensor", "Parameter"):
-                found["foreign_type"] = type_name
-    return found
-
-
-def parse_kind(kind: Any) -> tuple[Any, list[list[Any]]]:
-    tree, leaves = kind
-    return tree, [[list(map(int, leaf[0]))[:64], *map(_word, leaf[1:4])] for leaf in leaves]
-
-
-def _word(claimed: object) -> str:
-    """Short and printable: it ends up in the verdict's one line."""
-    return ascii(str(claimed))[1:-1][:100]

@@ -34,6 +34,11 @@ class Plan:
     def warm_sets(self) -> list[int]:
         return list(range(self.sets, self.sets + self.warm))
 
+    def bytes(self, signature: Signature) -> int:
+        """Of inputs, slots and retained outputs on both sides."""
+        inputs = (self.sets + self.warm) * signature.input_bytes
+        return 2 * inputs + 4 * self.sets * signature.output_bytes
+
     @property
     def single(self) -> int:
         return min(self.sets, SINGLE_CALLS)

@@ -9,16 +9,19 @@ the inputs would do to the output (conditioning).
 from __future__ import annotations
 
 import math
+import random
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from sandbox import compare, memory, pair
+from sandbox import compare, hidden, nulls
 from sandbox.errors import InvalidReference
+from sandbox.handle import WorkerFailed
+from sandbox.nulls import NullCandidate
 from sandbox.observation import Errors, FailureKind
-from sandbox.spawn import WorkerFailed
+from sandbox.structure import structure
 from sandbox.subject import Signature, Subject
 from sandbox.trees import Layout, Leaf
 from sandbox.types import EvalConfig
@@ -35,6 +38,8 @@ JITTER_FACTOR = 8.0
 LARGE_BYTES = 4 << 30
 """Of one input set and its outputs: beyond it float64 copies do not fit beside both sides, so truth
 is the reference's own float32 output, and two cases are kept."""
+CHANGED_BYTES = 64 << 20
+"""Of one input set, above which one hidden change is enough: each costs a comparison."""
 LARGE_SCALE = -3.0
 """Of the second: another sign and size, so that U[0,1) inputs do not make a ReLU the identity."""
 TAIL = 1.5
@@ -56,6 +61,10 @@ class Case:
     """The reference's own errors."""
     state_after: torch.Tensor | None
     """(bytes,) uint8: parameters and buffers after the call, where calls move them."""
+    scale: float = 1.0
+    """Of the float inputs, against those that get_inputs() makes."""
+    made_from: str | None = None
+    """The name of the case whose inputs it changes (sandbox/hidden.py)."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +87,17 @@ def _bytes(case: Case) -> int:
     return sum(t.numel() * t.element_size() for t in (case.inputs, *case.truth))
 
 
-def build_pool(subject: Subject, signature: Signature, config: EvalConfig, free_bytes: int) -> Pool:
+def build_pool(
+    subject: Subject,
+    signature: Signature,
+    config: EvalConfig,
+    free_bytes: int,
+    admit: Callable[[Sequence[Case], Signature], None] | None = None,
+) -> Pool:
     """Make the cases with the reference's worker, open at this shape.
 
-    Raises InvalidReference for a stochastic, data-dependent or degenerate reference.
+    Raises InvalidReference for a stochastic or data-dependent reference, and what `admit` raises
+    (by default `refuse_degenerate`) of the cases, before any is left out to save memory.
     """
     if not signature.outputs:
         raise InvalidReference("forward() returns no tensor")
@@ -99,21 +115,31 @@ def build_pool(subject: Subject, signature: Signature, config: EvalConfig, free_
         subject.attach("oracle", truth)
     per_case = signature.input_bytes + 2 * truth.stride
     room = max(2, int(POOL_SHARE * free_bytes) // max(per_case, 1))
-    cases = [maker.make("given", 1.0), maker.make("given, fresh values", 1.0)]
-    scales = (LARGE_SCALE,) if large and config.scales else config.scales
-    for scale in scales if signature.inputs else ():
-        if large or len(cases) < room:
-            cases.append(maker.make(f"inputs x {scale:g}", scale))
+    cases = [maker.make("given", 1.0)]
+    if large:
+        scales = (LARGE_SCALE, 1.0) if config.scales and signature.inputs else (1.0,)
+        # The first that stays finite: each case of these is gigabytes.
+        found = (maker.make(f"inputs x {scale:g}", scale) for scale in scales)
+        cases.append(next((case for case in found if case is not None), None))
+    else:
+        cases.append(maker.make("given, fresh values", 1.0))
+        for scale in config.scales if signature.inputs else ():
+            if len(cases) < room:
+                cases.append(maker.make(f"inputs x {scale:g}", scale))
     kept = tuple(case for case in cases if case is not None)
     if not kept or cases[0] is None:
         raise InvalidReference(
             "the output on the inputs as given is not finite, or zero where float64 is not"
         )
-    refuse_degenerate(kept, signature)
+    if not large and not signature.aliases and nulls.passes(NullCandidate.ECHO, kept, signature):
+        # A ReLU of values in [0, 1) is the identity; an honest copy passes this case as well.
+        mirrored = maker.make("inputs x -1, not to be copied", -1.0)
+        kept += () if mirrored is None else (mirrored,)
+    (admit or refuse_degenerate)(kept, signature)
+    if not large and len(kept) < room:
+        kept += maker.changed(cases[0], config.changes)
     for name in ("inputs", "slots", "oracle"):
         subject.detach(name)
-    if large:  # fresh values were only there to compare with
-        kept = tuple(case for case in kept if case is not cases[1])
     return Pool(signature, state, kept, maker.oracle)
 
 
@@ -131,6 +157,29 @@ class _CaseMaker:
         subject, limit = self.subject, self.config.run_timeout_s
         subject.request("restate", limit)
         subject.request("fill", limit, sets=[0], seed=secrets.randbits(60), scale=scale)
+        return self.judged(name, scale)
+
+    def changed(self, given: Case, names: Sequence[str]) -> tuple[Case, ...]:
+        """Cases made from another's inputs; of large inputs one alone, which one is secret."""
+        secret = random.Random(secrets.randbits(64))
+        able = [name for name in names if name in hidden.CHANGES]
+        if given.inputs.numel() > CHANGED_BYTES:
+            able = secret.sample(able, min(len(able), 1))
+        floating = [i for i, leaf in enumerate(self.signature.inputs) if leaf.floating]
+        found = []
+        for name in able:
+            self.subject.request("restate", self.config.run_timeout_s)
+            self.subject.set_bytes("inputs", 0).copy_(given.inputs)
+            views = [self.subject.leaf("inputs", 0, i) for i in floating]
+            if hidden.CHANGES[name](views, secret):
+                if self.subject.task.device == "cuda":
+                    torch.cuda.synchronize()
+                found.append(self.judged(f"{given.name}, {name}", given.scale))
+        return tuple(replace(case, made_from=given.name) for case in found if case is not None)
+
+    def judged(self, name: str, scale: float) -> Case | None:
+        """The case of the inputs that are in set 0 now."""
+        subject = self.subject
         inputs = subject.set_bytes("inputs", 0).clone()
         truth = self.truth(0.0)
         jittered = self.truth(JITTER)
@@ -157,7 +206,7 @@ class _CaseMaker:
             bound(leaf, mine, shake, self.config)
             for leaf, mine, shake in zip(self.signature.outputs, own, shaken, strict=True)
         )
-        return Case(name, inputs, tuple(truth), limits, own, self.state_after())
+        return Case(name, inputs, tuple(truth), limits, own, self.state_after(), scale)
 
     def truth(self, jitter: float) -> list[torch.Tensor] | None:
         """The float64 outputs for input set 0; None where the reference refuses float64."""
@@ -181,7 +230,7 @@ class _CaseMaker:
         ]
 
     def check_structure(self, claim: dict[str, object]) -> None:
-        differs = {k: v for k, v in pair.structure(claim, self.signature, 1).items() if v}
+        differs = {k: v for k, v in structure(claim, self.signature, 1).items() if v}
         differs.pop("foreign_type", None)
         if differs:
             words = "; ".join(differs.values())
@@ -228,52 +277,8 @@ def timed_bounds(case: Case) -> tuple[Errors, ...]:
 
 
 def refuse_degenerate(cases: Sequence[Case], signature: Signature) -> None:
-    """Raise InvalidReference where a candidate that computes nothing would pass.
-
-    Null candidates: zeros, the mean as a constant, the previous call's output, and the input echoed
-    (only where the reference itself may return its input: elsewhere aliasing is refused anyway).
-    """
-    if signature.aliases and signature.mutates is False and _echoes(cases[0], signature):
-        raise InvalidReference("degenerate: returning an input unchanged passes")
-    sized = [case for case in cases if any(t.numel() for t in case.truth)]
-    if sized and all(_constant_passes(case, None) for case in sized):
-        raise InvalidReference("degenerate: all zeros passes as output")
-    # A scalar is always its own mean: its constant comes from the first case.
-    others = sized[1:] if all(t.numel() == 1 for case in sized for t in case.truth) else sized
-    if others and all(_constant_passes(case, sized[0]) for case in others):
-        raise InvalidReference("degenerate: one constant passes as output")
-    if len(cases) > 1 and signature.inputs:
-        first, second = cases[0], cases[1]
-        if all(
-            compare.errors(a, b).within(limit)
-            for a, b, limit in zip(first.truth, second.truth, second.bounds, strict=True)
-        ):
-            raise InvalidReference("degenerate: the output does not depend on the inputs' values")
-
-
-def _constant_passes(case: Case, first: Case | None) -> bool:
-    """Whether each leaf may be its mean everywhere (a scalar: the first case's), or without `first`
-    zero.
-    """
-    origins = case.truth if first is None else first.truth
-    return all(
-        compare.errors(
-            torch.full_like(t, 0.0 if first is None else _mean(origin if t.numel() == 1 else t)), t
-        ).within(bound)
-        for t, origin, bound in zip(case.truth, origins, case.bounds, strict=True)
-        if t.numel()
-    )
-
-
-def _mean(truth: torch.Tensor) -> float:
-    """The mean; of integers, the first."""
-    return float(truth.mean() if truth.is_floating_point() else truth.flatten()[0])
-
-
-def _echoes(case: Case, signature: Signature) -> bool:
-    layout = Layout(signature.inputs, 1)
-    views = [memory.leaf_view(case.inputs, layout, 0, i) for i in range(len(signature.inputs))]
-    return all(
-        any(v.shape == t.shape and compare.errors(v, t).within(b) for v in views)
-        for t, b in zip(case.truth, case.bounds, strict=True)
-    )
+    """Raise InvalidReference where a candidate that computes nothing would pass."""
+    for null in NullCandidate:
+        reason = nulls.why_degenerate(null, aliases=signature.aliases)
+        if reason and nulls.passes(null, cases, signature):
+            raise InvalidReference(f"degenerate: {reason}")

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from sandbox import copying
-from sandbox.cache import read_json, write_json
+from sandbox.cache import LIMITS, Shelf, read_json, write_json
 from sandbox.device import DeviceFacts, free_bytes
 from sandbox.errors import InvalidReference, SandboxFault
+from sandbox.gpu_state import undisturbed
+from sandbox.handle import WorkerFailed
 from sandbox.observation import Errors, FailureKind, RoundObservation
 from sandbox.pair import ProcessPair
 from sandbox.plan import Plan, plan
 from sandbox.pool import Pool, build_pool
 from sandbox.records import from_record, to_record
-from sandbox.spawn import WorkerFailed
+from sandbox.sensitivity import refuse_ignored_inputs
+from sandbox.stand import Stand
 from sandbox.statistics import Null, interval, summarise
-from sandbox.subject import Opening, Signature, Stand, Subject
+from sandbox.subject import Opening, Signature, Subject
 from sandbox.types import SCHEMA_VERSION, Baseline, EvalConfig, Task, digest
 
 logger = logging.getLogger(__name__)
@@ -28,6 +34,10 @@ COMPILE_TIMEOUT_S = 600.0
 """For a baseline's first call: max-autotune benchmarks hundreds of kernels."""
 BASELINE_BOUND = Errors(1.0, 1.0, 1e9)
 """Baselines are trusted; they are timed, not judged."""
+KEPT_WARM = 4
+"""Reference workers that wait for the next candidate of their task."""
+WARM_BYTES = 4 << 30
+"""Of arenas that one of them may keep meanwhile."""
 KEEP_WIDTH = 3.0
 TIMING_FIELDS = (
     "tf32",
@@ -59,6 +69,9 @@ class Preparation:
     baselines: tuple[Baseline, ...]
     floor_s: float | None
     """Compulsory bytes over bandwidth, where the footprint makes it binding."""
+    search_plan: Plan
+    search_floor_s: float | None
+    """Both for the shorter batches of a search."""
 
     @property
     def bytes(self) -> int:
@@ -89,60 +102,113 @@ class Preparer:
         self.facts = facts
         self.cache = cache
         self.synchronize = synchronize
-        self._warm: tuple[str, Subject] | None = None
+        self._warm: OrderedDict[str, Subject] = OrderedDict()
 
-    def prepare(self, task: Task, config: EvalConfig) -> Preparation:
-        """Raises InvalidReference where the task cannot be scored."""
-        pools = self.pools(task, config, randomise=True)
+    def is_timed(self, task: Task, config: EvalConfig) -> bool:
+        """Whether null experiment and baselines are known, so that preparing times nothing."""
+        return read_json(self._path(task, config)) is not None
+
+    def prepare(
+        self, task: Task, config: EvalConfig, started: Subject | None = None
+    ) -> Preparation:
+        """Raises InvalidReference where the task cannot be scored.
+
+        `started` is a reference worker with the task loaded, whose start could be done before.
+        """
+        known = self.is_timed(task, config)
+        subject, pools = self._pools(task, config, started, randomise=True)
+        if known:
+            subject.rest()
+            self._keep_warm(_key(task, config), subject)
+        else:
+            subject.close()  # The null experiment and baselines need the room.
+        if task.device == "cuda":
+            torch.cuda.empty_cache()  # the plan counts what the driver has
         scheme = plan(pools[0].signature, config, free_bytes(task.device))
         null, baselines = self.measured(task, config, pools[0].signature, scheme)
+        short = replace(config, batch_ms=min(config.batch_ms, config.search_batch_ms))
+        search = plan(pools[0].signature, short, free_bytes(task.device))
         return Preparation(
-            task, pools, scheme, null, baselines, self.floor_s(pools[0].signature, scheme)
+            task,
+            pools,
+            scheme,
+            null,
+            baselines,
+            self.floor_s(pools[0].signature, scheme),
+            search,
+            self.floor_s(pools[0].signature, search),
         )
 
     def warm_reference(self, preparation: Preparation, config: EvalConfig) -> Subject:
         """The task's reference worker, open at the timed shape; kept until another task's is
         asked.
         """
-        key = f"{preparation.task.hash}-{config.id}"
-        if self._warm is None or self._warm[0] != key:
-            self.cool()
+        key = _key(preparation.task, config)
+        if key not in self._warm:
             opening = Opening(known=preparation.signature)
             subject, _ = self.stand.reference(preparation.task, config, opening)
-            self._warm = (key, subject)
-        return self._warm[1]
+            self._keep_warm(key, subject)
+        self._warm.move_to_end(key)
+        return self._warm[key]
 
-    def rest(self) -> None:
-        """Free all but its model in the warm reference worker: a fresh pair needs the room."""
-        if self._warm is not None:
-            self._warm[1].rest()
+    def rest(self, needed: Subject | None = None) -> None:
+        """Free all but their models in the warm reference workers, but for the one needed now."""
+        for subject in list(self._warm.values()):
+            if subject is not needed:
+                self._rest(subject)
 
-    def cool(self) -> None:
-        """End the warm reference worker."""
-        if self._warm is not None:
-            self.stand.retire(self._warm[1])
-            self._warm = None
+    def _rest(self, subject: Subject) -> None:
+        try:
+            subject.rest()
+        except WorkerFailed:  # it died while it waited: the next candidate of its task starts one
+            key = next(key for key, known in self._warm.items() if known is subject)
+            self.stand.retire(self._warm.pop(key))
+
+    def cool(self, task: Task | None = None, config: EvalConfig | None = None) -> None:
+        """End the warm reference worker of a task, or all of them."""
+        wanted = None if task is None or config is None else _key(task, config)
+        for key in list(self._warm):
+            if wanted in (None, key):
+                self.stand.retire(self._warm.pop(key))
 
     def pools(self, task: Task, config: EvalConfig, *, randomise: bool) -> tuple[Pool, ...]:
         """The secret cases of every shape."""
-        subject, pools = None, []
+        subject, pools = self._pools(task, config, None, randomise=randomise)
+        subject.close()
+        return pools
+
+    def _pools(
+        self, task: Task, config: EvalConfig, subject: Subject | None, *, randomise: bool
+    ) -> tuple[Subject, tuple[Pool, ...]]:
+        """The cases, and the worker that made them, open at the timed shape."""
+        pools: dict[int, Pool] = {}
         try:
-            for shape in range(len(task.shapes)):
-                opening = Opening(shape, randomise)
-                if subject is None:
-                    subject, signature = self.stand.reference(task, config, opening)
-                else:
+            subject = subject or self.stand.start_reference(task, config)
+            for shape in (*range(1, len(task.shapes)), 0):
+                if pools:
                     subject.release()
-                    signature = self.stand.open_reference(subject, opening)
-                pools.append(build_pool(subject, signature, config, free_bytes(task.device)))
-        except WorkerFailed as failed:
-            raise reference_failed(task, failed) from failed
-        except InvalidReference as error:
-            raise InvalidReference(f"{task.id}: {error}") from None
-        finally:
+                signature = self.stand.open_reference(subject, Opening(shape, randomise))
+                pools[shape] = build_pool(subject, signature, config, free_bytes(task.device))
+                refuse_ignored_inputs(subject, pools[shape], config)
+            return subject, tuple(pools[shape] for shape in range(len(task.shapes)))
+        except BaseException as error:
             if subject is not None:
                 subject.close()
-        return tuple(pools)
+            if isinstance(error, WorkerFailed):
+                raise reference_failed(task, error) from error
+            if isinstance(error, InvalidReference):
+                raise InvalidReference(f"{task.id}: {error}") from None
+            raise
+
+    def _keep_warm(self, key: str, subject: Subject) -> None:
+        """Beside the others, of which the large free their arenas and the oldest ends."""
+        for other in list(self._warm.values()):
+            if other.arena_bytes > WARM_BYTES:
+                self._rest(other)
+        self._warm[key] = subject
+        if len(self._warm) > KEPT_WARM:
+            _, oldest = self._warm.popitem(last=False)
+            self.stand.retire(oldest)
 
     def floor_s(self, signature: Signature, scheme: Plan) -> float | None:
         """None where caches could serve the batch, or where the reference itself is below the
@@ -158,10 +224,8 @@ class Preparer:
         self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan
     ) -> tuple[Null, tuple[Baseline, ...]]:
         """Null experiment and baselines, from the cache or timed now."""
-        names = [n for n in config.baselines if n in DEVICE_BASELINES[task.device]]
-        protocol = [getattr(config, name) for name in TIMING_FIELDS]
-        key = digest([task.hash, protocol, names, self.facts.fingerprint, SCHEMA_VERSION])
-        path = self.cache / "baselines" / f"{key}.json"
+        names = _baselines(task, config)
+        path = self._path(task, config)
         record = read_json(path)
         if record is not None:
             known = from_record(tuple[Baseline, ...], record["baselines"])
@@ -172,6 +236,12 @@ class Preparer:
         if all(b.speedup is None or b.speedup.high < KEEP_WIDTH * b.speedup.low for b in found):
             write_json(path, kept)  # a disturbed measurement is made again next time
         return null, found
+
+    def _path(self, task: Task, config: EvalConfig) -> Path:
+        protocol = [getattr(config, name) for name in TIMING_FIELDS]
+        names = _baselines(task, config)
+        key = digest([task.hash, protocol, names, self.facts.fingerprint, SCHEMA_VERSION])
+        return self.cache / "baselines" / f"{key}.json"
 
     def null(self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan) -> Null:
         """The reference against itself, over fresh process pairs."""
@@ -204,6 +274,8 @@ class Preparer:
         """Inductor's results and precompiled headers, for the next pairs and the next tasks."""
         try:
             copying.copy_folder(subject.worker.scratch, INDUCTOR_CACHE, kept, INDUCTOR_LIMIT_BYTES)
+            for folder in (kept, kept.parent):  # within this environment, and over all
+                Shelf(folder, LIMITS["inductor"]).trim()
         except (OSError, ValueError) as error:
             logger.info("compiled code is not kept: %s", error)
 
@@ -230,10 +302,20 @@ class Preparer:
                 partial(rivals.reference, task, config, other, preload),
             )
             try:
-                pair = ProcessPair(number, reference, rival, left, scheme, config, self.synchronize)
+                pair = ProcessPair(
+                    number,
+                    reference,
+                    rival,
+                    left,
+                    scheme,
+                    config,
+                    self.synchronize,
+                    self.stand.quiet,
+                )
                 self.stand.settle()
-                pair.start(COMPILE_TIMEOUT_S)
-                rounds += [seen for seen, _ in pair.rounds(bounds)]
+                with undisturbed(self.stand.gpu):
+                    pair.start(COMPILE_TIMEOUT_S)
+                    rounds += [seen for seen, _ in pair.rounds(bounds)]
                 if compiled and number == 0:
                     self.keep_compiled(rival, kept)
             finally:
@@ -241,6 +323,14 @@ class Preparer:
                 self.stand.retire(reference)
         self.stand.settle()
         return rounds
+
+
+def _baselines(task: Task, config: EvalConfig) -> list[str]:
+    return [name for name in config.baselines if name in DEVICE_BASELINES[task.device]]
+
+
+def _key(task: Task, config: EvalConfig) -> str:
+    return f"{task.hash}-{config.id}"
 
 
 def reference_failed(task: Task, failed: WorkerFailed) -> Exception:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.errors import SandboxFault
+from sandbox.storage import memory_file_bytes
 from sandbox.walls.kernel import PR_SET_CHILD_SUBREAPER, prctl
 
 POLL_S = 0.001
@@ -79,11 +81,16 @@ def reap_tree(pgid: int) -> int | None:
             leader = status
 
 
-def freeze_tree(pgid: int) -> None:
-    """SIGSTOP the group; returns once every process is stopped, raises SandboxFault after 15 s."""
+def freeze_tree(pgid: int, *, blocked: bool = False) -> None:
+    """SIGSTOP the group; returns once every process is stopped, raises SandboxFault after 15 s.
+
+    `blocked`: one that waits in the kernel will do: it stops when it leaves it. A parent between
+    vfork and its child's exec never stops, since the child has stopped first.
+    """
     _check(pgid, None)
     _signal(pgid, signal.SIGSTOP)
-    if not _settle(lambda: all(process.state in "Tt" for process in _living(pgid))):
+    still = "TtD" if blocked else "Tt"
+    if not _settle(lambda: all(process.state in still for process in _family(pgid))):
         raise SandboxFault(f"process group {pgid} did not stop within {SETTLE_S} s: driver hung?")
 
 
@@ -110,25 +117,77 @@ def spread_threads(pid: int) -> None:
             continue  # the thread has ended
 
 
+def confine(pid: int, cores: set[int]) -> None:
+    """Let every thread of a process run on these cores; what it forks later inherits that."""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(thread), cores)
+
+
+def place(pid: int, core: int) -> None:
+    """Let a process's first thread run on one core alone; its others stay where they are."""
+    os.sched_setaffinity(pid, {core})
+
+
 def _busy_ns(pid: int, thread: int) -> int:
     """Nanoseconds the thread has run (proc(5), schedstat)."""
     return int((_read(f"/proc/{pid}/task/{thread}/schedstat") or "0").split()[0])
 
 
-def tree_memory_bytes(pgid: int, shared_bytes: int = 0) -> int:
-    """Resident memory of the group that is its own: anonymous, and shared beyond `shared_bytes`.
+def tree_memory_bytes(pgid: int, shared_bytes: int = 0, limit_bytes: int = sys.maxsize) -> int:
+    """Memory of the group that is its own: anonymous, and shared beyond `shared_bytes`.
 
-    `shared_bytes` are the arenas'. Pages still shared with the zygote since the fork count once per
-    process; files are left out.
+    `shared_bytes` are the arenas'. Files on a disk are left out, `memfd`s that nobody maps are not.
+    An upper bound, since pages still shared after a fork count once per process: twenty children
+    that end at once weigh as much as twenty zygotes. Where it is over `limit_bytes`, each page is
+    divided among those that share it, which takes a millisecond per process.
     """
-    states = [_status(process.pid) for process in _living(pgid)]
-    own, shared = (sum(_bytes(s, name) for s in states) for name in ("RssAnon", "RssShmem"))
-    return own + max(0, shared - shared_bytes)
+    living = [process.pid for process in _living(pgid)]
+    files = memory_file_bytes(living)
+
+    def total(resident: list[tuple[int, int]]) -> int:
+        own, mapped = (sum(sizes) for sizes in zip(*resident, strict=True)) if resident else (0, 0)
+        return own + max(0, max(mapped, files) - shared_bytes)
+
+    bound = total([_resident(pid) for pid in living])
+    return bound if bound <= limit_bytes else total([_proportional(pid) for pid in living])
+
+
+def members(pgid: int) -> list[int]:
+    """Pids of the group's processes that have not ended."""
+    return [process.pid for process in _living(pgid)]
 
 
 def count_processes(pgid: int) -> int:
     """Processes of the group that have not ended; threads are not counted."""
     return len(_living(pgid))
+
+
+def others(pgid: int) -> tuple[str, ...]:
+    """Commands of the group's living processes beside its leader."""
+    pids = [process.pid for process in _living(pgid) if process.pid != pgid]
+    return tuple(sorted((_read(f"/proc/{pid}/comm") or "?").strip() for pid in pids))
+
+
+def count_threads(pid: int) -> int:
+    """Threads of one process; 0 where it has ended."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except FileNotFoundError:
+        return 0
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """CPU time that a process and its threads have used; None where it has ended."""
+    try:
+        # The clock of another process (clock_getcpuclockid(3)): CPUCLOCK_SCHED, of all threads.
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return None
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory a process ever held, shared pages included; 0 where it has ended."""
+    return _bytes(_status(pid), "VmHWM")
 
 
 def _check(pgid: int, uid: int | None) -> None:
@@ -138,6 +197,37 @@ def _check(pgid: int, uid: int | None) -> None:
         raise ValueError(f"uid is {uid}; expected a slot's own uid: this would end the supervisor")
 
 
+def _family(pgid: int) -> list[Process]:
+    """As `_living`, by descent instead of a look at every process of the machine: the children of
+    whoever forked the leader, who adopts its orphans, and theirs. One that begins or ends meanwhile
+    may be missed (proc(5)), which is why signals go to the group.
+    """
+    leader = _read(f"/proc/{pgid}/stat")
+    if leader is None:
+        return []
+    parent = int(leader.rpartition(")")[2].split()[1])
+    waiting, found = _children(parent), []
+    if waiting is None:
+        return _living(pgid)  # a kernel without CONFIG_PROC_CHILDREN
+    while waiting:
+        process = _process(waiting.pop())
+        if process is not None and process.group == pgid and not process.ended:
+            found.append(process)
+            waiting += _children(process.pid) or []
+    return found
+
+
+def _children(pid: int) -> list[int] | None:
+    """Of all its threads; None where the kernel does not tell, or it has ended."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    lists = [_read(f"/proc/{pid}/task/{thread}/children") for thread in threads]
+    told = [text for text in lists if text is not None]
+    return [int(child) for text in told for child in text.split()] if told else None
+
+
 def _living(pgid: int) -> list[Process]:
     return [process for process in _processes() if process.group == pgid and not process.ended]
 
@@ -145,11 +235,18 @@ def _living(pgid: int) -> list[Process]:
 def _processes() -> Iterator[Process]:
     for name in os.listdir("/proc"):
         if name.isdigit():
-            stat = _read(f"/proc/{name}/stat")
-            if stat is not None:
-                # The command in parentheses may itself contain spaces and parentheses (proc(5)).
-                state, _, group = stat.rpartition(")")[2].split()[:3]
-                yield Process(int(name), int(group), state)
+            process = _process(int(name))
+            if process is not None:
+                yield process
+
+
+def _process(pid: int) -> Process | None:
+    stat = _read(f"/proc/{pid}/stat")
+    if stat is None:
+        return None
+    # The command in parentheses may itself contain spaces and parentheses (proc(5)).
+    state, _, group = stat.rpartition(")")[2].split()[:3]
+    return Process(pid, int(group), state)
 
 
 def _processes_of(uid: int) -> Iterator[int]:
@@ -164,9 +261,30 @@ def _bytes(status: dict[str, str], name: str) -> int:
     return 1024 * int(status.get(name, "0 kB").split()[0])
 
 
+def _resident(pid: int) -> tuple[int, int]:
+    """Anonymous and shared memory in bytes, every page counted in full."""
+    status = _status(pid)
+    return _bytes(status, "RssAnon"), _bytes(status, "RssShmem")
+
+
+def _proportional(pid: int) -> tuple[int, int]:
+    """As `_resident`, each page divided by the processes that map it; in full where the kernel
+    keeps the map from us, as that of a process that made itself undumpable.
+    """
+    try:
+        rollup = _fields(f"/proc/{pid}/smaps_rollup")
+    except PermissionError:
+        return _resident(pid)
+    return _bytes(rollup, "Pss_Anon"), _bytes(rollup, "Pss_Shmem")
+
+
 def _status(pid: int) -> dict[str, str]:
-    """/proc/<pid>/status; empty where the process ended meanwhile."""
-    lines = (_read(f"/proc/{pid}/status") or "").splitlines()
+    return _fields(f"/proc/{pid}/status")
+
+
+def _fields(path: str) -> dict[str, str]:
+    """The `name: value` lines of a file in /proc; empty where the process ended meanwhile."""
+    lines = (_read(path) or "").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 

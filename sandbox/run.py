@@ -5,15 +5,19 @@ nothing.
 from __future__ import annotations
 
 import contextlib
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sandbox import copying, triage
+from sandbox import copying, layers
 from sandbox.build import Builder
-from sandbox.device import DeviceFacts
+from sandbox.device import DeviceFacts, free_bytes
+from sandbox.gpu_state import undisturbed
+from sandbox.handle import WorkerFailed
 from sandbox.judge import judge_case
 from sandbox.observation import (
     CaseObservation,
@@ -21,16 +25,25 @@ from sandbox.observation import (
     Failure,
     FailureKind,
     Observation,
+    Provenance,
     RoundObservation,
 )
 from sandbox.pair import ProcessPair
 from sandbox.pool import Pool, timed_bounds
 from sandbox.prepare import Preparation, Preparer
-from sandbox.spawn import WorkerFailed
-from sandbox.statistics import enough, summarise
-from sandbox.subject import Opening, Stand, Subject
-from sandbox.types import Candidate, EvalConfig, Status
-from sandbox.verify import verify
+from sandbox.provenance import provenance
+from sandbox.stand import Stand
+from sandbox.static.scan import scan
+from sandbox.statistics import (
+    MERGED_PAIRS,
+    enough,
+    hopeless,
+    summarise,
+    suspected_of_merging,
+)
+from sandbox.subject import Opening, Subject
+from sandbox.types import Candidate, EvalConfig, Status, Task
+from sandbox.verify import profiled, verify
 
 UNMATCHED = (
     "ModelNew's parameters and buffers match the reference's neither by name nor by order, shape "
@@ -38,67 +51,100 @@ UNMATCHED = (
 )
 MEMORY_TYPES = frozenset({"MemoryError", "OutOfMemoryError"})
 
+ROOM_SHARE = 0.2
+"""Of free memory: what a pair may take before the ends of earlier workers are waited for."""
 CACHE_LIMIT = 512 << 20
 """Bytes of a candidate's Triton or cupy cache handed to its later workers."""
 
 
-class Run:
-    """State of one evaluation; `observe` drives it once."""
+@dataclass(frozen=True)
+class Bench:
+    """What all runs on one device share."""
 
-    def __init__(
-        self,
-        stand: Stand,
-        builder: Builder,
-        preparer: Preparer,
-        preparation: Preparation,
-        candidate: Candidate,
-        config: EvalConfig,
-        facts: DeviceFacts,
-        synchronize: Callable[[], None],
-    ) -> None:
-        self.stand = stand
-        self.builder = builder
-        self.preparer = preparer
-        self.preparation = preparation
+    stand: Stand
+    builder: Builder
+    preparer: Preparer
+    facts: DeviceFacts
+    synchronize: Callable[[], None]
+
+
+class Run:
+    """State of one evaluation: `load`, then `measure` while the device is held, then `finish`."""
+
+    def __init__(self, bench: Bench, task: Task, candidate: Candidate, config: EvalConfig) -> None:
+        self.stand, self.builder, self.preparer = bench.stand, bench.builder, bench.preparer
+        self.facts, self.synchronize = bench.facts, bench.synchronize
+        self.task = task
         self.candidate = candidate
         self.config = config
-        self.facts = facts
-        self.synchronize = synchronize
         self.seconds: dict[str, float] = {}
-        self.observation = Observation(
-            preparation.task.id,
-            candidate.id,
-            sets=preparation.plan.sets,
-            launches_at_least=facts.launch_s or None,
-            floor_s=preparation.floor_s,
+        self.observation = Observation(task.id, candidate.id, language=candidate.language)
+        self.preload: list[tuple[Path, str]] = []
+        self.kept = tempfile.TemporaryDirectory()
+        self.walls = ""
+        self.loaded: Subject | None = None
+        """Frozen until it is measured: its code has run."""
+        self.ended: tuple[Subject, Future[None]] | None = None
+        self.watched: Future[None] | None = None
+        """The end of the profiled worker, whose output says nothing."""
+
+    def load(self) -> None:
+        """Static scan, build, and a worker with the candidate imported: host work, for any
+        thread.
+        """
+        if self.note(source=scan(self.candidate.source)).source.refused:
+            return
+        try:
+            self.build()
+            if self.observation.failure is None:
+                with self.stage("load"):
+                    self.loaded = self.start(then_stop=True)
+        except WorkerFailed as failed:
+            self.note(failure=failed.failure)
+
+    def measure(self, preparation: Preparation, to_beat: float | None) -> None:
+        """Verify and time what was loaded, if anything, up to the first failure."""
+        self.preparation = preparation
+        self.pools = preparation.pools
+        self.to_beat = to_beat
+        self.plan = preparation.plan if to_beat is None else preparation.search_plan
+        self.note(
+            sets=self.plan.sets,
+            launches_at_least=self.facts.launch_s or None,
+            floor_s=preparation.floor_s if to_beat is None else preparation.search_floor_s,
             noise_floor=preparation.null.floor,
         )
-        self.preload: list[tuple[Path, str]] = []
-        self.walls = ""
-        self.pools = preparation.pools
-        self.last: Subject | None = None
-        self.verified: Subject | None = None
+        if to_beat is None:
+            self.preparer.cool(self.task, self.config)  # all pairs will be fresh
+        if self.loaded is None:
+            return
+        try:
+            self.loaded.worker.thaw()
+            self.check(self.loaded, Path(self.kept.name))
+            if self.loaded is not None and self.sound() and self.unmasked():
+                self.time()
+                if self.promising():
+                    self.profile()
+        except WorkerFailed as failed:
+            self.note(failure=blame(failed.failure))
+        finally:
+            self.dismiss()
 
-    def observe(self, to_beat: float | None) -> Observation:
-        """Everything there is to see, up to the first failure."""
-        rejected = triage.reject(self.candidate)
-        if rejected:
-            return self.note(rejected=rejected)
-        with tempfile.TemporaryDirectory() as kept:
-            try:
-                self.build()
-                if self.observation.failure is None:
-                    self.check(Path(kept))
-                if not self.observation.failure and self.sound():
-                    self.time(to_beat)
-            except WorkerFailed as failed:
-                self.note(failure=blame(failed.failure))
-            finally:
-                self.dismiss()
-        self.stand.settle()
-        if self.last is not None:
-            self.note(stdout=self.last.worker.stdout(), stderr=self.last.worker.stderr())
+    def finish(self) -> Observation:
+        """What was seen, once the last worker is gone. Raises SandboxFault for one that survives
+        and OSError where its traces cannot be removed.
+        """
+        self.dismiss()
+        self.kept.cleanup()
+        if self.watched is not None:
+            self.watched.result()
+        if self.ended is not None:
+            subject, gone = self.ended
+            gone.result()
+            self.note(stdout=subject.worker.stdout(), stderr=subject.worker.stderr())
         environment = {**self.facts.environment, "walls": self.walls}
+        if self.stand.gpu is not None:
+            environment["gpu_watch"] = self.stand.gpu.sees
         return self.note(seconds=dict(self.seconds), environment=environment)
 
     def note(self, **seen: object) -> Observation:
@@ -112,46 +158,39 @@ class Run:
         if report.artifacts is not None:
             self.preload.append((report.artifacts, "artifacts"))
 
-    def check(self, kept: Path) -> None:
-        """Load the candidate and verify it on every shape; its compiler caches serve later
-        workers, and its worker the first pair of a search.
+    def check(self, subject: Subject, kept: Path) -> None:
+        """Verify the candidate on every shape; its compiler caches serve later workers, and its
+        worker the first pair of a search. Where it is refused, nothing is loaded any more.
         """
-        with self.stage("load"):
-            subject = self.start()
-        try:
-            cases: list[CaseObservation] = []
-            for number in (*range(1, len(self.pools)), 0):  # ends with the shape that is timed
-                with self.stage("load"):
-                    subject.stage = "load"
-                    if cases:
-                        subject.release()
+        cases: list[CaseObservation] = []
+        for number in (*range(1, len(self.pools)), 0):  # ends with the shape that is timed
+            with self.stage("open"):
+                subject.stage = "load"
+                if cases:
+                    subject.release()
+                matched = self.stand.open_candidate(subject, self.pools[number].signature)
+                if matched == "seed" and self.config.require_matched_parameters:
+                    self.note(rejected=UNMATCHED, parameters=matched)
+                    self.dismiss()
+                    return
+                if matched == "seed" and not cases:
+                    self.pools = self.seeded_pools()
                     matched = self.stand.open_candidate(subject, self.pools[number].signature)
-                    if matched == "seed" and self.config.require_matched_parameters:
-                        self.note(rejected=UNMATCHED, parameters=matched)
-                        self.end(subject)
-                        return
-                    if matched == "seed" and not cases:
-                        self.pools = self.seeded_pools()
-                        matched = self.stand.open_candidate(subject, self.pools[number].signature)
-                with self.stage("verify"):
-                    subject.stage = "verify"
-                    cases += verify(subject, self.pools[number], matched, self.synchronize)
-                self.note(cases=tuple(cases), parameters=matched)
-            for name in ("home/triton", "home/cupy"):
-                # A compiler cache that is missing, or spoilt by its candidate, only costs time.
-                with contextlib.suppress(OSError, ValueError):
-                    copying.copy_folder(subject.worker.scratch, name, kept / name, CACHE_LIMIT)
-                    self.preload.append((kept / name, name))
-        except BaseException:
-            self.end(subject)
-            raise
-        self.verified = subject
+            with self.stage("verify"):
+                subject.stage = "verify"
+                cases += verify(subject, self.pools[number], matched, self.synchronize)
+            self.note(cases=tuple(cases), parameters=matched)
+        for name in ("home/triton", "home/cupy"):
+            # A compiler cache that is missing, or spoilt by its candidate, only costs time.
+            with contextlib.suppress(OSError, ValueError):
+                copying.copy_folder(subject.worker.scratch, name, kept / name, CACHE_LIMIT)
+                self.preload.append((kept / name, name))
 
     def seeded_pools(self) -> tuple[Pool, ...]:
         """Cases whose parameters are as constructed, for candidates matched only by a shared
         seed.
         """
-        return self.preparer.pools(self.preparation.task, self.config, randomise=False)
+        return self.preparer.pools(self.task, self.config, randomise=False)
 
     def sound(self) -> bool:
         """Whether timing is worth while: there are cases, and every one passes."""
@@ -159,33 +198,83 @@ class Run:
             judge_case(case)[0] is Status.PASSED for case in self.observation.cases
         )
 
-    def time(self, to_beat: float | None) -> None:
+    def unmasked(self) -> bool:
+        """Whether what the worker says of itself leaves timing worth while."""
+        assert self.loaded is not None
+        with self.stage("verify"):
+            self.note(runtime=self.loaded.claim())
+        return layers.proof(layers.runtime(self.observation.runtime)) is None
+
+    def look(self, subject: Subject, reference: Subject) -> None:
+        """Facts about both processes after a pair, joined with what was seen before."""
+        claim, seen = subject.facts()
+        known = self.observation
+        self.note(
+            runtime=claim if known.runtime is None else known.runtime.joined(claim),
+            tree=known.tree.joined(seen),
+            reference_tree=known.reference_tree.joined(reference.facts()[1]),
+        )
+
+    def promising(self) -> bool:
+        """Whether it may be promoted: outside a search, right, and faster than eager."""
+        timed = self.observation.timed
+        if self.to_beat is not None or timed is None or judge_case(timed)[0] is not Status.PASSED:
+            return False
+        pairs = summarise(self.observation.rounds)
+        return bool(pairs) and statistics.fmean(pair.log_speedup for pair in pairs) > 0
+
+    def profile(self) -> None:
+        """Where its time goes, in a worker of its own, after all timing: evidence only."""
+        self.dismiss()
+        unit = "device" if self.task.device == "cuda" else "host"
+        subject = None
+        with self.stage("profile"):
+            try:
+                subject = self.start()
+                subject.stage = "profile"
+                self.stand.open_candidate(subject, self.pools[0].signature)
+                claim = profiled(subject, self.pools[0], self.synchronize)
+                found = provenance(unit, claim, self.observation.source.kernels)
+            except WorkerFailed as failed:
+                found = Provenance(unit, 0.0, 0.0, problem=str(failed)[:200])
+            finally:
+                if subject is not None:
+                    self.watched = self.stand.retire(subject)
+        self.note(provenance=found)
+
+    def time(self) -> None:
         """Process pairs until the statistics say enough.
 
         All are fresh for a figure that is reported; in a search the first pair is the task's warm
-        reference and the worker that was verified.
+        reference and the worker that was loaded.
         """
         rounds: list[RoundObservation] = []
         bounds = timed_bounds(self.pools[0].cases[0])
         worst = CaseObservation("timed rounds", (Errors(),) * len(bounds), bounds)
         null = self.preparation.null
-        for number in range(self.config.max_pairs):
-            warm = number == 0 and to_beat is not None and self.observation.parameters != "seed"
+        for number in range(max(self.config.max_pairs, MERGED_PAIRS)):
+            warm = (
+                number == 0 and self.to_beat is not None and self.observation.parameters != "seed"
+            )
             for seen, case in self.warm_pair(bounds) if warm else self.pair(number, bounds):
                 rounds.append(seen)
                 worst = merge(worst, case)
                 self.note(rounds=tuple(rounds), timed=worst)
                 if judge_case(worst)[0] is not Status.PASSED:
                     return
-            if enough(summarise(rounds), null, self.config, to_beat):
+            pairs = summarise(rounds)
+            done = enough(pairs, null, self.config, self.to_beat)
+            # A search has no use for a slow candidate, merged or not.
+            slow = self.to_beat is not None and all(p.log_speedup < 0 for p in pairs)
+            if done and (slow or not suspected_of_merging(rounds)):
                 return
 
     def pair(
         self, number: int, bounds: tuple[Errors, ...]
     ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
         self.dismiss()
-        self.preparer.rest()
-        task, config = self.preparation.task, self.config
+        self.make_room(None)
+        task, config = self.task, self.config
         seeded = self.observation.parameters == "seed"
         opening = Opening(randomise=not seeded, known=self.pools[0].signature)
         with self.stage("start"):
@@ -205,11 +294,11 @@ class Run:
     ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
         with self.stage("start"):
             reference = self.preparer.warm_reference(self.preparation, self.config)
-        assert self.verified is not None
+        assert self.loaded is not None
         try:
-            yield from self.race(0, reference, self.verified, bounds, new_weights=True)
+            yield from self.race(0, reference, self.loaded, bounds, new_weights=True)
         except WorkerFailed:
-            self.preparer.cool()
+            self.preparer.cool(self.task, self.config)
             raise
         finally:
             self.dismiss()
@@ -223,39 +312,55 @@ class Run:
         *,
         new_weights: bool,
     ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
-        with self.stage("start"):
-            subject.stage = "time"
-            pair = ProcessPair(
-                number,
-                reference,
-                subject,
-                self.pools[0].signature,
-                self.preparation.plan,
-                self.config,
-                self.synchronize,
-                new_weights=new_weights,
-            )
+        with undisturbed(self.stand.gpu):
+            with self.stage("warm"):
+                subject.stage = "time"
+                self.make_room(reference)
+                pair = ProcessPair(
+                    number,
+                    reference,
+                    subject,
+                    self.pools[0].signature,
+                    self.plan,
+                    self.config,
+                    self.synchronize,
+                    self.stand.quiet,
+                    new_weights=new_weights,
+                    strict=self.to_beat is None,
+                )
+                pair.start(self.config.load_timeout_s)
+            with self.stage("time"):
+                yield from pair.rounds(bounds, self.hopeless)
+                self.look(subject, reference)
+
+    def hopeless(self) -> bool:
+        """In a search, whether the pair under way can only confirm that the bar is missed."""
+        if self.to_beat is None:
+            return False
+        return hopeless(self.observation.rounds, self.preparation.null, self.config, self.to_beat)
+
+    def make_room(self, reference: Subject | None) -> None:
+        """A large task's pair has the memory of idle references and of workers that ended."""
+        needed = self.plan.bytes(self.pools[0].signature)
+        if needed > ROOM_SHARE * free_bytes(self.task.device):
+            self.preparer.rest(reference)
             self.stand.settle()
-            pair.start(self.config.load_timeout_s)
-        with self.stage("time"):
-            yield from pair.rounds(bounds)
 
     def dismiss(self) -> None:
-        """End the worker that was verified, if it still waits for a pair."""
-        subject, self.verified = self.verified, None
+        """End the worker that was loaded, if it still waits for a pair."""
+        subject, self.loaded = self.loaded, None
         if subject is not None:
             self.end(subject)
 
-    def start(self) -> Subject:
+    def start(self, *, then_stop: bool = False) -> Subject:
         subject = self.stand.candidate(
-            self.preparation.task, self.candidate, self.config, self.preload
+            self.task, self.candidate, self.config, self.preload, then_stop=then_stop
         )
         self.walls = str(subject.worker.walls.get("grade", ""))
         return subject
 
     def end(self, subject: Subject) -> None:
-        self.stand.retire(subject)
-        self.last = subject
+        self.ended = subject, self.stand.retire(subject)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -289,4 +394,5 @@ def merge(worst: CaseObservation, case: CaseObservation) -> CaseObservation:
         shape_differs=worst.shape_differs or case.shape_differs,
         dtype_differs=worst.dtype_differs or case.dtype_differs,
         foreign_type=worst.foreign_type or case.foreign_type,
+        stale=worst.stale or case.stale,
     )

@@ -76,15 +76,23 @@ def charged_collect(rounds: Sequence[RoundObservation]) -> float:
     return middle if middle > max(3 * spread, 0.01 * batch, 20e-6) else 0.0
 
 
+MERGED_FLOOR_S = 150e-6
+"""A call alone through the pipe costs about 160 us more than inside a batch, and a candidate's cold
+launcher some 120 us more than the reference's (measured on an H200): only gross merging is seen."""
+MERGED_PAIRS = 2
+"""Pairs in which the excess must show: on a busy CPU one in seven honest pairs had it."""
+
+
 def merged_excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
     """(excess, noise) in seconds per call of single-set calls over batched ones, reference's
     overhead off.
 
-    A candidate that merges the calls of a batch pays in full when it sees one set at a time. None
-    without rounds of both kinds.
+    A candidate that merges the calls of a batch pays in full when it sees one set at a time, in
+    every pair: the excess is the least of the pairs' medians, since a busy CPU wakes a team of
+    threads late for seconds on end. None without rounds of both kinds.
     """
     valid = [r for r in rounds if not r.void]
-    overheads: list[float] = []
+    overheads: dict[int, list[float]] = {}
     for number in {r.pair for r in valid}:
         batch = [r for r in valid if r.pair == number and not r.single]
         single = [r for r in valid if r.pair == number and r.single]
@@ -92,14 +100,25 @@ def merged_excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] |
             continue
         base_reference = statistics.median(r.reference_s / r.calls for r in batch)
         base_candidate = statistics.median(r.candidate_s / r.calls for r in batch)
-        overheads += [
+        overheads[number] = [
             (r.candidate_s / r.calls - base_candidate) - (r.reference_s / r.calls - base_reference)
             for r in single
         ]
     if not overheads:
         return None
-    middle = statistics.median(overheads)
-    return middle, statistics.median(abs(x - middle) for x in overheads)
+    everything = [x for found in overheads.values() for x in found]
+    middle = statistics.median(everything)
+    noise = statistics.median(abs(x - middle) for x in everything)
+    return min(statistics.median(found) for found in overheads.values()), noise
+
+
+def suspected_of_merging(rounds: Sequence[RoundObservation]) -> bool:
+    """Whether the verdict on these rounds needs another pair: lone calls cost far more than batched
+    ones, in fewer pairs than convict.
+    """
+    merged = merged_excess_s(rounds)
+    pairs = len({r.pair for r in rounds if r.single and not r.void})
+    return merged is not None and merged[0] > MERGED_FLOOR_S and pairs < MERGED_PAIRS
 
 
 def interval(pairs: Sequence[Pair], null: Null, config: EvalConfig) -> Interval:
@@ -123,6 +142,8 @@ def interval(pairs: Sequence[Pair], null: Null, config: EvalConfig) -> Interval:
         variance = (own * own_dof + prior * null_dof) / dof
     else:
         variance, dof = 0.05**2, 1
+    if not own_dof:  # a pair that was cut short knows its median less well
+        variance *= max(1.0, full_rounds(config) / max(1, pairs[0].rounds))
     half = t_quantile(0.5 + level / 2, dof) * math.sqrt(variance / len(logs))
     half = min(max(half, 1e-4), WIDEST)
     middle = math.exp(value)
@@ -152,6 +173,40 @@ def enough(pairs: Sequence[Pair], null: Null, config: EvalConfig, to_beat: float
         return False
     width = math.log(now.high / now.low) / 2
     return now.low > bar * slack or width <= max(config.target_half_width, null.floor)
+
+
+LEAST_ROUNDS = 2
+"""Batch rounds of a pair before it may be cut short."""
+
+
+def hopeless(
+    rounds: Sequence[RoundObservation], null: Null, config: EvalConfig, to_beat: float
+) -> bool:
+    """In a search, whether the pair under way may end: its candidate cannot reach `to_beat`.
+
+    All of its rounds miss the bar by twice the noise floor, and so does the upper bound of their
+    median, whose spread is the null experiment's, widened since the rounds are fewer. The level is
+    split over the looks: a candidate as fast as the bar is given up in less than (1 - confidence)
+    of all cases, all looks together. A winner is never cut short: it has to meet every secret round
+    and every change of weights.
+    """
+    if not null.log_ratios or not rounds:
+        return False
+    valid = [r for r in rounds if r.pair == rounds[-1].pair and not r.single and not r.void]
+    if len(valid) < LEAST_ROUNDS:
+        return False
+    bar = math.log(max(to_beat, 1.0)) - 2 * null.floor
+    logs = [math.log(r.reference_s / r.candidate_s) for r in valid]
+    whole = full_rounds(config)
+    level = 1 - (1 - config.confidence) / max(1, whole - LEAST_ROUNDS)
+    spread = null.deviation * math.sqrt(max(1.0, whole / len(valid)))
+    half = t_quantile(0.5 + level / 2, len(null.log_ratios)) * spread
+    return max(logs) < bar and statistics.median(logs) + half < bar
+
+
+def full_rounds(config: EvalConfig) -> int:
+    """Batch rounds of a whole pair."""
+    return config.rounds - max(1, round(config.rounds * config.single_share))
 
 
 def t_quantile(probability: float, dof: int) -> float:

@@ -4,26 +4,23 @@ candidate.
 
 from __future__ import annotations
 
-import logging
-import secrets
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from sandbox import memory
+from sandbox import memory, processes, tree
+from sandbox.claims import runtime_claim
+from sandbox.handle import Worker
 from sandbox.memory import Arena
-from sandbox.observation import Failure, FailureKind
-from sandbox.spawn import Worker, WorkerFailed, Zygote
-from sandbox.trees import CLAIM_ERRORS, Layout, Leaf
-from sandbox.types import Candidate, EvalConfig, Task
+from sandbox.observation import RuntimeClaim, TreeFacts
+from sandbox.trees import Layout, Leaf
+from sandbox.types import EvalConfig, Task
 
-logger = logging.getLogger(__name__)
-
+SLOWLY_FREED_BYTES = 1 << 30
+"""The driver took 0.2 s after a worker's end to give 18 GB back (H200); what is planned or started
+meanwhile would lack them."""
 POISON = 0xFF
 """Byte written over output slots and used inputs: NaN in every float type, -1 in every integer."""
 
@@ -82,6 +79,13 @@ class Subject:
         self.stage = stage
         self.arenas: dict[str, Arena] = {}
         self.layouts: dict[str, Layout] = {}
+        self.idle = tree.IdleClock(worker.pid)
+        self.threads_before = 0
+        self.solo: tuple[float, ...] = ()
+        """Seconds per call of the last batches run alone, newest last; a warm reference keeps them
+        while its arenas stay."""
+        self._mapped: dict[str, int] = {}
+        """Bytes by arena that the worker maps, some of them perhaps detached on our side."""
 
     def setup(self, threads: int) -> None:
         tf32 = self.config.tf32 and not self.task.exact_float32
@@ -93,6 +97,7 @@ class Subject:
             threads=threads,
             tf32=None if self.config.torch_default_precision else tf32,
         )
+        self.threads_before = processes.count_threads(self.worker.pid)
 
     def load(self, source: str) -> None:
         self.request("load", self.config.load_timeout_s, source=source)
@@ -104,7 +109,9 @@ class Subject:
         self.detach(name)
         arena = memory.allocate(layout.bytes, self.task.device)
         self.arenas[name], self.layouts[name] = arena, layout
-        self.worker.arena_bytes = sum(a.bytes.numel() for a in self.arenas.values())
+        self.solo = ()
+        self.worker.arena_bytes = self.arena_bytes
+        self._mapped[name] = arena.bytes.numel()
         self.request(
             "attach",
             self.config.load_timeout_s,
@@ -116,6 +123,10 @@ class Subject:
             tree=tree or {},
         )
 
+    @property
+    def arena_bytes(self) -> int:
+        return sum(arena.bytes.numel() for arena in self.arenas.values())
+
     def attach_all(self, signature: Signature, sets: int, slots: int) -> None:
         """Inputs, output slots and state for one shape."""
         self.attach("inputs", Layout(signature.inputs, sets), signature.input_tree)
@@ -124,7 +135,15 @@ class Subject:
 
     def rest(self) -> None:
         """Keep the worker and its model, free its arenas and what it has cached."""
-        self.request("rest", self.config.load_timeout_s)
+        self._vacate("rest")
+
+    def release(self) -> None:
+        """Drop the worker's model and arenas, keep the worker."""
+        self._vacate("release")
+
+    def _vacate(self, op: str) -> None:
+        self.request(op, self.config.load_timeout_s)
+        self._mapped.clear()
         for name in list(self.arenas):
             self.detach(name)
 
@@ -132,12 +151,7 @@ class Subject:
         arena = self.arenas.pop(name, None)
         if arena is not None:
             arena.close()
-
-    def release(self) -> None:
-        """Drop the worker's model and arenas, keep the worker."""
-        self.request("release", self.config.load_timeout_s)
-        for name in list(self.arenas):
-            self.detach(name)
+            self.solo = ()
 
     def leaf(self, name: str, index: int, leaf: int) -> torch.Tensor:
         """Supervisor's view of one leaf of one set."""
@@ -168,192 +182,35 @@ class Subject:
         self.worker.reply(stage=self.stage, timeout_s=self.config.run_timeout_s)
         return time.perf_counter() - start
 
-    def collect(self, sets: list[int]) -> tuple[float, dict[str, Any]]:
-        """Seconds to copy the outputs to their slots, and what the worker claims about them."""
+    def collect(
+        self, sets: list[int], *, look: bool = False, keep: int | None = None
+    ) -> tuple[float, dict[str, Any]]:
+        """Seconds to copy the outputs to their slots, and what the worker claims about them.
+
+        `look`: say also which outputs share memory, where no figure is taken. `keep`: hold the
+        output of the call at this position.
+        """
         start = time.perf_counter()
-        claim = self.request("collect", self.config.run_timeout_s, sets=sets)
+        claim = self.request("collect", self.config.run_timeout_s, sets=sets, look=look, keep=keep)
         return time.perf_counter() - start, claim
 
+    def claim(self) -> RuntimeClaim:
+        """What the worker says of its process."""
+        return runtime_claim(self.request("facts", self.config.run_timeout_s))
+
+    def facts(self) -> tuple[RuntimeClaim, TreeFacts]:
+        """What the worker says of its process, and what that looks like from outside."""
+        claim = self.claim()
+        seen = tree.look(self.worker.pid, self.threads_before, self.idle)
+        return claim, replace(seen, peak_device_bytes=claim.peak_device_bytes)
+
     def close(self) -> None:
+        """End the worker; where it mapped gigabytes of a GPU, wait until they are free again."""
+        mapped = sum(self._mapped.values())
+        wait = self.task.device == "cuda" and mapped > SLOWLY_FREED_BYTES
+        free = memory.device_free_bytes() if wait else 0
         self.worker.close()
         for name in list(self.arenas):
             self.detach(name)
-
-
-Started = TypeVar("Started")
-AlsoStarted = TypeVar("AlsoStarted")
-
-
-def _subject_of(started: object) -> Subject:
-    found = started[0] if isinstance(started, tuple) else started
-    assert isinstance(found, Subject)
-    return found
-
-
-class Stand:
-    """Starts subjects for one device: the zygote, and how workers are set up on it."""
-
-    def __init__(self, zygote: Zygote) -> None:
-        self.zygote = zygote
-        self._closer = ThreadPoolExecutor(1, "closer")
-        self._closing: list[Future[None]] = []
-
-    def retire(self, subject: Subject) -> None:
-        """Close a subject in the background: the driver takes a while to unmap a dead context."""
-        self._closing.append(self._closer.submit(subject.close))
-
-    def settle(self) -> None:
-        """Wait until every retired subject is gone; raises SandboxFault for one that survives."""
-        closing, self._closing = self._closing, []
-        start = time.perf_counter()
-        for future in closing:
-            future.result()
-        logger.debug("settled in %.1f ms", (time.perf_counter() - start) * 1e3)
-
-    def start_both(
-        self, first: Callable[[], Started], second: Callable[[], AlsoStarted]
-    ) -> tuple[Started, AlsoStarted]:
-        """Two starts side by side; if either fails, what the other started is retired."""
-        with ThreadPoolExecutor(1, "starter") as pool:
-            other = pool.submit(second)
-            try:
-                one = first()
-            except BaseException:
-                if other.exception() is None:
-                    self.retire(_subject_of(other.result()))
-                raise
-            try:
-                return one, other.result()
-            except BaseException:
-                self.retire(_subject_of(one))
-                raise
-
-    def reference(
-        self,
-        task: Task,
-        config: EvalConfig,
-        opening: Opening,
-        preload: Sequence[tuple[Path, str]] = (),
-    ) -> tuple[Subject, Signature]:
-        """A fresh reference worker, its model open, and what it looks like."""
-        subject = self._subject("reference", task, config, "reference", preload)
-        try:
-            subject.load(task.source)
-            return subject, self.open_reference(subject, opening)
-        except BaseException:
-            subject.close()
-            raise
-
-    def open_reference(self, subject: Subject, opening: Opening) -> Signature:
-        task, limit = subject.task, subject.config.run_timeout_s
-        seed = secrets.randbits(31) if opening.known is None else opening.known.seed
-        opened = subject.request(
-            "open",
-            limit,
-            constants=task.shapes[opening.shape].constants,
-            seed=seed,
-            state_seed=secrets.randbits(31) if opening.randomise else None,
-            wrap=opening.wrap,
-        )
-        if opening.known is not None:
-            return opening.known
-        seen = subject.request("examine", limit, seed=secrets.randbits(31))
-        return Signature(
-            shape=opening.shape,
-            seed=seed,
-            init=opened["init"],
-            input_tree=opened["inputs"]["tree"],
-            inputs=tuple(map(Leaf.from_json, opened["inputs"]["leaves"])),
-            state=tuple((name, Leaf.from_json(leaf)) for name, leaf in opened["state"]),
-            output_tree=seen["outputs"]["tree"],
-            outputs=tuple(map(Leaf.from_json, seen["outputs"]["leaves"])),
-            classes=tuple(seen["outputs"]["classes"]),
-            repeatable=seen["repeatable"],
-            mutates=seen["mutates"],
-            moves_state=seen["moves_state"],
-            aliases=seen["aliases"],
-            latency_s=seen["latency_s"],
-            fill_s=seen["fill_s"],
-        )
-
-    def candidate(
-        self,
-        task: Task,
-        candidate: Candidate,
-        config: EvalConfig,
-        preload: Sequence[tuple[Path, str]] = (),
-    ) -> Subject:
-        """A fresh candidate worker with the candidate loaded; raises WorkerFailed for its
-        faults.
-        """
-        subject = self._subject("candidate", task, config, "load", preload)
-        try:
-            subject.load(candidate.source)
-        except BaseException:
-            subject.close()
-            raise
-        return subject
-
-    def open_candidate(self, subject: Subject, signature: Signature) -> str:
-        """Build ModelNew as the reference was built; returns how its state was matched."""
-        claim = subject.request(
-            "open", subject.config.load_timeout_s, init=signature.init, seed=signature.seed
-        )
-        try:
-            how, names = match_state(signature.state, claim["state"])
-        except CLAIM_ERRORS as error:
-            failure = Failure(subject.stage, FailureKind.PROTOCOL, message="a state that is none")
-            raise WorkerFailed(failure) from error
-        subject.request("bind", subject.config.load_timeout_s, names=names)
-        return how
-
-    def _subject(
-        self,
-        role: str,
-        task: Task,
-        config: EvalConfig,
-        stage: str,
-        preload: Sequence[tuple[Path, str]],
-    ) -> Subject:
-        worker = self.zygote.spawn(
-            role,
-            memory_limit_bytes=config.memory_limit_bytes,
-            log_limit_bytes=config.log_limit_bytes,
-            preload=preload,
-        )
-        subject = Subject(worker, task, config, stage)
-        try:
-            subject.setup(self.zygote.threads)
-        except BaseException:
-            subject.close()
-            raise
-        return subject
-
-
-def match_state(
-    reference: tuple[tuple[str, Leaf], ...], claimed: list[Any]
-) -> tuple[str, list[str]]:
-    """How a candidate's parameters and buffers correspond, and its names in the reference's order.
-
-    By name where every candidate tensor has a namesake of its shape and dtype; else by order where
-    shapes and dtypes agree one by one; else only through the shared seed, and nothing is
-    overwritten.
-    """
-    own = [(str(name), Leaf.from_json(leaf)) for name, leaf in claimed]
-    if not reference and not own:
-        return "none", []
-    named = dict(own)
-    wanted = dict(reference)
-    if all(name in wanted and _alike(leaf, wanted[name]) for name, leaf in own) and own:
-        if len(own) == len(reference):
-            return "name", [name for name, _ in reference]
-        return "subset", [name if name in named else "" for name, _ in reference]
-    if len(own) == len(reference) and all(
-        _alike(mine, theirs) for (_, mine), (_, theirs) in zip(own, reference, strict=True)
-    ):
-        return "order", [name for name, _ in own]
-    return "seed", []
-
-
-def _alike(left: Leaf, right: Leaf) -> bool:
-    return left.shape == right.shape and left.dtype == right.dtype
+        if wait:
+            memory.wait_for_device(free + mapped)

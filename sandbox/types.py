@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-SCHEMA_VERSION = 1
+from sandbox.evidence import Evidence, Kind
+
+SCHEMA_VERSION = 2
 """Of every JSON record made from these types."""
 
 
@@ -121,10 +123,12 @@ class EvalConfig:
     """The protocol as data. Equal `id` means comparable figures."""
 
     preset: str = "quick"
-    scales: tuple[float, ...] = (3.0, 0.01, -1.0)
+    scales: tuple[float, ...] = (3.0, 0.01, -1.0, 128.0)
     """Value cases beside the inputs as given: float arguments multiplied, where float64 stays
     finite.
     """
+    changes: tuple[str, ...] = ("flattened", "one element changed", "samples permuted")
+    """Further cases made from the first one's inputs (sandbox/hidden.py)."""
     reference_error_factor: float = 4.0
     """Allowed error = max(class constant, this x the reference's own error against float64)."""
     tf32: bool = True
@@ -138,6 +142,8 @@ class EvalConfig:
     """Buffers that the reference's calls move must be moved alike."""
     batch_ms: float = 20.0
     """A timed batch holds enough calls to last this long, memory allowing."""
+    search_batch_ms: float = 10.0
+    """Of a search, whose figures only rank: the shortest that calls over 30 us bear."""
     max_sets: int = 512
     rounds: int = 8
     """Timed batches per process pair, single-set rounds included."""
@@ -158,7 +164,9 @@ class EvalConfig:
     run_timeout_s: float = 60.0
     """For one batch of calls."""
     memory_limit_bytes: int = 8 << 30
-    """Host memory a worker's process tree may hold; on the CPU its arenas are not counted."""
+    """Host memory a worker's process tree may hold, and again as much in files; on the CPU its
+    arenas are not counted.
+    """
     log_limit_bytes: int = 16 << 10
     """Build output, stdout and stderr kept per Evaluation, head and tail."""
     baselines: tuple[str, ...] = ("compile",)
@@ -176,6 +184,16 @@ class EvalConfig:
     @property
     def id(self) -> str:
         return digest(self.__dict__)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One candidate to judge: the arguments of `Evaluator.evaluate`."""
+
+    task: Task
+    candidate: Candidate
+    config: EvalConfig
+    to_beat: float | None = None
 
 
 @dataclass(frozen=True)
@@ -267,15 +285,6 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What one layer of defence saw, whether or not it decided the verdict."""
-
-    layer: str
-    suspicious: bool
-    detail: str
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """What *we* conclude about a candidate."""
 
@@ -292,7 +301,10 @@ class Evaluation:
     """Class of the worst norm error: float32, tf32, bfloat16, float8 or looser."""
     parameters: str = "none"
     """How parameters were matched: none, name, order, seed."""
-    findings: tuple[Finding, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    """By layer, in the order they were asked."""
+    kind: Kind | None = None
+    """What makes it fast; None unless it passed."""
     environment: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     """By stage: build, load, verify, time, ..."""
@@ -304,6 +316,11 @@ class Evaluation:
     @property
     def passed(self) -> bool:
         return self.status is Status.PASSED
+
+    @property
+    def suspicions(self) -> tuple[Evidence, ...]:
+        """What a reader should look at before the figure is believed."""
+        return tuple(found for found in self.evidence if found.against)
 
     @property
     def speedup(self) -> Interval | None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from sandbox import compare, memory
+from sandbox.claims import words
+from sandbox.mismatch import mismatch
 from sandbox.observation import CaseObservation, Errors
-from sandbox.pair import structure
 from sandbox.pool import Case, Pool
+from sandbox.structure import structure
 from sandbox.subject import Subject
 from sandbox.trees import Layout
 
@@ -31,8 +36,37 @@ def verify(
     synchronize()
     checker = _Checker(subject, pool, matched, synchronize)
     # Calls that move buffers are made one by one, each from the pool's state.
-    batches = [[i] for i in range(count)] if signature.moves_state else [list(range(count))]
-    return tuple(found for batch in batches for found in checker.run(batch))
+    batches = [[i] for i in range(count)] if signature.moves_state else [order(pool.cases)]
+    repeats = () if signature.mutates or signature.moves_state else (secrets.randbelow(count),)
+    found = {i: case for batch in batches for i, case in checker.run(batch, repeats)}
+    return tuple(found[i] for i in range(count))
+
+
+def profiled(subject: Subject, pool: Pool, synchronize: Any) -> dict[str, Any]:
+    """What the worker's profiler says of calls on the first case; raises WorkerFailed."""
+    subject.attach_all(pool.signature, 1, 1)
+    subject.set_bytes("inputs", 0).copy_(pool.cases[0].inputs)
+    subject.arenas["state"].bytes.copy_(pool.state)
+    synchronize()
+    subject.request("restate", subject.config.run_timeout_s)
+    return subject.request("profile", subject.config.run_timeout_s, set=0)
+
+
+def order(cases: Sequence[Case]) -> list[int]:
+    """A secret order of calls; a changed case comes right after or before the one it is made from.
+
+    Neighbours that differ in one element or in the order of their samples are told apart only by
+    who looks at all of them.
+    """
+    secret = random.Random(secrets.randbits(64))
+    made = [i for i, case in enumerate(cases) if case.made_from is not None]
+    calls = [i for i in range(len(cases)) if i not in made]
+    secret.shuffle(calls)
+    secret.shuffle(made)
+    for index in made:
+        base = next(i for i, case in enumerate(cases) if case.name == cases[index].made_from)
+        calls.insert(calls.index(base) + secret.randrange(2), index)
+    return calls
 
 
 class _Checker:
@@ -42,11 +76,15 @@ class _Checker:
         self.matched = matched
         self.synchronize = synchronize
 
-    def run(self, batch: list[int]) -> list[CaseObservation]:
+    def run(
+        self, batch: list[int], repeats: Sequence[int] = ()
+    ) -> list[tuple[int, CaseObservation]]:
+        """Calls the batch, then `repeats` of it again: the last result of a case is compared."""
         subject, signature = self.subject, self.pool.signature
         subject.request("restate", subject.config.run_timeout_s)
         subject.warm([])
-        subject.go(batch)
+        calls = [*batch, *repeats]
+        subject.go(calls)
         mutated = {
             i: not signature.mutates
             and not compare.identical(subject.set_bytes("inputs", i), self.pool.cases[i].inputs)
@@ -56,19 +94,26 @@ class _Checker:
             for i in batch:
                 subject.poison("inputs", i, 1)
             self.synchronize()
-        _, claim = subject.collect(batch)
-        differs = structure(claim, signature, len(batch))
+        _, claim = subject.collect(calls, look=True)
+        differs = structure(claim, signature, len(calls))
         state_differs = self.state_differs(batch[-1])
         return [
-            replace(
-                self.compare(i), inputs_mutated=mutated[i], state_differs=state_differs, **differs
+            (
+                i,
+                replace(
+                    self.compare(i),
+                    inputs_mutated=mutated[i],
+                    state_differs=state_differs,
+                    sharing=words(claim.get("sharing")),
+                    **differs,
+                ),
             )
             for i in batch
         ]
 
     def compare(self, index: int) -> CaseObservation:
         case, signature = self.pool.cases[index], self.pool.signature
-        found = []
+        found, wrong = [], []
         for leaf, truth in enumerate(case.truth):
             out = self.subject.leaf("slots", index, leaf)
             errors = compare.errors(out, truth)
@@ -77,8 +122,10 @@ class _Checker:
                 if compare.ties_explain(out, truth, values):
                     errors = replace(errors, misplaced=0)
             found.append(errors)
+            bound = case.bounds[leaf]
+            wrong.append(None if errors.within(bound) else mismatch(out, truth, bound))
         shape = self.subject.task.shapes[signature.shape].name
-        return CaseObservation(f"{shape}, {case.name}", tuple(found), case.bounds)
+        return CaseObservation(f"{shape}, {case.name}", tuple(found), case.bounds, tuple(wrong))
 
     def state_differs(self, index: int) -> bool:
         """Buffers after the call against the reference's, where calls move them and names match."""

@@ -128,7 +128,7 @@ class _Builder:
         os.environ.update(folders.scratch_environment(e.scratch))
         tempfile.tempdir = None
         os.chdir(e.scratch)
-        self._try(Layer.SECCOMP, seccomp.install)
+        self._try(Layer.SECCOMP, lambda: seccomp.install(privileges.protected(e.parent_pid)))
         missing = (
             f"{layer}: {self.missing.get(layer, 'needs Landlock')}"
             for layer in Layer
@@ -170,7 +170,27 @@ class _Builder:
             raise OSError("no mount namespace")
         scratch = self.enclosure.scratch
         covers = {target: scratch / name for target, name in folders.PRIVATE.items()}
+        if self._has_landlock():
+            namespaces.cover(covers, self.readable, scratch)
+            return
+        # Mounts do what they can of Landlock's part: the home is out of sight but for what imports
+        # need, and the scratch alone can be written.
+        home = folders.coverable_home(self.readable)
+        if home is not None:
+            covers[home] = folders.make_empty(scratch)
         namespaces.cover(covers, self.readable, scratch)
+        # CUDA names its threads through /proc.
+        shared = [target for target in folders.PRIVATE if target.is_dir()]
+        namespaces.leave_writable(scratch, [*shared, Path("/proc")])
+
+    def _has_landlock(self) -> bool:
+        if Layer.LANDLOCK in self.without:
+            return False
+        try:
+            landlock.abi()
+        except OSError:
+            return False
+        return True
 
     def _restrict(self) -> None:
         version = landlock.abi()
@@ -195,10 +215,14 @@ class _Builder:
     def _change_user(self) -> None:
         uid, scratch = self.enclosure.uid, self.enclosure.scratch
         if self.root and uid is not None and Layer.OWN_UID not in self.without:
-            needed = (*self.imports, *self.enclosure.readable, scratch.parent)
-            closed = privileges.closed_to_others(needed)
+            needed = (*self.imports, *self.enclosure.readable, scratch)
+            closed = privileges.closed_to(uid, needed)
             privileges.become(uid, read_everything=closed is not None)
             self.layers.append(Layer.OWN_UID)
+            if closed is not None and Layer.LANDLOCK not in self.layers:
+                unbounded = f"{closed} is closed to others, so every file can be read"
+                why = self.missing[Layer.LANDLOCK]
+                self.missing[Layer.LANDLOCK] = f"{why}; {unbounded}: move Python out of it"
             return
         privileges.drop_capabilities()
         self.missing[Layer.OWN_UID] = f"runs as uid {os.getuid()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import site
 import sys
 from collections.abc import Iterable
@@ -98,6 +99,27 @@ def outermost(paths: Iterable[Path]) -> list[Path]:
         if not kept or not path.is_relative_to(kept[-1]):
             kept.append(path)
     return kept
+
+
+def coverable_home(readable: Iterable[Path]) -> Path | None:
+    """The user's home where it can be hidden: it is a folder, and none that must stay readable."""
+    try:
+        home = Path(os.path.realpath(pwd.getpwuid(os.getuid()).pw_dir))
+    except KeyError:
+        return None  # a uid without an account
+    kept = [Path(os.path.realpath(path)) for path in readable]
+    shared = [Path("/"), *PRIVATE]
+    if not home.is_dir() or any(path.is_relative_to(home) for path in shared):
+        return None
+    return None if any(home.is_relative_to(path) for path in kept) else home
+
+
+def make_empty(scratch: Path) -> Path:
+    """A folder in the scratch that others can enter and nobody has anything in."""
+    empty = scratch / "nothing"
+    empty.mkdir(exist_ok=True)
+    empty.chmod(0o755)
+    return empty
 
 
 def gpu_devices() -> tuple[Path, ...]:

@@ -95,12 +95,26 @@ def _cover(target: Path, source: Path, kept: list[Path], writable: list[Path]) -
                 _make_readonly(path)
 
 
+def leave_writable(scratch: Path, mounts: Iterable[Path]) -> None:
+    """Make every mount of this namespace read-only, but for `scratch` and these mount points.
+
+    In place of Landlock where the kernel has none. Devices stay usable: a read-only mount does not
+    stop writing to what they stand for.
+    """
+    _mount(scratch, scratch, MS_BIND)
+    _set_attributes(Path("/"), MOUNT_ATTR_RDONLY, 0)
+    for path in (scratch, *mounts):
+        _set_attributes(path, 0, MOUNT_ATTR_RDONLY)
+
+
 def _make_readonly(path: Path) -> None:
     """With every mount below; unlike a remount it keeps flags a user namespace may not drop."""
+    _set_attributes(path, MOUNT_ATTR_RDONLY, 0)
+
+
+def _set_attributes(path: Path, add: int, clear: int) -> None:
     name = os.fsencode(path) + b"\0"
-    attributes = struct.pack(
-        "=4Q", MOUNT_ATTR_RDONLY, 0, 0, 0
-    )  # struct mount_attr: set, clear, ...
+    attributes = struct.pack("=4Q", add, clear, 0, 0)  # struct mount_attr
     syscall(
         MOUNT_SETATTR,
         AT_FDCWD,

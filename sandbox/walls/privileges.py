@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -33,18 +34,26 @@ def no_new_privileges() -> None:
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
-def closed_to_others(paths: Iterable[Path]) -> Path | None:
-    """The first folder, among these and their parents, that another user cannot enter or read."""
+def closed_to(uid: int, paths: Iterable[Path]) -> Path | None:
+    """The first folder, among these and their parents, that this user cannot enter or read.
+
+    Groups do not count: a slot's user is in none but its own.
+    """
     entered: set[Path] = set()
+
+    def lacks(path: Path, right: int) -> bool:
+        found = path.stat()
+        return not found.st_mode & (right << 6 if found.st_uid == uid else right)
+
     for path in paths:
         real = Path(os.path.realpath(path))
-        if os.path.exists(real) and not real.stat().st_mode & 0o004:
+        if os.path.exists(real) and lacks(real, 0o4):
             return real
         for parent in (real, *real.parents):
             if parent in entered:
                 break
             entered.add(parent)
-            if parent.is_dir() and not parent.stat().st_mode & 0o001:
+            if parent.is_dir() and lacks(parent, 0o1):
                 return parent
     return None
 
@@ -100,6 +109,33 @@ def die_with(parent_pid: int) -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         raise SandboxFault(f"parent {parent_pid} ended before the walls stood")
+
+
+def protected(pid: int) -> list[int]:
+    """The process, its parents, and the groups of all of these, whose leaders need not be among
+    them: a shell's background job has the group of a process that may have ended.
+    """
+    found = ancestors(pid)
+    for process in list(found):
+        with contextlib.suppress(ProcessLookupError):
+            group = os.getpgid(process)
+            if group > 1 and group not in found:
+                found.insert(1, group)
+    return found
+
+
+def ancestors(pid: int) -> list[int]:
+    """The process and its parents, nearest first, without init."""
+    line = []
+    while pid > 1:
+        line.append(pid)
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            break  # hidden, or ended meanwhile
+        # The command in parentheses may itself contain spaces and parentheses (proc(5)).
+        pid = int(stat.rpartition(")")[2].split()[1])
+    return line
 
 
 def _permitted() -> int:

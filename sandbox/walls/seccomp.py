@@ -85,12 +85,25 @@ DENIED = {
     "semget": (64, 190),
     "mq_open": (240, 180),
     "connect": (42, 203),
+    # Signals to a thread or process by ways that carry no process id to look at.
+    "tkill": (200, 130),
+    "pidfd_send_signal": (424, 424),
 }
 """Refused whatever the arguments: number in x86 asm/unistd_64.h, then in asm-generic/unistd.h."""
 
 SETPGID, SOCKET, SOCKETPAIR = (109, 154), (41, 198), (53, 199)
 CLONE, CLONE3, PRCTL, PRLIMIT64, IOCTL = (56, 220), (435, 435), (157, 167), (302, 261), (16, 29)
 SECCOMP = (317, 277)
+NAMING_A_PROCESS = {
+    "kill": (62, 129),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_open": (434, 434),
+}
+"""Whose first argument says which process, or minus which group; -1 is everyone."""
+MOST_PROTECTED = 32
+"""The nearest; a jump spans 255 instructions."""
 
 NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET (include/uapi/linux/sched.h)."""
@@ -116,15 +129,20 @@ Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false (in instructions skipped), operand."""
 
 
-def install() -> None:
+def install(protected: Sequence[int] = ()) -> None:
     """Filter this thread and its later children; needs no_new_privs.
+
+    `protected` are processes that may not be signalled, nor a group of that number: the supervisor,
+    where no other wall keeps a process of its own user from that. A pid is taken as it is here.
 
     Raises OSError with ENOSYS on a machine without a table, or what seccomp(2) says.
     """
     machine = platform.machine()
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no system call table for {machine}")
-    code = b"".join(struct.pack("=HBBI", *i) for i in program(machine))  # struct sock_filter
+    code = b"".join(
+        struct.pack("=HBBI", *i) for i in program(machine, protected)
+    )  # struct sock_filter
     filters = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("@HP", len(code) // 8, ctypes.addressof(filters))  # struct sock_fprog
     number = SECCOMP[ARCHITECTURES[machine][0]]
@@ -132,7 +150,7 @@ def install() -> None:
     syscall(number, SET_MODE_FILTER, SPEC_ALLOW, ctypes.create_string_buffer(header, len(header)))
 
 
-def program(machine: str) -> list[Instruction]:
+def program(machine: str, protected: Sequence[int] = ()) -> list[Instruction]:
     """The filter for one machine. Calls it does not inspect fall through to ALLOW."""
     column, architecture = ARCHITECTURES[machine]
     code: list[Instruction] = [
@@ -149,6 +167,13 @@ def program(machine: str) -> list[Instruction]:
     code += _when(CLONE3[column], [(RETURN, 0, 0, ERRNO | errno.ENOSYS)])
     # Ninja gives each compiler its own group and dies where that fails; the group just stays ours.
     code += _when(SETPGID[column], [(RETURN, 0, 0, PRETEND_SUCCESS)])
+    named = [-1, *protected[:MOST_PROTECTED], *(-pid for pid in protected[:MOST_PROTECTED])]
+    refused = [(JUMP_EQUAL, 0, 1, pid & 0xFFFFFFFF) for pid in named]
+    body: list[Instruction] = [(LOAD_WORD, 0, 0, _argument(0))]
+    for test in refused:
+        body += [test, (RETURN, 0, 0, DENY)]
+    for numbers in NAMING_A_PROCESS.values():
+        code += _when(numbers[column], [*body, (RETURN, 0, 0, ALLOW)])
     code += _when(CLONE[column], _deny_if(JUMP_BITS, 0, NAMESPACE_FLAGS))
     code += _when(PRCTL[column], _deny_if(JUMP_EQUAL, 0, PR_SET_PDEATHSIG))
     code += _when(PRLIMIT64[column], _allow_only(0, 0))

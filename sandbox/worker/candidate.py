@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sandbox import memory
-from sandbox.worker import extensions, models
+from sandbox.light import Ways
+from sandbox.worker import extensions, facts, faster, kernels, models
 from sandbox.worker.session import Request, Session
 
 
 class CandidateSession(Session):
     module: Any = None
+    watch: facts.Watch | None = None
 
     def do_load(self, request: Request, fds: list[int]) -> Request:
         """Import the candidate; `load_inline` finds what the build stage compiled."""
         extensions.intercept(self.folder)
+        self.watch = facts.Watch()
         compile(request["source"], "candidate.py", "exec")
         self.module = models.load_module(request["source"], "candidate", self.folder)
         models.require(self.module, "ModelNew")
@@ -41,12 +45,21 @@ class CandidateSession(Session):
         self.state_tensors = [named.get(name) for name in request["names"]]
         return {}
 
+    def do_facts(self, request: Request, fds: list[int]) -> Request:
+        """What its code has replaced and set, and its kernels, beside what any worker says."""
+        changes = {} if self.watch is None else self.watch.changes()
+        own = {**changes, "kernels": kernels.described(self.module)}
+        return {**super().do_facts(request, fds), **own}
+
 
 class BuildSession(Session):
     """A build process: runs the import only, so that every `load_inline` in it compiles."""
 
     def do_build(self, request: Request, fds: list[int]) -> Request:
-        built = extensions.record(self.folder)
+        ready = request["preludes"]
+        made = extensions.record(
+            self.folder, Ways(**request["ways"]), None if ready is None else Path(ready)
+        )
         compile(request["source"], "candidate.py", "exec")
         note = ""
         try:
@@ -55,4 +68,8 @@ class BuildSession(Session):
             raise
         except Exception as error:  # noqa: BLE001  the import may need a GPU: the run stage decides
             note = f"{type(error).__name__}: {error}"
-        return {"artifacts": built, "note": note[:2000]}
+        return {"artifacts": made.artifacts, "missing": made.missing, "note": note[:2000]}
+
+    def do_precompile(self, request: Request, fds: list[int]) -> Request:
+        """Compile the light prelude; no candidate's code runs in this process."""
+        return faster.precompile(self.folder, request["flags"], request["cuda"])

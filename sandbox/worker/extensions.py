@@ -2,21 +2,27 @@
 
 The build process compiles every call into a numbered folder; the run process finds the n-th call's
 library in its private copy of those folders when the arguments are the same, and compiles
-otherwise.
+otherwise. Both build with the ways of `faster`.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib.util
 import json
+import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import cpp_extension
+
+from sandbox.light import Ways
+from sandbox.worker.faster import Hurry
 
 ARTIFACTS = "artifacts"
 """Folder under a worker's scratch folder; one numbered folder per call."""
@@ -32,15 +38,26 @@ def arguments_hash(name: str, arguments: tuple[Any, ...], options: dict[str, Any
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def record(folder: Path) -> list[dict[str, Any]]:
+@dataclass
+class Recorded:
+    """What a build process made, and what would have made it faster."""
+
+    artifacts: list[dict[str, Any]]
+    missing: list[dict[str, Any]]
+    """Precompiled preludes that were not there."""
+
+
+def record(folder: Path, ways: Ways, precompiled: Path | None) -> Recorded:
     """In a build process: compile each call into `artifacts/N` and list what was made."""
     built: list[dict[str, Any]] = []
+    hurry = Hurry(folder, ways, precompiled)
+    hurry.install()
 
     def make(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
         def build(*arguments: Any, **options: Any) -> Any:
             key = arguments_hash(kind, arguments, options)
             target = folder / ARTIFACTS / str(len(built))
-            module = _compile(original, target, arguments, options)
+            module = _compile(original, target, arguments, options, hurry)
             libraries = [p.name for p in target.glob("*.so")]
             built.append({"index": len(built), "key": key, "libraries": libraries})
             return module
@@ -48,12 +65,14 @@ def record(folder: Path) -> list[dict[str, Any]]:
         return build
 
     _patch(make)
-    return built
+    return Recorded(built, hurry.missing)
 
 
 def intercept(folder: Path) -> None:
     """In a run process: load the library built for the same call, or compile it here."""
     calls = 0
+    hurry = Hurry(folder, Ways(), None)
+    hurry.install()
 
     def make(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
         def fetch(*arguments: Any, **options: Any) -> Any:
@@ -61,12 +80,12 @@ def intercept(folder: Path) -> None:
             key = arguments_hash(kind, arguments, options)
             target = folder / ARTIFACTS / str(calls)
             calls += 1
-            name = options.get("name", arguments[0] if arguments else "extension")
-            library = target / f"{name}.so"
+            # Not always name.so: torch numbers the libraries that share a name.
+            library = next(iter(sorted(target.glob("*.so"))), None)
             recorded = target / "key"
-            if library.exists() and recorded.exists() and recorded.read_text() == key:
-                return _load(name, library, options.get("is_python_module", True))
-            return _compile(original, folder / "late" / str(calls), arguments, options)
+            if library and recorded.exists() and recorded.read_text() == key:
+                return _load(library.stem, library, options.get("is_python_module", True))
+            return _compile(original, folder / "late" / str(calls), arguments, options, hurry)
 
         return fetch
 
@@ -83,11 +102,30 @@ def _compile(
     target: Path,
     arguments: tuple[Any, ...],
     options: dict[str, Any],
+    hurry: Hurry,
+) -> Any:
+    again = copy.deepcopy((arguments, options))  # torch adds its headers to the caller's lists
+    versions = dict(cpp_extension.JIT_EXTENSION_VERSIONER.entries)
+    hurry.used = False
+    try:
+        return _call(original, target, arguments, options)
+    except (ImportError, OSError):
+        if not hurry.used:
+            raise
+    # It compiled with light headers and cannot be loaded: once more with torch's own steps alone.
+    shutil.rmtree(target)
+    cpp_extension.JIT_EXTENSION_VERSIONER.entries = versions
+    with hurry.off():
+        return _call(original, target, *again)
+
+
+def _call(
+    original: Callable[..., Any], target: Path, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> Any:
     target.mkdir(parents=True, exist_ok=True)
     try:
         return original(*arguments, **{**options, "build_directory": str(target)})
-    except (RuntimeError, OSError) as error:
+    except RuntimeError as error:
         raise BuildFailed(str(error)) from error
 
 

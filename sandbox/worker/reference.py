@@ -8,19 +8,28 @@ from __future__ import annotations
 import copy
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from sandbox import memory, trees
 from sandbox.trees import Layout
 from sandbox.worker import models
 from sandbox.worker.session import Request, Session
 
+PIECE_ELEMENTS = 1 << 26
+
 
 class ReferenceSession(Session):
     module: Any = None
     init: Any = None
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.replaced: dict[str, Any] = {}
+        """Module constants as the task wrote them, where a shape has set others."""
 
     def do_load(self, request: Request, fds: list[int]) -> Request:
         self.module = models.load_module(request["source"], "reference", self.folder)
@@ -31,6 +40,10 @@ class ReferenceSession(Session):
         """Build the model at one shape with randomised state, and describe inputs, outputs and
         state.
         """
+        for name, value in self.replaced.items():  # by the shape that was open before
+            setattr(self.module, name, value)
+        written = vars(self.module)
+        self.replaced = {k: written[k] for k, _ in request["constants"] if k in written}
         for name, value in request["constants"]:
             setattr(self.module, name, value)
         models.seed_all(request["seed"])
@@ -70,23 +83,25 @@ class ReferenceSession(Session):
         aliases = any(t.untyped_storage().data_ptr() in storages for t in first if t.numel())
         outputs = [memory.describe(t).dense().to_json() for t in first]
         classes = [trees.stride_class(t.shape, t.stride()) for t in first]
-        kept = [t.clone() for t in first]
+        kept = [t.clone() for t in first] if aliases else first
         del first
-        for tensor, old in zip([*tensors, *own], [*before, *state], strict=True):
-            tensor.copy_(old)
+        restore([*tensors, *own], [*before, *state])
         models.seed_all(request["seed"] + 2)
         _, second = trees.flatten(self.model(*inputs), torch.is_tensor)
         repeat = all(map(close, kept, second)) and len(kept) == len(second)
-        for tensor, old in zip(own, state, strict=True):
-            tensor.copy_(old)
+        restore(own, state)
+        del before, kept, second
+        latency_s, fill_s = self.latency(inputs), self.fill_s(request["seed"])
+        if self.device == "cuda":
+            torch.cuda.empty_cache()  # this took several times what a call takes
         return {
             "outputs": {"tree": tree, "leaves": outputs, "classes": classes},
             "repeatable": repeat,
             "mutates": mutates,
             "moves_state": moves,
             "aliases": aliases,
-            "latency_s": self.latency(inputs),
-            "fill_s": self.fill_s(request["seed"]),
+            "latency_s": latency_s,
+            "fill_s": fill_s,
         }
 
     def do_restyle(self, request: Request, fds: list[int]) -> Request:
@@ -111,6 +126,56 @@ class ReferenceSession(Session):
                 slot.copy_(tensor)
         self.synchronize()
         return {}
+
+    def do_vary(self, request: Request, fds: list[int]) -> Request:
+        """Run the model on input set 0 with one leaf changed, its outputs into slot 0.
+
+        `leaf` is ["input", i], ["parameter", i], or None for no change at all. `changed` is False
+        where the leaf has no other value that is certainly valid, and then nothing is run.
+        """
+        inputs = self.flat_arguments(0)
+        kind, index = request["leaf"] or (None, 0)
+        # Calls may move buffers, and a parameter is to be put back.
+        state = [(tensor, tensor.clone()) for _, tensor in models.state_of(self.model)]
+        try:
+            models.seed_all(request["seed"])
+            if kind == "input" and not self.replace(inputs, index, request["seed"]):
+                return {"changed": False}
+            if kind == "parameter" and not shake(list(self.model.parameters())[index].detach()):
+                return {"changed": False}
+            models.seed_all(request["seed"] + 1)
+            outputs = self.model(*trees.unflatten(self.input_tree, inputs))
+            _, tensors = trees.flatten(outputs, torch.is_tensor)
+            for leaf, tensor in enumerate(tensors):
+                self._deliver(tensor, 0, leaf)
+        finally:
+            for tensor, old in state:
+                tensor.copy_(old)
+        self.synchronize()
+        return {"changed": True}
+
+    def replace(self, inputs: list[torch.Tensor], index: int, seed: int) -> bool:
+        """One input by the one of a fresh set; where all sets hold the same, by a shaken one."""
+        _, fresh = trees.flatten(self.make_inputs(seed, 1.0), torch.is_tensor)
+        if same(inputs[index], fresh[index]):
+            return shake(inputs[index])
+        inputs[index] = fresh[index]
+        return True
+
+    def do_weigh(self, request: Request, fds: list[int]) -> Request:
+        """What one call takes: floating-point operations that torch can count (matmul, convolution,
+        attention), peak device memory, and the parameters that it may use.
+        """
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        with FlopCounterMode(display=False) as counter:
+            self.model(*trees.unflatten(self.input_tree, self.flat_arguments(0)))
+        self.synchronize()
+        return {
+            "flops": counter.get_total_flops(),
+            "peak_bytes": torch.cuda.max_memory_allocated() if self.device == "cuda" else None,
+            "parameters": [name for name, _ in self.model.named_parameters()],
+        }
 
     def do_oracle(self, request: Request, fds: list[int]) -> Request:
         """The float64 truth of one input set into the `oracle` arena, inputs optionally jittered.
@@ -192,16 +257,22 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     """
     models.seed_all(seed)
     for _, tensor in models.state_of(model):
-        if not tensor.is_floating_point() or tensor.numel() == 0:
-            continue
-        noise = torch.randn_like(tensor)
-        low, high = tensor.min(), tensor.max()
-        if bool(low == high) and bool(low == 0):
-            tensor.copy_(0.25 * noise)
-        elif bool(low > 0):
-            tensor.mul_(torch.exp(0.25 * noise))
-        else:
-            tensor.mul_(1 + 0.25 * noise)
+        shake(tensor)
+
+
+def shake(tensor: torch.Tensor) -> bool:
+    """Other values of the same scale and sign, in place; False where there are none to be told."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return False
+    noise = torch.randn_like(tensor)
+    low, high = tensor.min(), tensor.max()
+    if bool(low == high) and bool(low == 0):
+        tensor.copy_(0.25 * noise)
+    elif bool(low > 0):
+        tensor.mul_(torch.exp(0.25 * noise))
+    else:
+        tensor.mul_(1 + 0.25 * noise)
+    return True
 
 
 def wrapped(model: torch.nn.Module, how: str | None) -> Any:
@@ -253,13 +324,16 @@ class GraphReplay:
             self.output = self.model(*arguments)
 
 
+def restore(tensors: list[torch.Tensor], kept: list[torch.Tensor]) -> None:
+    for tensor, old in zip(tensors, kept, strict=True):
+        tensor.copy_(old)
+
+
 def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Bitwise equal, NaN included."""
-    return bool(
-        torch.equal(
-            left.contiguous().reshape(-1).view(torch.uint8),
-            right.contiguous().reshape(-1).view(torch.uint8),
-        )
+    return all(
+        torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+        for one, other in zip(_pieces(left), _pieces(right), strict=True)
     )
 
 
@@ -269,6 +343,13 @@ def close(left: torch.Tensor, right: torch.Tensor) -> bool:
         return False
     if not left.is_floating_point() or left.numel() == 0:
         return bool(torch.equal(left, right))
-    scale = float(left.abs().max().nan_to_num(posinf=0.0))
-    near = torch.allclose(left.float(), right.float(), rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
-    return bool(near)
+    scale = max(float(p.abs().max().nan_to_num(posinf=0.0)) for p in _pieces(left))
+    return all(
+        torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
+        for a, b in zip(_pieces(left), _pieces(right), strict=True)
+    )
+
+
+def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Flat, so short that what is computed on one takes little beside a tensor of gigabytes."""
+    return tuple(tensor.contiguous().reshape(-1).split(PIECE_ELEMENTS))

@@ -16,12 +16,13 @@ import torch
 
 from sandbox import memory, trees
 from sandbox.trees import Layout, Leaf
-from sandbox.worker import models
+from sandbox.worker import facts, models, profile
 
 Request = dict[str, Any]
 WARM_S = 0.004
 """Warm-up before a batch: clocks and caches settle (2 calls left 3 % of noise on an H200)."""
 WARM_CALLS = 200
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Session:
@@ -41,6 +42,8 @@ class Session:
         self.state: Layout = Layout((), 0)
         self.state_tensors: list[torch.Tensor | None] = []
         self.results: list[Any] = []
+        self.kept: list[Any] = []
+        """The tensors of one call's output, held while others are made."""
 
     def do_setup(self, request: Request, fds: list[int]) -> Request:
         """Device, threads and precision policy; on a GPU the context is created here."""
@@ -71,6 +74,7 @@ class Session:
 
     def do_release(self, request: Request, fds: list[int]) -> Request:
         """Drop arenas, results and the model."""
+        self.kept = []
         self.results.clear()
         self.state_tensors = []
         self.model = self.call = None
@@ -83,6 +87,7 @@ class Session:
 
     def do_rest(self, request: Request, fds: list[int]) -> Request:
         """Keep the model, give all other memory back."""
+        self.kept = []
         self.results.clear()
         for name in list(self.arenas):
             self.drop(name)
@@ -140,8 +145,10 @@ class Session:
         """Copy the retained outputs to their slots and describe them."""
         described: list[int] = []
         kinds: list[Any] = []
+        outputs: list[Any] = []
         for position, index in enumerate(request["sets"]):
             tree, tensors = trees.flatten(self.results[position], torch.is_tensor)
+            outputs.append(tensors)
             leaves = [self._deliver(tensor, index, leaf) for leaf, tensor in enumerate(tensors)]
             if [tree, leaves] not in kinds:
                 kinds.append([tree, leaves])
@@ -149,9 +156,29 @@ class Session:
             if len(kinds) > 4:
                 break
         self.synchronize()
+        shared = self.sharing(outputs) if request.get("look") else []
+        if request.get("keep") is not None:
+            self.kept = outputs[request["keep"]]
         self.results.clear()
         gc.enable()
-        return {"kinds": kinds, "sets": described}
+        return {"kinds": kinds, "sets": described, "sharing": shared}
+
+    def do_recollect(self, request: Request, fds: list[int]) -> Request:
+        """Copy the output that was kept to a slot once more."""
+        for leaf, tensor in enumerate(self.kept):
+            self._deliver(tensor, request["set"], leaf)
+        self.synchronize()
+        return {}
+
+    def do_facts(self, request: Request, fds: list[int]) -> Request:
+        """What this process can say of itself after its calls."""
+        peak = torch.cuda.max_memory_allocated() if self.device == "cuda" else None
+        return {"peak_device_bytes": peak}
+
+    def do_profile(self, request: Request, fds: list[int]) -> Request:
+        """Where the time of calls on one input set goes."""
+        arguments = self.calls[request["set"]]
+        return profile.profile(self.device, lambda: self.call(*arguments), self.synchronize)
 
     def arguments(self, index: int) -> list[Any]:
         """The positional arguments of input set `index`, as views of the arena."""
@@ -170,6 +197,11 @@ class Session:
         if arena is not None:
             arena.close()
 
+    def sharing(self, outputs: list[Any]) -> list[str]:
+        """How the outputs of a batch share memory; no figure is taken meanwhile."""
+        _, inputs = trees.flatten(self.calls, torch.is_tensor)
+        return facts.sharing(outputs, inputs, self.state_tensors)
+
     def synchronize(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
@@ -179,7 +211,8 @@ class Session:
             list(tensor.shape),
             str(tensor.dtype).removeprefix("torch."),
             trees.stride_class(tensor.shape, tensor.stride()),
-            type(tensor).__name__,
+            # Not its name alone: a subclass may be called Tensor too.
+            "Tensor" if type(tensor) in PLAIN else type(tensor).__qualname__ + " (a subclass)",
         ]
         if leaf < len(self.slots.leaves):
             slot = memory.leaf_view(self.arenas["slots"].bytes, self.slots, index, leaf)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sandbox.evaluator import LocalEvaluator
-from sandbox.spawn import Worker, Zygote
+from sandbox.handle import Worker
+from sandbox.spawn import Zygote
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Task
 
 FAST = EvalConfig(
@@ -135,10 +136,21 @@ def workers_alive(evaluator: LocalEvaluator) -> list[int]:
     return [pid for zygote in zygotes for pid in commands_of(int(zygote or 0))]
 
 
+_EARLIER: set[Path] = set()
+"""Scratch folders at the start of the test: evaluators of other tests keep workers warm."""
+
+
 def scratch_folders() -> list[Path]:
-    """Those of this process."""
+    """Those that this process has made since the test began."""
     root = Path("/var/tmp") / f"warpsmith-{os.geteuid()}"
-    return list(root.glob(f"{os.getpid()}-*")) if root.is_dir() else []
+    found = root.glob(f"{os.getpid()}-*") if root.is_dir() else ()
+    return [folder for folder in found if folder not in _EARLIER]
+
+
+@pytest.fixture(autouse=True)
+def _earlier_scratch() -> None:
+    _EARLIER.clear()
+    _EARLIER.update(scratch_folders())
 
 
 @pytest.fixture(scope="session")
@@ -175,6 +187,7 @@ def evaluate(evaluator: LocalEvaluator) -> Evaluate:
     ) -> Evaluation:
         task = task_of(reference, **options)
         found = evaluator.evaluate(task, Candidate(task.id, language, source), config)
+        evaluator.cool()
         assert workers_alive(evaluator) == []
         assert scratch_folders() == []
         assert "\n" not in found.detail

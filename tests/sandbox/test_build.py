@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,7 +138,16 @@ def test_a_fifo_among_the_artefacts_does_not_block_us(builder: Builder) -> None:
 
 
 def test_two_builders_share_one_cache(builder: Builder, tmp_path: Path) -> None:
-    other = Builder(builder._folder.parents[1])
+    other = Builder(builder._folder.parent)
     first = builder.build(candidate(INLINE.format(value=3)), FAST)
     assert other.build(candidate(INLINE.format(value=3)), FAST).artifacts == first.artifacts
     other.close()
+
+
+def test_equal_sources_asked_for_at_once_are_built_once(builder: Builder) -> None:
+    text = INLINE.format(value=4)
+    asked = [Candidate(f"test/{n}", Language.CPP, text) for n in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda each: builder.build(each, FAST), asked))
+    assert sorted(report.cached for report in found) == [False, True, True]
+    assert len({report.artifacts for report in found}) == 1

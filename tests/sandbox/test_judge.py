@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox import judge as judging
+from sandbox import layers
+from sandbox.evidence import Evidence, Kind, Layer, Weight
 from sandbox.judge import judge
 from sandbox.observation import (
     CaseObservation,
@@ -22,13 +24,13 @@ from sandbox.observation import (
     RoundObservation,
 )
 from sandbox.records import from_record, to_record
+from sandbox.static.scan import Scan
 from sandbox.statistics import Null
 from sandbox.types import (
     Baseline,
     CaseResult,
     EvalConfig,
     Evaluation,
-    Finding,
     Interval,
     Status,
     Timing,
@@ -65,7 +67,7 @@ def failing(kind: FailureKind, *types: str, stage: str = "verify") -> Observatio
 VERDICTS = [
     (SEEN, Status.PASSED),
     (replace(SEEN, rounds=()), Status.PASSED),
-    (replace(SEEN, rejected="no ModelNew"), Status.REJECTED),
+    (replace(SEEN, source=Scan("no ModelNew")), Status.REJECTED),
     (replace(failing(FailureKind.DIED), rejected="empty"), Status.REJECTED),
     (failing(FailureKind.FAULT), Status.SANDBOX_ERROR),
     (failing(FailureKind.TIMEOUT), Status.TIMEOUT),
@@ -161,7 +163,7 @@ def test_faults_of_ours_are_not_scored() -> None:
 )
 def test_precision_is_the_class_of_the_worst_case(norm: float, name: str) -> None:
     worse = replace(GOOD, errors=(Errors(norm=norm),))
-    assert judging.precision((GOOD, worse)) == name
+    assert layers.precision((GOOD, worse)) == name
 
 
 FULL = Evaluation(
@@ -175,7 +177,8 @@ FULL = Evaluation(
         Baseline("compile", 0.5, Interval(2, 1.5, 2.5)),
         Baseline("max_autotune", None, None, "failed"),
     ),
-    findings=(Finding("roofline", False, "fine"),),
+    evidence=(Evidence(Layer.ROOFLINE, Weight.CLEAN, ("fine",)),),
+    kind=Kind.KERNEL,
     environment={"gpu": "none"},
     seconds={"build": 0.5},
 )
@@ -199,3 +202,37 @@ def test_any_measured_times_are_judged(batch_s: float, single_s: float, collect:
     found = judge(replace(SEEN, rounds=tuple(rounds)), NULL, CONFIG)
     assert found.status in (Status.PASSED, Status.REWARD_HACK)
     assert isinstance(found.timing, Timing)
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        (
+            "Error building extension 'k': [1/2] c++ -MMD main.o.d\nmain.cpp: In function 'f':\n"
+            "/tmp/a1/b_2/main.cpp:3:5: error: 'foo' was not declared in this scope\n  3 | foo;",
+            "build: main.cpp:3:5: error: 'foo' was not declared in this scope",
+        ),
+        (
+            '/tmp/x/kernel.cu(5): error: identifier "foo" is undefined\n\n1 error detected',
+            'build: kernel.cu(5): error: identifier "foo" is undefined',
+        ),
+        (
+            "nvcc fatal: nothing\nkernel.cu(2): error #20: undefined",
+            "build: CompileException: nvcc fatal: nothing",
+        ),
+        ("invalid syntax (candidate.py, line 3)", "build: CompileException: invalid syntax"),
+    ],
+)
+def test_a_compile_error_shows_the_compilers_first_error(message, shown):
+    failure = Failure("build", FailureKind.CLAIMED, ("CompileException",), message)
+    status, detail = judging.failed(failure)
+    assert status is Status.COMPILE_ERROR
+    assert detail.startswith(shown)
+
+
+def test_what_a_compiler_within_the_load_stage_said_is_the_build_log():
+    failure = Failure("load", FailureKind.CLAIMED, ("NVRTCError",), "k.cu(1): error: no\nmore")
+    seen = judge(replace(SEEN, failure=failure), Null(), EvalConfig())
+    assert (seen.status, seen.build_log) == (Status.COMPILE_ERROR, "k.cu(1): error: no\nmore")
+    other = judge(failing(FailureKind.CLAIMED, "ValueError"), Null(), EvalConfig())
+    assert other.build_log == ""

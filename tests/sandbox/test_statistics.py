@@ -16,9 +16,12 @@ from sandbox.statistics import (
     Null,
     charged_collect,
     enough,
+    full_rounds,
+    hopeless,
     interval,
     merged_excess_s,
     summarise,
+    suspected_of_merging,
     t_cdf,
     t_quantile,
 )
@@ -147,6 +150,16 @@ def test_merged_calls_show_as_an_excess_per_call() -> None:
     assert found == (pytest.approx(0.9 - 0.01 - 0.001), pytest.approx(0))
 
 
+def test_an_excess_in_one_pair_of_two_is_a_busy_machine() -> None:
+    rounds = [batch(0, 1.0, 0.9), batch(1, 1.0, 0.9)]
+    rounds += [RoundObservation(0, True, 4, 0.4, 0.9), RoundObservation(1, True, 4, 0.4, 0.36)]
+    found = merged_excess_s(rounds)
+    assert found is not None
+    assert found[0] == pytest.approx(0)
+    assert suspected_of_merging([r for r in rounds if r.pair == 0])
+    assert not suspected_of_merging(rounds)
+
+
 @pytest.mark.parametrize("single", [True, False])
 def test_merging_cannot_be_seen_in_one_kind_of_round(single: bool) -> None:
     rounds = [RoundObservation(0, single, 4, 1.0, 1.0)]
@@ -215,3 +228,49 @@ def test_a_win_needs_pairs_an_interval_and_the_noise_floor(
     speedup = Interval(value, low, 2.0)
     timing = Timing(1.0, 1 / value, speedup, floor, tuple(pairs_of([0.1] * pairs)), 8)
     assert timing.win is win
+
+
+def given_up(draw: random.Random, truth: float, between: float, within: float) -> int | None:
+    """Batch rounds after which a search gives up on a candidate whose bar is 1.5; None if never."""
+    config = EvalConfig(rounds=6)
+    whole = full_rounds(config)
+
+    def pair_of() -> float:
+        return draw.gauss(0, between) + draw.gauss(0, 1.25 * within / math.sqrt(whole))
+
+    null = Null(tuple(pair_of() for _ in range(3)))
+    process = draw.gauss(0, between)
+    rounds: list[RoundObservation] = []
+    for number in range(whole):
+        log = math.log(1.5 * truth) + process + draw.gauss(0, within)
+        rounds.append(batch(0, math.exp(log), 1.0))
+        if hopeless(rounds, null, config, 1.5):
+            return number + 1
+    return None
+
+
+@pytest.mark.parametrize(("between", "within"), [(0.01, 0.002), (0.01, 0.01), (0.002, 0.02)])
+def test_a_candidate_as_fast_as_the_bar_is_rarely_given_up(between: float, within: float) -> None:
+    draw, trials = random.Random(7), 2000
+    given = sum(given_up(draw, 1.0, between, within) is not None for _ in range(trials))
+    assert given / trials < 0.02
+
+
+def test_a_candidate_far_below_the_bar_is_given_up_at_once() -> None:
+    draw = random.Random(7)
+    found = [given_up(draw, 0.7, 0.01, 0.01) for _ in range(200)]
+    assert sum(number == 2 for number in found) > 180
+
+
+def test_nothing_is_given_up_without_a_null_experiment_or_on_one_round() -> None:
+    slow = [batch(0, 1.0, 10.0)] * 4
+    config = EvalConfig(rounds=6)
+    assert not hopeless(slow, Null(), config, 1.0)
+    assert not hopeless(slow[:1], Null((0.01, 0.0, -0.01)), config, 1.0)
+    assert hopeless(slow[:2], Null((0.01, 0.0, -0.01)), config, 1.0)
+
+
+def test_a_pair_cut_short_has_a_wider_interval() -> None:
+    null, config = Null((0.01, -0.02, 0.01)), EvalConfig(rounds=8)
+    whole, short = (interval([Pair(1.0, 1.0, 0.0, n)], null, config) for n in (6, 2))
+    assert short.high / short.low > whole.high / whole.low

@@ -161,6 +161,30 @@ def test_memory_of_the_whole_tree_is_counted() -> None:
         assert wait_until(lambda: tree_memory_bytes(pgid) > 2 * (CHUNK + unused) * 0.9)
 
 
+def test_memory_that_a_fork_shares_is_divided_once_it_would_be_too_much() -> None:
+    def hold() -> None:
+        block = bytearray(CHUNK)
+        block[:] = b"x" * CHUNK
+        fork_sleepers(3)
+
+    with worker(hold) as pgid:
+        assert wait_until(lambda: count_processes(pgid) == 7)
+        assert wait_until(lambda: tree_memory_bytes(pgid) > 7 * CHUNK)
+        divided = tree_memory_bytes(pgid, limit_bytes=CHUNK)
+        assert CHUNK < divided < tree_memory_bytes(pgid) - 5 * CHUNK
+
+
+def test_memory_of_its_own_is_not_divided() -> None:
+    def hold() -> None:
+        os.fork()
+        block = bytearray(CHUNK)
+        block[:] = b"x" * CHUNK
+        time.sleep(60)
+
+    with worker(hold) as pgid:
+        assert wait_until(lambda: tree_memory_bytes(pgid, limit_bytes=CHUNK) > 2 * CHUNK)
+
+
 def test_a_group_that_has_ended_counts_nothing() -> None:
     with worker(lambda: None) as pgid:
         assert wait_until(lambda: count_processes(pgid) == 0)

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from sandbox.errors import SandboxFault
+from sandbox.handle import Worker, WorkerFailed, signal_name
 from sandbox.logs import Log
 from sandbox.observation import FailureKind
 from sandbox.slots import FIRST_UID, UIDS, Slot
-from sandbox.spawn import Worker, WorkerFailed, Zygote, signal_name, zygote_environment
+from sandbox.spawn import Zygote, zygote_environment
 from tests.sandbox.conftest import commands_of
 
 ROOT = os.geteuid() == 0

@@ -1,0 +1,279 @@
+"""The supervisor's end of one worker: requests with deadlines, and the end of its process tree."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from sandbox import processes
+from sandbox.cache import TEMPORARY
+from sandbox.channel import Channel, ChannelClosed, ChannelProtocol, ChannelTimeout
+from sandbox.errors import SandboxFault
+from sandbox.logs import Log
+from sandbox.observation import Failure, FailureKind
+from sandbox.slots import Slot
+from sandbox.storage import Disk
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 120.0
+"""For the zygote to import torch: 1.4 s here, 4 s on a GPU machine, far longer on a cold disk."""
+
+
+WEIGHED_EVERY_S = 0.25
+"""How often a worker beside a timing is weighed: each look reads every process of the machine."""
+
+
+class WorkerFailed(Exception):
+    """A worker did not answer as its harness would; carries the Failure."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"{failure.stage}: {failure.kind.value}: {failure.message[:200]}")
+        self.failure = failure
+
+
+class Silence(Protocol):
+    """What keeps timed regions quiet (sandbox/quiet.py)."""
+
+    def noise(self) -> contextlib.AbstractContextManager[None]: ...
+
+
+class Parent(Protocol):
+    """The process that workers are forked from."""
+
+    device: str
+    launching_core: int | None
+
+    @property
+    def pid(self) -> int | None:
+        """None once it has died."""
+        ...
+
+    def wait(self, pid: int, timeout_s: float) -> int | None:
+        """A dead worker's raw wait status, or None if it is not known."""
+        ...
+
+
+class Worker:
+    """One forked process. Every request has a deadline; a worker that fails is killed with its
+    tree.
+    """
+
+    memory_limit_bytes = 8 << 30
+    arena_bytes = 0
+    """Of host arenas shared with it, which are not charged to it."""
+    quiet: Silence | None = None
+    """Set while it works beside what is timed: looking at its memory must wait then."""
+
+    def __init__(
+        self,
+        zygote: Parent,
+        pid: int,
+        channel: Channel,
+        scratch: Path,
+        slot: Slot | None,
+        logs: tuple[Log, Log],
+    ) -> None:
+        self.pid = pid
+        self.scratch = scratch
+        self.walls: dict[str, Any] = {}
+        self._zygote = zygote
+        self._channel = channel
+        self._born_of = zygote.pid
+        self._slot = slot
+        self._uid = None if slot is None else slot.uid
+        self._logs = logs
+        self._disk = Disk(scratch)
+        self._alive = True
+        self._weighed_s = 0.0
+
+    @property
+    def living(self) -> bool:
+        """Its zygote lives and it has not ended."""
+        return self._zygote.pid == self._born_of and processes.count_processes(self.pid) > 0
+
+    def limit(self, memory_bytes: int, log_bytes: int) -> None:
+        """Other limits than it was started with."""
+        self.memory_limit_bytes = memory_bytes
+        for log in self._logs:
+            log.limit(log_bytes)
+
+    def furnish(self, folders: Sequence[tuple[Path, str]]) -> None:
+        """Copy folders into its scratch folder, each with its place there, before it runs
+        anything.
+        """
+        furnish(self.scratch, folders, self._uid)
+
+    def greet(self) -> None:
+        """Wait for the hello that says the walls are up."""
+        start = time.perf_counter()
+        try:
+            self.walls = self._channel.receive(START_TIMEOUT_S)["walls"]
+            logger.debug("%d up in %.1f ms", self.pid, (time.perf_counter() - start) * 1e3)
+        except (ChannelClosed, ChannelTimeout, ChannelProtocol) as error:
+            words = self.stderr()
+            self.close()
+            raise SandboxFault(f"a worker did not start: {error} {words}".strip()) from error
+
+    def request(
+        self, op: str, *, stage: str, timeout_s: float, fds: Sequence[int] = (), **fields: Any
+    ) -> dict[str, Any]:
+        """One round trip; raises WorkerFailed (and kills the tree) when no proper reply comes."""
+        start = time.perf_counter()
+        self.send(op, stage=stage, fds=fds, **fields)
+        reply = self.reply(stage=stage, timeout_s=timeout_s)
+        logger.debug("%d %s %s: %.1f ms", self.pid, stage, op, (time.perf_counter() - start) * 1e3)
+        return reply
+
+    def send(self, op: str, *, stage: str, fds: Sequence[int] = (), **fields: Any) -> None:
+        try:
+            self._channel.send({"op": op, **fields}, fds)
+        except ChannelClosed:
+            raise self._died(stage) from None
+
+    def reply(self, *, stage: str, timeout_s: float) -> dict[str, Any]:
+        try:
+            body = self._channel.receive(timeout_s, self._watch)
+        except ChannelTimeout:
+            raise self._failed(
+                stage, FailureKind.TIMEOUT, f"no answer within {timeout_s:g} s"
+            ) from None
+        except ChannelClosed:
+            raise self._died(stage) from None
+        except ChannelProtocol as error:
+            raise self._failed(stage, FailureKind.PROTOCOL, str(error)) from None
+        except _TooMuchMemory as error:
+            raise self._failed(stage, FailureKind.MEMORY, str(error)) from None
+        if isinstance(body, dict) and isinstance(body.get("ok"), dict):
+            return dict(body["ok"])
+        if isinstance(body, dict) and isinstance(body.get("error"), dict):
+            raise WorkerFailed(_claimed(stage, body["error"]))
+        raise self._failed(stage, FailureKind.PROTOCOL, "a reply that is no reply")
+
+    def place(self) -> None:
+        """Give the worker's threads their cores for what is timed: on a GPU's host the core that
+        launches, on the CPU one each.
+        """
+        if self._zygote.launching_core is not None:
+            processes.place(self.pid, self._zygote.launching_core)
+        elif self._zygote.device == "cpu":
+            processes.spread_threads(self.pid)
+
+    def freeze(self) -> None:
+        """Stop the whole process tree, so that it cannot disturb a measurement."""
+        processes.freeze_tree(self.pid)
+
+    def thaw(self) -> None:
+        processes.thaw_tree(self.pid)
+
+    def pause(self) -> None:
+        """Freeze, and let the time not count against what was asked of the worker."""
+        if self._alive:
+            self._channel.stop_clock()
+            processes.freeze_tree(self.pid, blocked=True)
+
+    def resume(self) -> None:
+        if self._alive:
+            self.thaw()
+            self._channel.start_clock()
+
+    def stdout(self) -> str:
+        return self._logs[0].text()
+
+    def stderr(self) -> str:
+        return self._logs[1].text()
+
+    def close(self) -> None:
+        """Kill the tree, reap it, remove its scratch folder."""
+        if not self._alive:
+            return
+        self._alive = False
+        processes.kill_tree(self.pid, self._uid)
+        self._channel.close()
+        self._zygote.wait(self.pid, 0.0)
+        if self._slot is not None:
+            self._slot.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _watch(self) -> None:
+        now_s = time.monotonic()
+        if self.quiet is not None and now_s < self._weighed_s + WEIGHED_EVERY_S:
+            return
+        self._weighed_s = now_s
+        with self._noise():
+            used = processes.tree_memory_bytes(self.pid, self.arena_bytes, self.memory_limit_bytes)
+        limit = self.memory_limit_bytes >> 20
+        if used > self.memory_limit_bytes:
+            raise _TooMuchMemory(f"{used >> 20} MiB of host memory; the limit is {limit} MiB")
+        stored = self._disk.exceeds(self.memory_limit_bytes, lambda: processes.members(self.pid))
+        if stored is not None:
+            raise _TooMuchMemory(f"{stored >> 20} MiB in files; the limit is {limit} MiB")
+
+    def _died(self, stage: str) -> WorkerFailed:
+        status = self._zygote.wait(self.pid, 2.0)
+        if status is None and self._zygote.pid != self._born_of:
+            raise SandboxFault("the zygote died, and its workers with it")
+        if status is None:
+            words = "the process ended"
+        elif os.WIFSIGNALED(status):
+            words = f"killed by {signal_name(os.WTERMSIG(status))}"
+        else:
+            words = f"exited with code {os.WEXITSTATUS(status)} before it replied"
+        return self._failed(stage, FailureKind.DIED, words)
+
+    def _noise(self) -> contextlib.AbstractContextManager[None]:
+        quiet = self.quiet
+        return contextlib.nullcontext() if quiet is None else quiet.noise()
+
+    def _failed(self, stage: str, kind: FailureKind, message: str) -> WorkerFailed:
+        with self._noise():
+            processes.kill_tree(self.pid, self._uid)
+        return WorkerFailed(Failure(stage, kind, message=message))
+
+
+class _TooMuchMemory(Exception):
+    pass
+
+
+def furnish(scratch: Path, folders: Sequence[tuple[Path, str]], uid: int | None) -> None:
+    """Copy folders into a scratch folder, for the slot's own uid."""
+    for source, name in folders:
+        if not source.is_dir():
+            continue
+        shutil.copytree(
+            source,
+            scratch / name,
+            symlinks=True,
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns(TEMPORARY),
+        )
+        if uid is not None:
+            for path in [scratch / name, *(scratch / name).rglob("*")]:
+                os.chown(path, uid, uid, follow_symlinks=False)
+
+
+def signal_name(number: int) -> str:
+    """`SIGSEGV`, or `signal 40` for a real-time signal, which has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _claimed(stage: str, error: dict[str, Any]) -> Failure:
+    listed = error.get("types")
+    types = tuple(_text(t)[:100] for t in (listed if isinstance(listed, list) else [])[:16])
+    message, trace = _text(error.get("message", ""))[:4000], _text(error.get("trace", ""))[-4000:]
+    return Failure(stage, FailureKind.CLAIMED, types, message, trace)
+
+
+def _text(claimed: object) -> str:
+    """As UTF-8 can store it: JSON may carry lone surrogates."""
+    return str(claimed).encode(errors="replace").decode()

@@ -1,0 +1,160 @@
+"""Timed regions, kept apart from the work for other candidates that goes on beside them.
+
+While one candidate holds the device the next ones are built, forked and loaded by other threads.
+Where both would use the same cores (`freezes`: on the CPU) their processes stand still in every
+timed region; elsewhere only this process holds still, whose interpreter lock stands between the
+clock and a worker's reply. Time that a worker stood still does not count against its deadlines.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sandbox.handle import Worker
+
+SWITCH_S = 1e-4
+"""How long another thread of ours may keep the interpreter in a timed region (Python's default is
+5 ms, a quarter of a batch)."""
+
+
+class Quiet:
+    """One per device. `noise` and `timed` exclude each other; `noise` blocks are short."""
+
+    def __init__(self, *, freezes: bool) -> None:
+        self.freezes = freezes
+        self._changed = threading.Condition()
+        self._noises = 0
+        self._timing = False
+        self._beside: set[Worker] = set()
+        self._mine = threading.local()
+
+    @contextmanager
+    def noise(self) -> Iterator[None]:
+        """Work of our own that would disturb a clock: begins between timed regions, delays them."""
+        if getattr(self._mine, "noisy", False):
+            yield
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: not self._timing)
+            self._noises += 1
+        self._mine.noisy = True
+        try:
+            yield
+        finally:
+            self._mine.noisy = False
+            with self._changed:
+                self._noises -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def beside(self, worker: Worker, *, then_stop: bool = False) -> Iterator[None]:
+        """The worker is busy for a candidate that is not being timed; `then_stop` leaves it frozen,
+        since code that has run may have left threads.
+        """
+        with self.noise():
+            self._beside.add(worker)
+        worker.quiet = self
+        stop = False
+        try:
+            yield
+            stop = then_stop
+        finally:
+            worker.quiet = None
+            with self.noise():
+                self._beside.discard(worker)
+                if stop:
+                    worker.freeze()
+
+    @contextmanager
+    def timed(self, *, strict: bool = True) -> Iterator[None]:
+        """A region in which nothing of ours runs but what is timed. Not to be nested.
+
+        `strict`: what is loaded for others stands still, even where it has its own cores.
+        """
+        with self._changed:
+            self._timing = True
+            self._changed.wait_for(lambda: not self._noises)
+        interval = sys.getswitchinterval()
+        stopped = list(self._beside) if self.freezes or strict else []
+        try:
+            for worker in stopped:
+                worker.pause()
+            sys.setswitchinterval(SWITCH_S)
+            yield
+        finally:
+            sys.setswitchinterval(interval)
+            for worker in stopped:
+                worker.resume()
+            with self._changed:
+                self._timing = False
+                self._changed.notify_all()
+
+
+class Turns:
+    """Who holds the device: whoever has waited longest, but first those of the task just served.
+
+    `under_way` is around everything a candidate's code may do; `alone` waits until no candidate is.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._held = False
+        self._served = ""
+        self._waiting: list[tuple[str, object]] = []
+        self._under_way = 0
+        self._wanting = 0
+
+    @property
+    def idle(self) -> bool:
+        """No candidate is under way."""
+        return not self._under_way
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """A candidate's processes may exist in this block; not to be nested."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._wanting)
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nothing is under way and nothing begins: for measurements that all candidates share."""
+        with self._changed:
+            self._wanting += 1
+            self._changed.wait_for(lambda: not self._under_way)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._wanting -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def hold(self, key: str) -> Iterator[None]:
+        """The device, for work on the task that `key` names. Not to be nested."""
+        ticket = object()
+        with self._changed:
+            self._waiting.append((key, ticket))
+            self._changed.wait_for(lambda: not self._held and self._next() is ticket)
+            self._waiting.remove((key, ticket))
+            self._held, self._served = True, key
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held = False
+                self._changed.notify_all()
+
+    def _next(self) -> object:
+        keys = [key for key, _ in self._waiting]
+        place = keys.index(self._served) if self._served in keys else 0
+        return self._waiting[place][1]

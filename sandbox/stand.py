@@ -1,0 +1,230 @@
+"""Starting the sides of an evaluation on one device: workers, models, how states correspond."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sandbox.gpu_state import GpuWatch
+from sandbox.handle import WorkerFailed
+from sandbox.observation import Failure, FailureKind
+from sandbox.quiet import Quiet
+from sandbox.ready import Ready
+from sandbox.spawn import Zygote
+from sandbox.subject import Opening, Signature, Subject
+from sandbox.trees import CLAIM_ERRORS, Leaf
+from sandbox.types import Candidate, EvalConfig, Task
+
+logger = logging.getLogger(__name__)
+
+Started = TypeVar("Started")
+AlsoStarted = TypeVar("AlsoStarted")
+
+
+def _subject_of(started: object) -> Subject:
+    found = started[0] if isinstance(started, tuple) else started
+    assert isinstance(found, Subject)
+    return found
+
+
+class Stand:
+    """Starts subjects for one device: the zygote, and how workers are set up on it."""
+
+    def __init__(self, zygote: Zygote, quiet: Quiet, ready: int = 0) -> None:
+        """`ready` workers of each side are kept waiting."""
+        self.zygote = zygote
+        self.quiet = quiet
+        self.ready = Ready(zygote, quiet, ready)
+        self.gpu = GpuWatch(zygote.device_index) if zygote.device == "cuda" else None
+        self._closer = ThreadPoolExecutor(1, "closer")
+        self._lock = threading.Lock()
+        self._closing: list[Future[None]] = []
+
+    def retire(self, subject: Subject) -> Future[None]:
+        """Close a subject in the background, though not in a timed region: the driver takes a while
+        to unmap a dead context.
+        """
+        with self._lock:
+            closing = self._closer.submit(self._close, subject)
+            self._closing.append(closing)
+        return closing
+
+    def _close(self, subject: Subject) -> None:
+        with self.quiet.noise():
+            subject.close()
+
+    def settle(self) -> None:
+        """Wait until every retired subject is gone; raises SandboxFault for one that survives."""
+        with self._lock:
+            closing, self._closing = self._closing, []
+        start = time.perf_counter()
+        for future in closing:
+            future.result()  # a fault is raised by whoever settles first
+        logger.debug("settled in %.1f ms", (time.perf_counter() - start) * 1e3)
+
+    def start_both(
+        self, first: Callable[[], Started], second: Callable[[], AlsoStarted]
+    ) -> tuple[Started, AlsoStarted]:
+        """Two starts side by side; if either fails, what the other started is retired."""
+        with ThreadPoolExecutor(1, "starter") as pool:
+            other = pool.submit(second)
+            try:
+                one = first()
+            except BaseException:
+                if other.exception() is None:
+                    self.retire(_subject_of(other.result()))
+                raise
+            try:
+                return one, other.result()
+            except BaseException:
+                self.retire(_subject_of(one))
+                raise
+
+    def reference(
+        self,
+        task: Task,
+        config: EvalConfig,
+        opening: Opening,
+        preload: Sequence[tuple[Path, str]] = (),
+    ) -> tuple[Subject, Signature]:
+        """A fresh reference worker, its model open, and what it looks like."""
+        subject = self.start_reference(task, config, preload)
+        try:
+            return subject, self.open_reference(subject, opening)
+        except BaseException:
+            self.retire(subject)
+            raise
+
+    def start_reference(
+        self, task: Task, config: EvalConfig, preload: Sequence[tuple[Path, str]] = ()
+    ) -> Subject:
+        """A fresh reference worker with the task loaded: host work."""
+        return self._subject("reference", task, config, task.source, preload)
+
+    def open_reference(self, subject: Subject, opening: Opening) -> Signature:
+        task, limit = subject.task, subject.config.run_timeout_s
+        seed = secrets.randbits(31) if opening.known is None else opening.known.seed
+        opened = subject.request(
+            "open",
+            limit,
+            constants=task.shapes[opening.shape].constants,
+            seed=seed,
+            state_seed=secrets.randbits(31) if opening.randomise else None,
+            wrap=opening.wrap,
+        )
+        if opening.known is not None:
+            return opening.known
+        seen = subject.request("examine", limit, seed=secrets.randbits(31))
+        return Signature(
+            shape=opening.shape,
+            seed=seed,
+            init=opened["init"],
+            input_tree=opened["inputs"]["tree"],
+            inputs=tuple(map(Leaf.from_json, opened["inputs"]["leaves"])),
+            state=tuple((name, Leaf.from_json(leaf)) for name, leaf in opened["state"]),
+            output_tree=seen["outputs"]["tree"],
+            outputs=tuple(map(Leaf.from_json, seen["outputs"]["leaves"])),
+            classes=tuple(seen["outputs"]["classes"]),
+            repeatable=seen["repeatable"],
+            mutates=seen["mutates"],
+            moves_state=seen["moves_state"],
+            aliases=seen["aliases"],
+            latency_s=seen["latency_s"],
+            fill_s=seen["fill_s"],
+        )
+
+    def candidate(
+        self,
+        task: Task,
+        candidate: Candidate,
+        config: EvalConfig,
+        preload: Sequence[tuple[Path, str]] = (),
+        *,
+        then_stop: bool = False,
+    ) -> Subject:
+        """A fresh candidate worker with the candidate loaded, and frozen if it is to wait; raises
+        WorkerFailed for its faults.
+        """
+        return self._subject(
+            "candidate", task, config, candidate.source, preload, then_stop=then_stop
+        )
+
+    def open_candidate(self, subject: Subject, signature: Signature) -> str:
+        """Build ModelNew as the reference was built; returns how its state was matched."""
+        claim = subject.request(
+            "open", subject.config.load_timeout_s, init=signature.init, seed=signature.seed
+        )
+        try:
+            how, names = match_state(signature.state, claim["state"])
+        except CLAIM_ERRORS as error:
+            failure = Failure(subject.stage, FailureKind.PROTOCOL, message="a state that is none")
+            raise WorkerFailed(failure) from error
+        subject.request("bind", subject.config.load_timeout_s, names=names)
+        return how
+
+    def _subject(
+        self,
+        role: str,
+        task: Task,
+        config: EvalConfig,
+        source: str,
+        preload: Sequence[tuple[Path, str]],
+        *,
+        then_stop: bool = False,
+    ) -> Subject:
+        """A worker with the source loaded: host work, which may go on beside what is timed."""
+        worker = self.ready.take(role, config)
+        with self.quiet.noise():
+            if worker is not None:
+                worker.furnish(preload)
+            else:
+                worker = self.zygote.spawn(
+                    role,
+                    memory_limit_bytes=config.memory_limit_bytes,
+                    log_limit_bytes=config.log_limit_bytes,
+                    preload=preload,
+                )
+        subject = Subject(worker, task, config, "reference" if role == "reference" else "load")
+        try:
+            with self.quiet.beside(worker, then_stop=then_stop):
+                subject.setup(self.zygote.threads)
+                subject.load(source)
+        except BaseException:
+            self.retire(subject)
+            raise
+        return subject
+
+
+def match_state(
+    reference: tuple[tuple[str, Leaf], ...], claimed: list[Any]
+) -> tuple[str, list[str]]:
+    """How a candidate's parameters and buffers correspond, and its names in the reference's order.
+
+    By name where every candidate tensor has a namesake of its shape and dtype; else by order where
+    shapes and dtypes agree one by one; else only through the shared seed, and nothing is
+    overwritten.
+    """
+    own = [(str(name), Leaf.from_json(leaf)) for name, leaf in claimed]
+    if not reference and not own:
+        return "none", []
+    named = dict(own)
+    wanted = dict(reference)
+    if all(name in wanted and _alike(leaf, wanted[name]) for name, leaf in own) and own:
+        if len(own) == len(reference):
+            return "name", [name for name, _ in reference]
+        return "subset", [name if name in named else "" for name, _ in reference]
+    if len(own) == len(reference) and all(
+        _alike(mine, theirs) for (_, mine), (_, theirs) in zip(own, reference, strict=True)
+    ):
+        return "order", [name for name, _ in own]
+    return "seed", []
+
+
+def _alike(left: Leaf, right: Leaf) -> bool:
+    return left.shape == right.shape and left.dtype == right.dtype

@@ -1,0 +1,118 @@
+"""Faster steps for torch's own extension builder, inside a build process: light headers, and the
+prelude precompiled. Where torch's internals are not as expected, its own steps run unchanged.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import cpp_extension
+
+from sandbox import light
+
+OPERATORS = Path(torch.__file__).parent / "include" / "ATen" / "ops"
+GCH = light.PRELUDE + ".gch"
+
+
+@dataclass
+class Hurry:
+    """What one process does to build faster, and which preludes it would have liked ready-made."""
+
+    folder: Path
+    """The process's own; the light headers are written there."""
+    ways: light.Ways
+    precompiled: Path | None
+    """Folder of ready-made preludes, each in a folder named by its key."""
+    missing: list[dict[str, Any]] = field(default_factory=list)
+    used: bool = False
+    """Whether light headers were put before a source; the caller resets it."""
+    enabled: bool = True
+
+    def install(self) -> None:
+        """Take the place of torch's call of ninja."""
+        original = getattr(cpp_extension, "_run_ninja_build", None)
+        if self.ways.light_headers and original is not None:
+            cpp_extension._run_ninja_build = self.around(original)
+
+    def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(build_directory: str, *arguments: Any, **options: Any) -> Any:
+            if self.enabled:
+                self.rewrite(Path(build_directory) / "build.ninja")
+            return original(build_directory, *arguments, **options)
+
+        return run
+
+    def rewrite(self, path: Path) -> None:
+        """Put the light steps into a ninja file, with the headers they need."""
+        shadow = self.folder / "light"
+        made = light.lighten(
+            path.read_text(), lambda name: Path(name).read_text(), shadow, OPERATORS
+        )
+        if made is None:
+            return
+        tree = {f"{name}/{light.OPERATORS}": text for name, text in made.operators.items()}
+        light.write_tree(shadow, {**light.shadow_tree(), **tree})
+        prelude = shadow / light.PRELUDE
+        if self.ways.precompiled and self.precompiled is not None and made.cflags:
+            key = light.prelude_key(cpp_extension.get_cxx_compiler(), made.cflags)
+            if (self.precompiled / key / GCH).is_file():
+                prelude = self.precompiled / key / light.PRELUDE
+            else:
+                cuda = "\ncuda_cflags = " in made.ninja
+                flags = light.own_flags(made.cflags)
+                self.missing.append({"key": key, "cuda": cuda, "flags": flags})
+        path.write_text(light.with_prelude(made.ninja, prelude))
+        self.used = True
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Torch's own steps alone."""
+        self.enabled = False
+        try:
+            yield
+        finally:
+            self.enabled = True
+
+
+def precompile(folder: Path, flags: list[str], cuda: bool) -> dict[str, Any]:
+    """Compile the prelude with the flags that torch gives host sources; returns its key and file.
+
+    Raises RuntimeError with the compiler's words where that fails.
+    """
+    found: dict[str, str] = {}
+
+    def stop(build_directory: str, *_: Any, **__: Any) -> None:
+        ninja = (Path(build_directory) / "build.ninja").read_text()
+        found["cflags"] = next(
+            line.removeprefix("cflags = ") for line in ninja.splitlines() if "cflags = " in line
+        )
+        raise StopIteration
+
+    original = cpp_extension._run_ninja_build
+    cpp_extension._run_ninja_build = stop
+    where = folder / "prelude"
+    where.mkdir()
+    try:
+        cpp_extension.load_inline(
+            "prelude", "", extra_cflags=flags, with_cuda=cuda, build_directory=str(where)
+        )
+    except StopIteration:
+        pass
+    finally:
+        cpp_extension._run_ninja_build = original
+    light.write_tree(where, light.shadow_tree())
+    cxx = cpp_extension.get_cxx_compiler()
+    options = [f for f in shlex.split(found["cflags"]) if not f.startswith("-DTORCH_EXTENSION_N")]
+    command = [cxx, f"-I{where}", "-DAT_PER_OPERATOR_HEADERS", *options, "-x", "c++-header"]
+    command += [str(where / light.PRELUDE), "-o", str(where / GCH)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr[-4000:])
+    return {"key": light.prelude_key(cxx, found["cflags"]), "file": f"prelude/{GCH}"}

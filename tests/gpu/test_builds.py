@@ -1,0 +1,110 @@
+"""Light CUDA builds, and what NVRTC candidates may include and ask for, on a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.candidates.extensions import TEMPLATES
+from benchmarks.candidates.extensions import source as extension
+from sandbox.build import Builder
+from sandbox.evaluator import LocalEvaluator
+from sandbox.light import Ways
+from sandbox.types import Candidate, EvalConfig, Language, Status
+from tests.gpu.test_languages import TASK, source
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+CUDA_TEMPLATES = [name for name in TEMPLATES if "host" not in name]
+BUILD = EvalConfig(build_timeout_s=300.0)
+
+
+@pytest.mark.parametrize("name", CUDA_TEMPLATES)
+def test_cuda_sources_compile_with_light_headers_alone(name: str, tmp_path: Path) -> None:
+    builder = Builder(tmp_path)
+    worker = builder._zygote.spawn("build", memory_limit_bytes=16 << 30)
+    try:
+        text = extension(name, 1).partition("class ModelNew")[0]
+        options = {"source": text, "ways": {}, "preludes": None}
+        reply = worker.request("build", stage="build", timeout_s=300, **options)
+        logs = {p.name: p.read_text() for p in (worker.scratch / "artifacts/0").glob("*.light")}
+    finally:
+        worker.close()
+        builder.close()
+    assert len(reply["artifacts"][0]["libraries"]) == 1
+    assert logs == {"main.o.light": "", "cuda.cuda.o.light": ""}
+
+
+CALL = """
+import importlib.util, sys, torch
+spec = importlib.util.spec_from_file_location("dispatch_probe", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+print(module.scale.__doc__)
+torch.manual_seed(0)
+for dtype in (torch.float32, torch.float64, torch.float16):
+    x = torch.randn(33, 65, device="cuda").to(dtype)
+    for bias in (None, torch.ones(65, device="cuda", dtype=dtype)):
+        print([t.double().sum().item() for t in module.scale(x, 1.5, bias)])
+for wrong in (torch.ones(3), torch.ones(4, 4, device="cuda").t()[1:]):
+    try:
+        module.scale(wrong, 1.0, None)
+    except RuntimeError as error:
+        print(str(error).splitlines()[0])
+"""
+
+
+def test_light_and_full_cuda_libraries_behave_alike(tmp_path: Path) -> None:
+    said = []
+    text = extension("dispatch, guard, tensor operators", 2)
+    for ways in (Ways(), Ways(light_headers=False, precompiled=False)):
+        builder = Builder(tmp_path / str(ways.light_headers), ways)
+        report = builder.build(Candidate("t", Language.CUDA_INLINE, text), BUILD)
+        builder.close()
+        assert report.artifacts is not None, report.log
+        command = [sys.executable, "-c", CALL, str(report.artifacts / "0" / "dispatch_probe.so")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert said[0] == said[1]
+    assert said[0].count("[") >= 6
+
+
+INCLUDES = "#include <cuda_fp16.h>\n#include <mma.h>\n#include <cub/block/block_reduce.cuh>\n"
+USES = """
+__device__ float block_sum(float v) {
+  using Reduce = cub::BlockReduce<float, 256>;
+  __shared__ typename Reduce::TempStorage storage;
+  return Reduce(storage).Sum(v);
+}
+__device__ void fragment() {
+  nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float> c;
+  nvcuda::wmma::fill_fragment(c, 0.0f);
+}
+"""
+
+
+def test_an_nvrtc_candidate_may_include_cub_and_mma(
+    evaluator: LocalEvaluator, config: EvalConfig
+) -> None:
+    text = source("cuda").replace('SRC = r"""', f'SRC = r"""{INCLUDES}{USES}', 1)
+    result = evaluator.evaluate(TASK, Candidate(TASK.id, Language.CUDA, text), config)
+    assert result.status is Status.PASSED, (result.detail, result.stderr)
+
+
+@pytest.mark.parametrize("option", ["-arch=sm_90a", "--gpu-architecture=sm_90a"])
+def test_an_nvrtc_candidate_may_ask_for_sm_90a(
+    evaluator: LocalEvaluator, config: EvalConfig, option: str
+) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    hopper = '  asm volatile("wgmma.fence.sync.aligned;");\n  const long long stride'
+    text = source("cuda").replace("  const long long stride", hopper, 1)
+    plain = Candidate(TASK.id, Language.CUDA, text)
+    assert evaluator.evaluate(TASK, plain, config).status is Status.COMPILE_ERROR
+    text = text.replace("code=SRC", f'code=SRC, options=("{option}",)')
+    result = evaluator.evaluate(TASK, Candidate(TASK.id, Language.CUDA, text), config)
+    assert result.status is Status.PASSED, (result.detail, result.stderr)

@@ -1,0 +1,144 @@
+"""An exported library on a GPU: NVRTC kernels on any stream, in graphs, under autograd, with
+fallbacks."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agent.export.artefact import Artefact, Finding, Gathered, Provenance
+from agent.export.capture import interfaces
+from agent.export.package import export_package
+from sandbox.evaluator import LocalEvaluator
+from sandbox.types import Candidate, EvalConfig, Language, Status, Task
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+EXAMPLES = files("agent.prompts") / "examples"
+TASK = Task("test/bias_relu", (EXAMPLES / "reference.py.j2").read_text(), "cuda")
+NAME = "gpu_kernels"
+
+
+@pytest.fixture(scope="module", params=[Language.CUDA, Language.TRITON])
+def kernels(
+    request: pytest.FixtureRequest,
+    evaluator: LocalEvaluator,
+    config: EvalConfig,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Any]:
+    """A package with one measured kernel, imported from its source tree."""
+    text = (EXAMPLES / f"{request.param}.py.j2").read_text()
+    candidate = Candidate(TASK.id, request.param, text)
+    evaluation = evaluator.evaluate(TASK, candidate, config)
+    assert evaluation.status is Status.PASSED, evaluation.detail
+    [interface] = interfaces([TASK])
+    assert interface.refused is None
+    artefact = Artefact(
+        operator="bias_relu",
+        task=TASK,
+        interface=interface,
+        candidate=candidate,
+        config=config,
+        findings=(Finding("confirm", "test", evaluation),),
+        provenance=Provenance("test", "example", "no model", "", (), None, {}),
+        licence="Apache-2.0",
+    )
+    folder: Path = tmp_path_factory.mktemp("export")
+    name = f"{NAME}_{request.param}"
+    export_package(Gathered((artefact,), ()), folder, name)
+    sys.path.insert(0, str(folder / "source"))
+    yield importlib.import_module(name)
+    sys.path.remove(str(folder / "source"))
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    """As they were measured."""
+    return torch.randn(4096, 1024, device="cuda"), torch.randn(1024, device="cuda")
+
+
+def hits(kernels: Any) -> int:
+    return int(kernels.counts()["bias_relu"].get("kernel", 0))
+
+
+def test_the_kernel_runs_and_equals_the_reference(kernels: Any) -> None:
+    before, (x, bias) = hits(kernels), inputs()
+    assert torch.equal(kernels.operator("bias_relu")(x, bias), torch.relu(x + bias))
+    assert hits(kernels) == before + 1, kernels.table()
+
+
+def test_operators_pass_opcheck(kernels: Any) -> None:
+    x, bias = inputs()
+    op = kernels.operator("bias_relu")
+    arguments = (x.requires_grad_(), bias.requires_grad_(), op.operator.init)
+    torch.library.opcheck(op.op, arguments)
+
+
+def test_a_layer_compiles_into_one_graph_and_trains(kernels: Any) -> None:
+    layer, (x, _) = kernels.layer("bias_relu").cuda(), inputs()
+    found = torch.compile(layer, fullgraph=True)(x)
+    torch.testing.assert_close(found, torch.relu(x + layer.model.bias))
+    found.sum().backward()
+    wanted = (x + layer.model.bias > 0).float().sum(0)
+    torch.testing.assert_close(layer.model.bias.grad, wanted)
+
+
+def test_a_call_can_be_captured_in_a_graph(kernels: Any) -> None:
+    op, (x, bias) = kernels.operator("bias_relu"), inputs()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        op(x, bias)  # compiles the kernel
+    torch.cuda.current_stream().wait_stream(side)
+    graph, before = torch.cuda.CUDAGraph(), hits(kernels)
+    with torch.cuda.graph(graph):
+        out = op(x, bias)
+    assert hits(kernels) == before + 1
+    for _ in range(3):
+        x.normal_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, torch.relu(x + bias))
+
+
+def test_every_stream_and_thread_gets_its_own_results(kernels: Any) -> None:
+    op = kernels.operator("bias_relu")
+
+    def work(_: int) -> bool:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x, bias = inputs()
+            right = []
+            for _ in range(20):
+                x.normal_()
+                right.append(torch.equal(op(x, bias), torch.relu(x + bias)))
+            return all(right)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(8)))
+
+
+def test_tensors_on_the_cpu_and_unseen_shapes_go_to_the_reference(kernels: Any) -> None:
+    before, (x, bias) = hits(kernels), inputs()
+    op = kernels.operator("bias_relu")
+    assert torch.equal(op(x.cpu(), bias.cpu()), torch.relu(x.cpu() + bias.cpu()))
+    assert torch.equal(op(x[:100], bias), torch.relu(x[:100] + bias))
+    strided = x.T.contiguous().T
+    assert torch.equal(op(strided, bias), torch.relu(strided + bias))
+    assert hits(kernels) == before
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_another_gpu_than_the_current_one_is_used_right(kernels: Any) -> None:
+    op = kernels.operator("bias_relu")
+    x, bias = (t.to("cuda:1") for t in inputs())
+    with torch.cuda.device(0):
+        found = op(x, bias)
+    torch.cuda.synchronize(1)
+    assert found.device == x.device
+    assert torch.equal(found, torch.relu(x + bias))

@@ -1,0 +1,118 @@
+"""Folders of the cache stay within their limits, also under several processes at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+from sandbox.cache import KEEP_S, LEFTOVER_S, Shelf, locked, read_json, temporary_of, write_json
+
+PROCESSES = multiprocessing.get_context("spawn")
+
+
+def entry(shelf: Shelf, name: str, size: int, age_s: float) -> Path:
+    made = temporary_of(shelf.folder / name)
+    made.mkdir(parents=True)
+    (made / "file").write_bytes(b"x" * size)
+    path = shelf.put(name, made)
+    used = time.time() - age_s
+    os.utime(path, (used, used))
+    return path
+
+
+def test_the_entries_used_longest_ago_leave_first(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "shelf", 2500)
+    for age, name in enumerate(("newest", "middle", "oldest")):
+        entry(shelf, name, 1000, KEEP_S + 100 * (age + 1))
+    assert shelf.find("oldest") is not None  # now used last
+    shelf.trim()
+    assert sorted(p.name for p in shelf.folder.iterdir()) == ["newest", "oldest"]
+
+
+def test_an_entry_in_use_stays_whatever_the_limit(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "shelf", 10)
+    entry(shelf, "now", 1000, 0)
+    shelf.trim()
+    assert shelf.find("now") is not None
+
+
+def test_leftovers_of_the_dead_are_removed_and_those_of_the_living_are_not(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "shelf", 10)
+    shelf.folder.mkdir()
+    for name, age in ((".half-1-aa", LEFTOVER_S + 60), (".half-2-bb", 60)):
+        (shelf.folder / name).mkdir()
+        used = time.time() - age
+        os.utime(shelf.folder / name, (used, used))
+    shelf.trim()
+    assert [p.name for p in shelf.folder.iterdir()] == [".half-2-bb"]
+
+
+def test_the_first_of_two_equal_entries_stays_and_nothing_is_left_of_the_second(
+    tmp_path: Path,
+) -> None:
+    shelf = Shelf(tmp_path / "shelf", 1 << 20)
+    for text in ("first", "second"):
+        made = temporary_of(shelf.folder / "same")
+        made.mkdir(parents=True)
+        (made / "file").write_text(text)
+        kept = shelf.put("same", made)
+    assert (kept / "file").read_text() == "first"
+    assert [p.name for p in shelf.folder.iterdir()] == ["same"]
+
+
+def fill(folder: str, writer: int) -> None:
+    shelf = Shelf(Path(folder), 20_000)
+    for number in range(40):
+        entry(shelf, f"{(writer + number) % 25}", 1000, KEEP_S + number)
+        shelf.trim()
+        found = shelf.find(str(number % 25))
+        if found is not None:
+            with contextlib.suppress(FileNotFoundError):  # gone whole, between two looks
+                assert (found / "file").stat().st_size == 1000
+
+
+def test_several_processes_fill_read_and_trim_one_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "shelf"
+    writers = [PROCESSES.Process(target=fill, args=(str(folder), n)) for n in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    assert not list(folder.glob(".*"))
+    shelf = Shelf(folder, 5_000)
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
+    shelf.trim()
+    assert len(list(folder.iterdir())) == 5
+
+
+def hold(path: str, log: str) -> None:
+    with locked(Path(path)):
+        for word in ("in", "out"):
+            with open(log, "a") as file:
+                file.write(word + "\n")
+            time.sleep(0.05)
+
+
+def test_a_lock_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    lock, log = str(tmp_path / "lock"), str(tmp_path / "log")
+    holders = [PROCESSES.Process(target=hold, args=(lock, log)) for _ in range(3)]
+    for holder in holders:
+        holder.start()
+    for holder in holders:
+        holder.join(60)
+    assert Path(log).read_text().split() == ["in", "out"] * 3
+
+
+def test_json_entries_are_limited_too(tmp_path: Path) -> None:
+    folder = tmp_path / "graphs"
+    for number in range(6):
+        write_json(folder / f"{number}.json", "x" * 1000)
+        os.utime(folder / f"{number}.json", (number, number))
+    assert read_json(folder / "0.json") == "x" * 1000  # now used last
+    Shelf(folder, 3500).trim()
+    assert sorted(p.name for p in folder.iterdir()) == ["0.json", "4.json", "5.json"]

@@ -1,0 +1,49 @@
+"""Cores for the launches of timed calls, on hosts of several sizes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sandbox import cores, processes
+
+
+@pytest.fixture
+def allowed() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+def test_few_cores_are_all_for_work(allowed: list[int]) -> None:
+    if len(allowed) >= cores.LEAST_CORES:
+        os.sched_setaffinity(0, set(allowed[: cores.LEAST_CORES - 1]))
+    try:
+        assert cores.launching_core("0") is None
+        assert cores.common_cores() == os.sched_getaffinity(0)
+    finally:
+        os.sched_setaffinity(0, set(allowed))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 4, reason="a host of four cores and more")
+def test_no_other_work_runs_on_the_launching_core() -> None:
+    for gpu in ("0", "GPU-5f1d"):
+        core = cores.launching_core(gpu)
+        assert core in os.sched_getaffinity(0)
+        assert core not in cores.common_cores()
+
+
+def test_a_process_is_confined_and_its_first_thread_placed(allowed: list[int]) -> None:
+    code = "import time; print(1, flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    try:
+        processes.confine(child.pid, {allowed[0]})
+        assert os.sched_getaffinity(child.pid) == {allowed[0]}
+        processes.place(child.pid, allowed[-1])
+        assert os.sched_getaffinity(child.pid) == {allowed[-1]}
+    finally:
+        child.kill()
+        child.wait()

@@ -1,0 +1,249 @@
+"""Light headers: which sources get them, what is put before them, and that real ones compile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox import light
+from sandbox.build import Builder
+from sandbox.preludes import Preludes
+from sandbox.quiet import Quiet
+from sandbox.spawn import Worker, Zygote
+from sandbox.types import Candidate, Language
+from sandbox.worker.faster import GCH, OPERATORS
+from tests.sandbox.conftest import FAST
+
+NINJA = """\
+ninja_required_version = 1.3
+cxx = c++
+nvcc = /cuda/bin/nvcc
+
+cflags = -DTORCH_EXTENSION_NAME=one -isystem /torch/include -fPIC -std=c++17 -O3
+post_cflags = 
+cuda_cflags = -DTORCH_EXTENSION_NAME=one -isystem /torch/include --use_fast_math
+
+rule compile
+  command = $cxx -MMD -MF $out.d $cflags -c $in -o $out $post_cflags
+
+build main.o: compile /src/main.cpp
+build cuda.cuda.o: cuda_compile /src/cuda.cu
+build one.so: link main.o cuda.cuda.o
+
+default one.so
+"""
+HOST = "#include <torch/extension.h>\ntorch::Tensor f(torch::Tensor x);"
+DEVICE = "#include <torch/types.h>\nauto g(at::Tensor x) { return torch::empty_like(x); }"
+
+
+def lightened(host: str = HOST, device: str = DEVICE, ninja: str = NINJA) -> light.Lightened | None:
+    sources = {"/src/main.cpp": host, "/src/cuda.cu": device}
+    return light.lighten(ninja, sources.__getitem__, Path("/shadow"), OPERATORS)
+
+
+def test_each_source_is_tried_light_and_then_as_it_was() -> None:
+    made = lightened()
+    assert made is not None
+    assert "build main.o: light_compile /src/main.cpp" in made.ninja
+    assert "build cuda.cuda.o: light_cuda_compile /src/cuda.cu" in made.ninja
+    rule = made.ninja.partition("rule light_cuda_compile\n  command = ")[2].splitlines()[0]
+    first, _, second = rule.partition(" || ")
+    assert first.startswith("$nvcc -I/shadow ")
+    assert "$cuda_cflags" in first
+    assert second == "$nvcc $cuda_cflags -c $in -o $out $cuda_post_cflags"
+    assert "ATen/ops/empty_like.h" in made.operators["cuda.cuda.o"]
+    assert light.own_flags(made.cflags) == ["-O3"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch::nn::Linear layer(3, 4);",
+        "auto t = torch::tensor({1, 2});",
+        "using namespace torch; auto t = tensor({1, 2});",
+        "auto o = torch::TensorOptions().requires_grad(true);",
+        "#ifdef AT_PARALLEL_OPENMP\n#endif",
+        "#if defined(C10_WARP_SIZE)\n#endif",
+        '#include "mine.h"',
+        "TORCH_LIBRARY(a, m) {}",
+    ],
+)
+def test_what_could_tell_the_difference_gets_the_full_headers(text: str) -> None:
+    made = lightened(device=f"{DEVICE}\n{text}")
+    assert made is not None
+    assert "build cuda.cuda.o: cuda_compile /src/cuda.cu" in made.ninja
+    assert list(made.operators) == ["main.o"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "// torch::nn is not used",
+        "/* torch::tensor */",
+        "#if __CUDA_ARCH__ >= 900\n#endif",
+        "#ifdef _OPENMP\n#endif",
+        "#if TORCH_VERSION_MAJOR >= 2 && defined(__GNUC__)\n#endif",
+    ],
+)
+def test_comments_and_the_compilers_macros_do_not_matter(text: str) -> None:
+    assert not light.needs_full(f"{DEVICE}\n{text}")
+
+
+def test_an_own_include_path_or_no_implicit_header_means_torchs_own_steps() -> None:
+    assert lightened(ninja=NINJA.replace("-fPIC", "-I/mine -fPIC")) is None
+    assert lightened(host="int f();", device="int g();") is None
+
+
+def test_every_name_that_may_select_an_overload_is_declared() -> None:
+    text = "auto y = max(a, b).add_(at::mul_out(c, d)); AT_DISPATCH_ALL_TYPES(a)"
+    found = light.operator_headers(text, OPERATORS)
+    wanted = {f"ATen/ops/{name}.h" for name in ("max", "add", "mul")}
+    assert wanted <= set(found)
+    assert "ATen/Dispatch.h" in found
+
+
+def test_a_preludes_key_forgets_the_extensions_name_and_nothing_else() -> None:
+    flags = "-DTORCH_EXTENSION_NAME=one -fPIC -std=c++17"
+    assert light.prelude_key("c++", flags) == light.prelude_key("c++", flags.replace("one", "two"))
+    assert light.prelude_key("c++", flags) != light.prelude_key("c++", flags + " -O3")
+    assert light.prelude_key("c++", flags) != light.prelude_key("g++-14", flags)
+
+
+SOURCE = """
+import torch
+from torch.utils.cpp_extension import load_inline
+EXT = load_inline("plus{n}", cpp_sources='''
+{extra}
+torch::Tensor plus(torch::Tensor x, double s) {{
+  TORCH_CHECK(x.is_contiguous(), "contiguous");
+  auto out = torch::zeros({{x.size(0)}}, x.options());
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "plus", [&] {{
+    out.data_ptr<scalar_t>()[0] = x.data_ptr<scalar_t>()[0] + (scalar_t)s;
+  }});
+  return out + {n};
+}}''', functions=["plus"])
+class ModelNew: pass
+"""
+
+
+@pytest.fixture(scope="module")
+def builders() -> Iterator[Zygote]:
+    found = Zygote("cpu")
+    yield found
+    found.close()
+
+
+def built(zygote: Zygote, preludes: Path, source: str) -> tuple[Worker, dict[str, Any]]:
+    worker = zygote.spawn("build", memory_limit_bytes=4 << 30, readable=[preludes])
+    options = {"source": source, "ways": {}, "preludes": str(preludes)}
+    return worker, worker.request("build", stage="build", timeout_s=100, **options)
+
+
+@pytest.mark.slow
+def test_a_tensor_function_is_built_with_light_headers_alone(
+    builders: Zygote, tmp_path: Path
+) -> None:
+    worker, reply = built(builders, tmp_path, SOURCE.format(n=1, extra=""))
+    try:
+        assert reply["artifacts"][0]["libraries"] == ["plus1.so"]
+        assert (worker.scratch / "artifacts/0/main.o.light").read_text() == ""
+        assert reply["missing"][0]["flags"] == []
+    finally:
+        worker.close()
+
+
+@pytest.mark.slow
+def test_what_light_headers_lack_is_compiled_with_the_full_ones(
+    builders: Zygote, tmp_path: Path
+) -> None:
+    extra = "bool shared() { return at::globalContext().deterministicAlgorithms(); }"
+    worker, reply = built(builders, tmp_path, SOURCE.format(n=1, extra=extra))
+    try:
+        assert "globalContext" in (worker.scratch / "artifacts/0/main.o.light").read_text()
+        assert reply["artifacts"][0]["libraries"] == ["plus1.so"]
+    finally:
+        worker.close()
+
+
+CALL = """
+import importlib.util, sys, torch
+spec = importlib.util.spec_from_file_location("plus2", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+print(module.plus.__doc__)
+for x in (torch.full((3,), 4.0), torch.full((2,), 4.0, dtype=torch.float64)):
+    y = module.plus(x, 2.5)
+    print(y.tolist(), y.dtype, y.requires_grad)
+for wrong in (lambda: module.plus(torch.ones(4, 4).t(), 1.0), lambda: module.plus("x", 1.0)):
+    try:
+        wrong()
+    except (RuntimeError, TypeError) as error:
+        print(type(error).__name__, str(error).split(" at ")[0][:40])
+"""
+
+
+@pytest.mark.slow
+def test_light_and_full_libraries_behave_alike(tmp_path: Path) -> None:
+    said = []
+    for ways in (light.Ways(), light.Ways(light_headers=False, precompiled=False)):
+        builder = Builder(tmp_path / str(ways.light_headers), ways)
+        report = builder.build(Candidate("t", Language.CPP, SOURCE.format(n=2, extra="")), FAST)
+        builder.close()
+        assert report.failure is None, report.log
+        assert report.artifacts is not None
+        library = str(report.artifacts / "0" / "plus2.so")
+        command = [sys.executable, "-c", CALL, library]
+        said.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert said[0] == said[1]
+    assert "[8.5, 2.0, 2.0] torch.float32 False" in said[0]
+
+
+@pytest.mark.slow
+def test_a_prelude_is_made_at_the_second_wish_and_used_by_the_third(tmp_path: Path) -> None:
+    builder = Builder(tmp_path)
+    ready = []
+    for n in (1, 2, 3):
+        candidate = Candidate("t", Language.CPP, SOURCE.format(n=n, extra=""))
+        assert builder.build(candidate, FAST).failure is None
+        ready.append(len(list((tmp_path / "preludes").glob(f"*/{GCH}"))))
+    worker, reply = built(builder._zygote, tmp_path / "preludes", SOURCE.format(n=4, extra=""))
+    worker.close()
+    builder.close()
+    assert ready == [0, 1, 1]
+    assert reply["missing"] == []
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        None,
+        [3],
+        [{"flags": ["-fplugin=/evil.so"], "cuda": False, "key": "0" * 32}],
+        [{"flags": ["-O3", "-include", "/x"], "cuda": False, "key": "0" * 32}],
+        [{"flags": ["-O3"] * 9, "cuda": False, "key": "0" * 32}],
+        [{"flags": ["-O3"], "cuda": False, "key": "../../x"}],
+    ],
+)
+def test_a_hostile_wish_for_a_prelude_is_ignored(tmp_path: Path, claim: object) -> None:
+    preludes = Preludes(tmp_path / "preludes", Zygote("cpu"), Quiet(freezes=False))
+    for _ in range(2):
+        preludes.ask(claim, FAST)
+    assert not list(preludes.folder.iterdir())
+
+
+def test_a_prelude_that_the_compiler_refuses_is_tried_once(
+    builders: Zygote, tmp_path: Path
+) -> None:
+    preludes = Preludes(tmp_path / "preludes", builders, Quiet(freezes=False))
+    claim = [{"flags": ["-Wnonsense=3"], "cuda": False, "key": "0" * 32}]
+    notes = []
+    for _ in range(3):
+        preludes.ask(claim, FAST)
+        (note,) = preludes.folder.iterdir()
+        notes.append(note.read_text())
+    assert notes == ["", "refused", "refused"]

@@ -1,0 +1,152 @@
+"""Candidates under way together get the verdicts they get one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandbox.evaluator import LocalEvaluator
+from sandbox.quiet import Quiet
+from sandbox.ready import Ready
+from sandbox.spawn import Zygote
+from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Request, Status, Task
+from tests.sandbox.conftest import FAST, LINEAR, SCALE, forward, renamed, task_of, workers_alive
+
+SEARCH = replace(FAST, search_pairs=1, rounds=8, batch_ms=2.0, max_sets=64)
+CORPUS = {
+    "right": (forward("return y"), Status.PASSED),
+    "another right": (forward("return y + 0.0"), Status.PASSED),
+    "slow": (forward("__import__('time').sleep(0.002)", "return y"), Status.PASSED),
+    "wrong": (forward("return y * 1.01"), Status.WRONG_VALUE),
+    "dropped tail": (forward("y[-1, -1] = 0", "return y"), Status.WRONG_VALUE),
+    "wrong shape": (forward("return y[:3]"), Status.WRONG_SHAPE),
+    "wrong dtype": (forward("return y.half()"), Status.WRONG_DTYPE),
+    "mutated": (forward("x.zero_()", "return y"), Status.INPUT_MUTATED),
+    "raises": (forward("raise KeyError('x')"), Status.RUNTIME_ERROR),
+    "dies in its import": (forward("return y", top="import os; os._exit(3)"), Status.RUNTIME_ERROR),
+    "no python": ("class ModelNew(:", Status.COMPILE_ERROR),
+    "dies": (forward("__import__('os')._exit(3)"), Status.RUNTIME_ERROR),
+    "a thread left behind": (
+        forward(
+            "return y",
+            top="import threading, time\n"
+            "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        ),
+        Status.PASSED,
+    ),
+}
+
+
+def requests(task: Task, config: EvalConfig, to_beat: float | None) -> list[Request]:
+    return [
+        Request(task, Candidate(task.id, Language.TORCH, source), config, to_beat)
+        for source, _ in CORPUS.values()
+    ]
+
+
+@pytest.fixture(scope="module")
+def together(evaluator: LocalEvaluator) -> Iterator[list[Evaluation]]:
+    asked = requests(task_of(SCALE), SEARCH, 1.0)
+    yield list(evaluator.evaluate_many(asked, count=3))
+    assert evaluator._turns.idle
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_a_verdict_does_not_depend_on_what_else_is_under_way(
+    evaluator: LocalEvaluator, together: list[Evaluation], name: str
+) -> None:
+    number = list(CORPUS).index(name)
+    request = requests(task_of(SCALE), SEARCH, 1.0)[number]
+    alone = evaluator.evaluate(request.task, request.candidate, request.config, to_beat=1.0)
+    found = together[number]
+    expected = CORPUS[name][1]
+    assert (found.candidate_id, found.status) == (alone.candidate_id, expected), found.detail
+    assert alone.status is expected, alone.detail
+    assert (found.timing is None) == (alone.timing is None)
+
+
+def test_evaluations_come_in_the_order_of_the_requests(together: list[Evaluation]) -> None:
+    asked = requests(task_of(SCALE), SEARCH, 1.0)
+    assert [e.candidate_id for e in together] == [r.candidate.id for r in asked]
+
+
+def test_seconds_tell_waiting_from_work(together: list[Evaluation]) -> None:
+    timed = [e for e in together if e.timing is not None]
+    assert timed
+    for found in timed:
+        assert {"load", "wait", "verify", "warm", "time"} <= found.seconds.keys()
+
+
+def test_a_task_that_comes_in_the_middle_is_prepared_and_its_reference_refused_alike(
+    evaluator: LocalEvaluator,
+) -> None:
+    good, bad = task_of(LINEAR, "test/linear"), task_of(SCALE.replace("+ 1.0", "* 0.0"), "test/0")
+    asked = [
+        Request(good, Candidate(good.id, Language.TORCH, renamed(LINEAR)), SEARCH, 1.0),
+        Request(bad, Candidate(bad.id, Language.TORCH, forward("return y")), SEARCH, 1.0),
+        Request(good, Candidate(good.id, Language.TORCH, "class ModelNew(:"), SEARCH, 1.0),
+    ]
+    found = [e.status for e in evaluator.evaluate_many(asked, count=3)]
+    assert found == [Status.PASSED, Status.INVALID_REFERENCE, Status.COMPILE_ERROR]
+
+
+def test_a_stream_leaves_no_candidate_behind(cache, one_core) -> None:  # type: ignore[no-untyped-def]
+    lane = LocalEvaluator("cpu", cache_dir=cache)
+    assert all(lane.evaluate_many(requests(task_of(SCALE), SEARCH, 1.0)[:4], count=2))
+    lane.close()
+    assert workers_alive(lane) == []
+
+
+def test_a_worker_kept_ready_serves_once_and_another_takes_its_place(cache, one_core) -> None:  # type: ignore[no-untyped-def]
+    lane = LocalEvaluator("cpu", cache_dir=cache, ready=1)
+    task = task_of(SCALE)
+    sources = [forward(f"print({n}, __import__('os').getpid())", "return y") for n in range(3)]
+    found = [
+        lane.evaluate(task, Candidate(task.id, Language.TORCH, source), SEARCH, to_beat=1.0)
+        for source in sources
+    ]
+    assert [e.status for e in found] == [Status.PASSED] * 3, [e.detail for e in found]
+    pids = {e.stdout.split()[1] for e in found}
+    assert len(pids) == 3
+    lane.close()
+    assert workers_alive(lane) == []
+
+
+def test_limits_and_folders_reach_a_worker_kept_ready(zygote: Zygote, tmp_path: Path) -> None:
+    ready, config = Ready(zygote, Quiet(freezes=False), 1), replace(FAST, log_limit_bytes=20)
+    assert ready.take("candidate", config) is None
+    worker, deadline = None, time.monotonic() + 30
+    while worker is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+        worker = ready.take("candidate", config)
+    ready.close()
+    assert worker is not None
+    (tmp_path / "file").write_text("print('x' * 1000)\nclass ModelNew: pass\n")
+    worker.furnish([(tmp_path, "home/given")])
+    source = f"exec(open({str(worker.scratch / 'home/given/file')!r}).read())"
+    worker.request("load", stage="load", timeout_s=20, source=source)
+    worker.close()
+    assert worker.memory_limit_bytes == config.memory_limit_bytes
+    assert "bytes left out" in worker.stdout()
+
+
+def test_a_candidate_is_loaded_while_another_holds_the_device(evaluator: LocalEvaluator) -> None:
+    task = task_of(SCALE)
+    evaluator.prepare(task, SEARCH)
+    candidate = Candidate(task.id, Language.TORCH, forward("return y", top="print('loaded')"))
+    with ThreadPoolExecutor(1) as pool:
+        with evaluator._turns.hold("another candidate"):
+            asked = pool.submit(evaluator.evaluate, task, candidate, SEARCH, to_beat=1.0)
+            deadline = time.monotonic() + 20
+            while not evaluator._turns._waiting and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.3)
+        found = asked.result(60)
+    assert found.status is Status.PASSED, found.detail
+    assert found.seconds["wait"] >= 0.3
+    assert found.seconds["prepare"] < 0.3

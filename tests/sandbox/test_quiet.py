@@ -1,0 +1,173 @@
+"""What may go on beside a timed region, and whose turn it is at the device."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sandbox import processes
+from sandbox.handle import Worker, WorkerFailed
+from sandbox.quiet import Quiet, Turns
+
+BUSY = "import time\nend = time.time() + {seconds}\nwhile time.time() < end: pass\n"
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_noise_waits_for_the_end_of_a_timed_region() -> None:
+    quiet, order = Quiet(freezes=True), []
+
+    def disturb() -> None:
+        with quiet.noise():
+            order.append("noise")
+
+    other = threading.Thread(target=disturb)
+    with quiet.timed():
+        other.start()
+        other.join(0.1)
+        order.append("timed")
+    other.join(5)
+    assert order == ["timed", "noise"]
+
+
+def test_a_timed_region_waits_for_the_end_of_noise() -> None:
+    quiet, begun = Quiet(freezes=True), threading.Event()
+
+    def disturb() -> None:
+        with quiet.noise(), quiet.noise():
+            begun.set()
+            time.sleep(0.2)
+
+    other = threading.Thread(target=disturb)
+    other.start()
+    begun.wait(5)
+    with quiet.timed():
+        assert not other.is_alive() or quiet._noises == 0
+    other.join(5)
+
+
+def loading(quiet: Quiet, worker: Worker, seconds: float, timeout_s: float) -> threading.Thread:
+    """A thread in which the worker loads something that keeps it busy; waits until it does."""
+    failures: list[WorkerFailed] = []
+
+    def load() -> None:
+        try:
+            with quiet.beside(worker):
+                worker.request(
+                    "load",
+                    stage="load",
+                    timeout_s=timeout_s,
+                    source=BUSY.format(seconds=seconds) + "class ModelNew: pass\n",
+                )
+        except WorkerFailed as failed:
+            failures.append(failed)
+
+    thread = threading.Thread(target=load)
+    thread.failures = failures  # type: ignore[attr-defined]
+    thread.start()
+    deadline = time.monotonic() + 10
+    while state_of(worker.pid) != "R" and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("freezes", "strict", "states"),
+    [(True, False, "T"), (False, True, "T"), (False, False, "RSD")],
+)
+def test_loading_stands_still_where_cores_are_shared_or_the_figure_is_published(
+    worker: Worker, freezes: bool, strict: bool, states: str
+) -> None:
+    quiet = Quiet(freezes=freezes)
+    thread = loading(quiet, worker, 0.5, 20)
+    with quiet.timed(strict=strict):
+        assert state_of(worker.pid) in states
+    assert state_of(worker.pid) != "T"
+    thread.join(10)
+    assert thread.failures == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_standing_still_does_not_count_against_a_deadline(worker: Worker) -> None:
+    quiet = Quiet(freezes=True)
+    thread = loading(quiet, worker, 0.0, 3.0)
+    with quiet.timed():
+        time.sleep(4.0)
+    thread.join(10)
+    assert thread.failures == []  # type: ignore[attr-defined]
+
+
+def test_a_worker_that_has_to_wait_is_left_frozen(worker: Worker) -> None:
+    quiet = Quiet(freezes=False)
+    with quiet.beside(worker, then_stop=True):
+        worker.request("load", stage="load", timeout_s=20, source="class ModelNew: pass\n")
+    assert state_of(worker.pid) == "T"
+
+
+def test_the_device_goes_to_the_task_just_served_then_to_whoever_waited_longest() -> None:
+    turns, order, threads = Turns(), [], []
+
+    def take(key: str) -> None:
+        with turns.hold(key):
+            order.append(key)
+
+    with turns.hold("b"):
+        for number, key in enumerate("acbb"):
+            threads.append(threading.Thread(target=take, args=(key,)))
+            threads[-1].start()
+            while len(turns._waiting) <= number:
+                time.sleep(0.001)
+    for thread in threads:
+        thread.join(5)
+    assert order == ["b", "b", "a", "c"]
+
+
+def test_what_is_measured_alone_waits_for_candidates_and_holds_new_ones_back() -> None:
+    turns, order = Turns(), []
+
+    def alone() -> None:
+        with turns.alone():
+            order.append("alone")
+            time.sleep(0.1)
+
+    def candidate() -> None:
+        with turns.under_way():
+            order.append("second")
+
+    threads = [threading.Thread(target=each) for each in (alone, candidate)]
+    with turns.under_way():
+        threads[0].start()
+        while not turns._wanting:
+            time.sleep(0.001)
+        threads[1].start()
+        order.append("first")
+    for thread in threads:
+        thread.join(5)
+    assert order == ["first", "alone", "second"]
+
+
+def test_a_frozen_tree_includes_orphans_and_grandchildren(worker: Worker) -> None:
+    source = (
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    if os.fork() == 0:\n"
+        "        while True: pass\n"
+        "    os._exit(0)\n"
+        "if os.fork() == 0:\n"
+        "    while True: pass\n"
+        "class ModelNew: pass\n"
+    )
+    worker.request("load", stage="load", timeout_s=20, source=source)
+    deadline = time.monotonic() + 10
+    while processes.count_processes(worker.pid) != 3 and time.monotonic() < deadline:
+        time.sleep(0.01)  # until the one in the middle has ended
+    family = [p.pid for p in processes._living(worker.pid)]
+    assert len(family) == 3
+    assert sorted(p.pid for p in processes._family(worker.pid)) == sorted(family)
+    worker.freeze()
+    assert {state_of(pid) for pid in family} == {"T"}

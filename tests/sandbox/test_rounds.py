@@ -1,0 +1,54 @@
+"""What every pair has met before it may end early."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from sandbox.evaluator import LocalEvaluator
+from sandbox.pair import MET_BY, ProcessPair
+from sandbox.types import Candidate, Language, Status
+from tests.sandbox.conftest import FAST, LINEAR, SCALE, forward, task_of
+
+SLOW = "__import__('time').sleep(0.003)"
+SEARCH = replace(FAST, search_pairs=1, rounds=8)
+
+
+def test_a_single_set_round_comes_early_at_a_secret_place() -> None:
+    pair = ProcessPair.__new__(ProcessPair)
+    pair.config, pair.secret = replace(SEARCH, single_share=0.1), random.Random(1)
+    places = [pair.schedule().index(True) for _ in range(200)]
+    assert set(places) == set(range(MET_BY))
+
+
+@pytest.mark.parametrize("attempt", range(2))
+def test_a_slow_cheat_with_frozen_weights_is_still_caught(
+    evaluator: LocalEvaluator, attempt: int
+) -> None:
+    task = task_of(LINEAR)
+    source = LINEAR.replace("class Model(", "class ModelNew(").replace(
+        "        return x @ self.weight.T + self.bias",
+        f"        {SLOW}\n"
+        "        if getattr(self, 'kept', None) is None or len(self.kept[2]) < 12:\n"
+        "            w, b = self.weight.clone(), self.bias.clone()\n"
+        "            seen = [] if getattr(self, 'kept', None) is None else self.kept[2]\n"
+        "            self.kept = (w, b, seen + [1])\n"
+        "        return x @ self.kept[0].T + self.kept[1]",
+    )
+    found = evaluator.evaluate(
+        task, Candidate(task.id, Language.TORCH, source + f"\n# {attempt}"), SEARCH, to_beat=1.0
+    )
+    assert found.status is Status.WRONG_VALUE, found.detail
+
+
+def test_a_hopeless_candidate_is_timed_in_fewer_rounds(evaluator: LocalEvaluator) -> None:
+    task = task_of(SCALE)
+    slow = Candidate(task.id, Language.TORCH, forward(SLOW, "return y"))
+    config = replace(SEARCH, rounds=12, min_pairs=3, max_pairs=3)
+    found = evaluator.evaluate(task, slow, config, to_beat=1e30)
+    assert found.status is Status.PASSED, found.detail
+    assert found.timing is not None
+    assert len(found.timing.pairs) == 1
+    assert found.timing.pairs[0].rounds < 9
