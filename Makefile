@@ -1,10 +1,13 @@
 # Everything from a fresh machine: `make campaign` shows it working, `make test` proves it.
+#   make campaign MODEL=name BASE_URL=http://localhost:8000/v1 ARGS='--max-requests 48'
 #   make campaign PYTHON=python3 VENV=   runs with what is already installed
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 PYTHON ?= python3
 VENV ?= .venv
+MODEL ?=
+BASE_URL ?=
 NAME ?= quickstart-$(shell date +%Y%m%d-%H%M%S)
 ARGS ?=
 
@@ -24,7 +27,11 @@ endif
 CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/\1/p' | head -n 1)
 EXTRA := $(if $(filter 12,$(CUDA)),cuda12,$(if $(CUDA),cuda13,))
 
-.PHONY: help install campaign test test-full test-gpu lint clean
+TRAIN ?= small
+DEMO ?= runs/train-demo
+PIECE_S ?= 480
+
+.PHONY: help install campaign train-demo test test-full test-gpu lint clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -45,8 +52,20 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 COMMA := ,
 
-campaign: $(STAMP) ## Run the quickstart campaign on whatever is there
-	PATH="$(BIN):$$PATH" $(RUN) warpsmith.py optimize --config quickstart --name $(NAME) $(ARGS)
+campaign: $(STAMP) ## Run the quickstart campaign; MODEL=name BASE_URL=... asks a model
+	PATH="$(BIN):$$PATH" $(if $(BASE_URL),OPENAI_BASE_URL="$(BASE_URL)") $(RUN) warpsmith.py optimize \
+	  --config quickstart --name $(NAME) $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
+TRAIN_STAMP := $(if $(STAMP),$(VENV)/.installed-train)
+
+$(VENV)/.installed-train: $(VENV)/.installed
+	$(RUN) -m pip install -q --disable-pip-version-check -e '.[train$(if $(EXTRA),$(COMMA)$(EXTRA))]'
+	@touch $@
+
+# Every step leaves a folder or a run that the next call goes on from; run it again after a stop.
+train-demo: $(TRAIN_STAMP) ## Proof of the loop: data, SFT, self-supervised, RL, evaluation
+	mkdir -p $(DEMO)
+	PATH="$(BIN):$$PATH" $(RUN) benchmarks/train_demo.py --config $(TRAIN) --to $(DEMO) --piece-s $(PIECE_S)
 
 test: lint ## Lint, types and tests, on 2 cores without a GPU
 	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'not slow and not gpu and not alone' -n 2 --dist loadfile

@@ -18,8 +18,8 @@ if sys.version_info < (3, 11) or sys.platform != "linux":
 import json
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,8 +32,14 @@ from sandbox.errors import ConfigError, WarpsmithError
 if TYPE_CHECKING:
     from agent.config import OptimizeConfig
     from agent.engine import Engine
+    from agent.export.revalidate import Outcome
     from agent.outcome import CampaignResult
-    from agent.types import Proposer
+    from agent.replay import Difference
+    from kernelbench.bench import Report
+    from kernelbench.results import Row
+    from rl.campaign import LocalPolicy
+    from rl.config import TrainConfig
+    from rl.data import Example
     from sandbox.types import Evaluation, Task
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
@@ -75,29 +81,55 @@ def optimize(
     *,
     config: str | OptimizeConfig | None = None,
     name: str | None = None,
+    export_requests: str | Path | None = None,
+    import_replies: Sequence[str | Path] = (),
     **overrides: object,
 ) -> CampaignResult:
     """Run or resume a campaign under runs/NAME, as `warpsmith optimize` does.
 
     `config` is an OptimizeConfig, a preset's name or a YAML file; `overrides` are fields of
-    OptimizeConfig. Ctrl-C ends it cleanly; the same call with the same name goes on.
+    OptimizeConfig. Ctrl-C ends it cleanly; the same call with the same name goes on. With a file to
+    export requests to, or files to import replies from, nothing is sent to a model's endpoint.
     """
     from rich.console import Console
 
     from agent.campaign import run_campaign
     from agent.config import OptimizeConfig, load_optimize
+    from agent.models.opening import BatchFiles, check_models
     from agent.progress import CampaignView, Header, show_result
+    from agent.proposers import open_proposers
     from agent.runs import interruptible, open_run
-    from sandbox.doctor import resolve_device
+    from agent.spending import spending
+    from sandbox.doctor import describe, resolve_device
 
     if not isinstance(config, OptimizeConfig):
         chosen = tuple(tasks) if tasks else None
         config = load_optimize(config, tasks=chosen, **overrides)
     config = replace(config, device=resolve_device(config.device))
     name = name or time.strftime("%Y%m%d-%H%M%S")
-    loaded, proposers = _tasks(config), _proposers(config)
-    console = Console()
-    with open_run(name, config) as journal, closing(_engine(config)) as engine:
+    train = _train_config(config)
+    if config.learn and train is not None:
+        from rl.campaign import learning
+
+        config = learning(config, train)
+    loaded, console, files = _tasks(config), Console(), None
+    if export_requests is not None or import_replies:
+        out = None if export_requests is None else Path(export_requests)
+        said = partial(console.print, soft_wrap=True, highlight=False, markup=False)
+        files = BatchFiles(out, [Path(file) for file in import_replies], said)
+    check_models(config, files)
+    with (
+        open_run(name, config) as journal,
+        _policy(config, train, journal.folder) as policy,
+        open_proposers(
+            journal,
+            config,
+            describe(config.device),
+            files,
+            None if policy is None else policy.model,
+        ) as proposers,
+        closing(_engine(config)) as engine,
+    ):
         header = Header(name, engine.name, engine.lanes, proposers[0].name, config.device)
         view = CampaignView(console, header, [task.id for task in loaded], config.max_seconds)
         stopping = partial(view.note, "stopping after what is being measured; Ctrl-C to abandon it")
@@ -110,17 +142,160 @@ def optimize(
                 config.campaign(),
                 on_event=view.update,
                 interrupted=interrupted,
+                on_pulse=view.beat,
+                learner=None if policy is None else policy.learner,
             )
+        cost = spending(journal)
     show_result(console, result, str(header))
+    console.print(str(cost), highlight=False)
     return result
 
 
-def export(run: str, to: str | Path) -> list[Path]:
-    """Write the winners of a run as stand-alone files with a manifest: `warpsmith export`."""
-    from agent.export import export_run
+def replay(run: str, *, name: str | None = None) -> tuple[CampaignResult, list[Difference]]:
+    """Decide a recorded run again from its journal alone, as `warpsmith replay` does.
+
+    Writes a run of its own (by default NAME-replay); returns what it found and the first difference
+    of every task that has one.
+    """
+    from agent.replay import replay_run
     from agent.runs import find_run
 
-    return export_run(find_run(run), Path(to))
+    folder = find_run(run)
+    return replay_run(folder, name or f"{folder.name}-replay")
+
+
+def export(
+    runs: str | Sequence[str],
+    to: str | Path,
+    *,
+    format: str = "modelnew",
+    package: str = "tuned_kernels",
+    licence: str = "unknown",
+) -> list[Path]:
+    """Write the winners of runs as stand-alone files, or as a Python package: `warpsmith export`.
+
+    `format` is `modelnew` or `package`; the other two are of a package, its name and its kernels'
+    SPDX licence.
+    """
+    from agent.export.artefact import gather
+    from agent.export.modelnew import export_runs
+    from agent.export.package import check_name, export_package
+    from agent.runs import find_run
+
+    folders = [find_run(run) for run in ([runs] if isinstance(runs, str) else runs)]
+    if format == "modelnew":
+        return export_runs(folders, Path(to))
+    if format != "package":
+        raise ConfigError(f"format is {format!r}; expected modelnew or package")
+    check_name(package)
+    return export_package(gather(folders, licence), Path(to), package)
+
+
+def revalidate(folder: str | Path, *, device: str = "auto") -> list[Outcome]:
+    """Judge every kernel of an exported package again on this machine: `warpsmith revalidate`.
+
+    The library in the folder is written anew, with the dispatch table that follows.
+    """
+    from agent.export.revalidate import revalidate as again
+    from sandbox.doctor import resolve_device
+    from sandbox.evaluator import LocalEvaluator
+
+    resolved = resolve_device(device)
+    return again(Path(folder), resolved, partial(LocalEvaluator, resolved))
+
+
+def _train_config(config: OptimizeConfig) -> TrainConfig | None:
+    """How the campaign's local policy is sampled and trained; None where it asks no such one."""
+    if config.local is None:
+        return None
+    from rl.config import load_train
+
+    return load_train(config.train)
+
+
+@contextmanager
+def _policy(
+    config: OptimizeConfig, train: TrainConfig | None, run: Path
+) -> Iterator[LocalPolicy | None]:
+    if train is None:
+        yield None
+        return
+    _needs_training()
+    from rl.campaign import open_policy
+
+    yield open_policy(config, train, run)
+
+
+def _needs_training() -> None:
+    """Raises ConfigError where the packages that train and run checkpoints are missing."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("transformers", "trl", "datasets") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{missing[0]} is not installed: pip install 'warpsmith[train]'")
+
+
+def bench(
+    given: str | Path,
+    suite: Sequence[str] = ("builtin",),
+    *,
+    out: str | Path | None = None,
+    device: str = "auto",
+    preset: str = "quick",
+    seconds: float | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
+    on_row: Callable[[Row, int], None] = lambda _, __: None,
+    on_fault: Callable[[str, str], None] = lambda _, __: None,
+) -> Report:
+    """Score a set of kernels on a suite, as `warpsmith bench` does; goes on where `out` stopped.
+
+    `given` is a folder, a KernelBench run, a file of JSON lines, or a campaign's name or folder.
+    """
+    from agent.config import load_evaluation
+    from kernelbench.bench import Bench
+    from kernelbench.submissions import read_submissions
+    from kernelbench.suite import load_tasks, suite_version
+    from sandbox.doctor import resolve_device
+    from sandbox.evaluator import LocalEvaluator
+
+    device, config = resolve_device(device), load_evaluation(preset)
+    found = [task for spec in suite for task in load_tasks(spec, device)]
+    tasks = list({task.id: task for task in found}.values())
+    folder = Path("bench", Path(given).resolve().stem) if out is None else Path(out)
+    read = read_submissions(_kernels(given, folder), tasks)
+    about = {
+        "input": str(given),
+        "suite": " ".join(suite),
+        "suite_version": " ".join(filter(None, map(suite_version, suite))),
+        "device": device,
+        "preset": preset,
+    }
+    with closing(LocalEvaluator(device)) as evaluator:
+        scoring = Bench(
+            tasks,
+            read.submissions,
+            config,
+            evaluator.facts.environment,
+            folder,
+            about,
+            tuple(map(str, read.problems)),
+        )
+        scoring.run(
+            evaluator, seconds=seconds, interrupted=interrupted, on_row=on_row, on_fault=on_fault
+        )
+    return scoring.write()
+
+
+def _kernels(given: str | Path, folder: Path) -> Path:
+    """The input itself, or the winners of a campaign, exported into the bench's folder."""
+    from agent.export.modelnew import export_run
+    from agent.journal import FILE
+    from agent.runs import RUNS, find_run
+
+    path = Path(given)
+    if (path / FILE).is_file() or (not path.exists() and (RUNS / path / FILE).is_file()):
+        return export_run(find_run(str(given)), folder / "kernels")[-1].parent
+    return path
 
 
 def _one_task(spec: str, device: str) -> Task:
@@ -139,29 +314,17 @@ def _tasks(config: OptimizeConfig) -> list[Task]:
     return list({task.id: task for task in found}.values())
 
 
-def _proposers(config: OptimizeConfig) -> list[Proposer]:
-    if config.model is None:
-        from agent.features.proposer import FeatureProposer
-
-        return [FeatureProposer(seed=config.seed)]
-    from agent.model import OpenAIModel
-    from agent.openai_proposer import ModelProposer
-    from sandbox.doctor import describe
-
-    return [ModelProposer(OpenAIModel(config.model), describe(config.device))]
-
-
 def _engine(config: OptimizeConfig) -> Engine:
     from sandbox.build import build
     from sandbox.doctor import gpu_count
-    from sandbox.evaluator import LocalEvaluator
+    from sandbox.evaluator import LocalEvaluator, ahead
 
     make_evaluator = partial(LocalEvaluator, config.device)
     if config.engine == "local":
         from agent.engine import LocalEngine
 
         lanes = config.lanes or (gpu_count() if config.device == "cuda" else 1)
-        return LocalEngine(make_evaluator, build, lanes=lanes)
+        return LocalEngine(make_evaluator, build, lanes=lanes, depth=ahead(config.device))
     try:
         from agent.ray_engine import RayEngine
     except ImportError as error:
@@ -172,6 +335,7 @@ def _engine(config: OptimizeConfig) -> Engine:
         device=config.device,
         address=config.ray_address,
         gpu_type=config.gpu_type,
+        depth=ahead(config.device),
     )
 
 
@@ -185,6 +349,8 @@ app = typer.Typer(
 )
 tasks_app = typer.Typer(help="Which problems there are.", no_args_is_help=True)
 app.add_typer(tasks_app, name="tasks")
+train_app = typer.Typer(help="The stages of training, apart.", no_args_is_help=True)
+app.add_typer(train_app, name="train")
 
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout.")]
@@ -197,7 +363,9 @@ def _verbosity(verbose: Annotated[bool, typer.Option(help="Log what happens.")] 
 
 
 @app.command("doctor")
-def _doctor() -> None:
+def _doctor(
+    model: Annotated[str | None, typer.Option(help="Ask this model once as well.")] = None,
+) -> None:
     """What this machine has, what is missing, and the command that mends it."""
     from rich.console import Console
     from rich.table import Table
@@ -207,6 +375,12 @@ def _doctor() -> None:
 
     table = Table("part", "state", "detail", "remedy")
     findings = examine(RUNS)
+    if model is not None:
+        from agent.models.endpoint import OpenAIModel
+        from agent.models.probing import probe_model
+
+        with closing(OpenAIModel(model, retries=0, timeout_s=120.0)) as asked:
+            findings += probe_model(asked)
     for finding in findings:
         state = "ok" if finding.ok else "missing" if finding.needed else "-"
         table.add_row(finding.name, state, finding.detail, finding.remedy)
@@ -252,6 +426,74 @@ def _tasks_show(task: str, device: Device = "auto", as_json: Json = False) -> No
     typer.echo(found.source)
 
 
+@tasks_app.command("validate")
+def _tasks_validate(
+    spec: Annotated[str, typer.Argument(help="Such as builtin or kernelbench:PATH.")] = "builtin",
+    device: Device = "auto",
+    preset: Annotated[str, typer.Option(help="quick, strict, kernelbench or a file.")] = "quick",
+    only: Annotated[list[str] | None, typer.Option(help="Ids such as softmax or 1?_*.")] = None,
+    record: Annotated[
+        Path | None, typer.Option("--json", help="JSON lines; the same command goes on with it.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="Begin no task after so long.")] = None,
+    compiled: Annotated[bool, typer.Option(help="Time torch.compile too: minutes a task.")] = False,
+) -> None:
+    """Which tasks can be scored, and why not; exits with 1 if some cannot."""
+    from rich.console import Console
+
+    from agent.config import load_evaluation
+    from agent.progress import PLAIN_WIDTH
+    from kernelbench.admission import admission_table, choose, totals, validate_tasks
+    from kernelbench.suite import load_tasks
+    from sandbox.doctor import resolve_device
+    from sandbox.evaluator import LocalEvaluator
+
+    device = resolve_device(device)
+    tasks = choose(load_tasks(spec, device), only or [])
+    config = load_evaluation(preset)
+    with closing(LocalEvaluator(device)) as evaluator:
+        rows, left = validate_tasks(
+            tasks,
+            evaluator,
+            evaluator.facts.environment,
+            config,
+            path=record,
+            seconds=seconds,
+            compiled=compiled,
+            on_row=lambda row: typer.echo(f"{row.task_id}: {row.verdict} {row.reason}", err=True),
+            on_fault=lambda task, fault: typer.echo(f"{task.id}: our fault: {fault}", err=True),
+        )
+    console = Console()
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    console.print(admission_table(rows, f"suite: {spec} · device: {device} · preset: {preset}"))
+    console.print(totals(rows, left))
+    if any(not row.verdict.scored for row in rows):
+        raise typer.Exit(FAILED)
+
+
+@app.command("prompt")
+def _prompt(
+    task: str,
+    strategy: Annotated[str | None, typer.Option(help="best-of-n, fsr, contrastive.")] = None,
+    run: Annotated[str | None, typer.Option(help="What would be asked next in this run.")] = None,
+    language: Annotated[str | None, typer.Option(help="cpp, cuda, cuda_inline, triton.")] = None,
+    config: Annotated[str | None, typer.Option(help="A YAML file or a preset.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Print what a model would be asked about a task; nothing is sent."""
+    from agent.asking import asks_text, next_asks
+    from agent.config import load_optimize
+    from agent.runs import find_run
+    from sandbox.doctor import describe, resolve_device
+
+    device = resolve_device(device)
+    settings = load_optimize(config, strategy=strategy, device=device, language=language)
+    folder = None if run is None else find_run(run)
+    asks = next_asks(_one_task(task, device), settings, describe(device), folder)
+    typer.echo(asks_text(asks) if asks else "the strategy has nothing more to ask")
+
+
 @app.command("evaluate")
 def _evaluate(
     task: str,
@@ -276,9 +518,26 @@ def _evaluate(
 @app.command("optimize")
 def _optimize(
     tasks: Annotated[list[str] | None, typer.Argument(help="Instead of the config's.")] = None,
-    model: Annotated[str | None, typer.Option(help="At OPENAI_BASE_URL.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="At OPENAI_BASE_URL, or local:FOLDER of a checkpoint.")
+    ] = None,
+    learn: Annotated[bool, typer.Option("--learn", help="Train the local model on it.")] = False,
+    train: Annotated[str | None, typer.Option(help="Preset of configs/train, or a file.")] = None,
     config: Annotated[str | None, typer.Option(help="A YAML file or a preset.")] = None,
     name: Annotated[str | None, typer.Option(help="Of the run; an old one goes on.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="best-of-n, fsr, contrastive.")] = None,
+    language: Annotated[str | None, typer.Option(help="Models are asked for.")] = None,
+    max_requests: Annotated[int | None, typer.Option(help="To models, retries too.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Of models, over the run.")] = None,
+    max_reply_tokens: Annotated[int | None, typer.Option(help="Of one reply.")] = None,
+    max_usd: Annotated[float | None, typer.Option(help="For models, over the run.")] = None,
+    export_requests: Annotated[
+        Path | None, typer.Option(help="Write a round's requests as batch lines, and stop.")
+    ] = None,
+    import_replies: Annotated[
+        list[Path] | None, typer.Option(help="Go on with the lines of these files.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Spend without asking.")] = False,
     engine: Annotated[str | None, typer.Option(help="ray or local.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="Of a running cluster.")] = None,
     max_candidates: Annotated[int | None, typer.Option(help="Over all tasks.")] = None,
@@ -286,28 +545,165 @@ def _optimize(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
 ) -> None:
     """Search for faster kernels; the same command with the same --name goes on after a stop."""
+    from agent.config import load_optimize
+
     name = name or time.strftime("%Y%m%d-%H%M%S")
-    result = optimize(
-        tasks,
-        config=config,
-        name=name,
+    settings = load_optimize(
+        config,
+        tasks=tuple(tasks) if tasks else None,
         model=model,
+        learn=learn or None,
+        train=train,
+        strategy=strategy,
+        language=language,
+        max_requests=max_requests,
+        max_tokens=max_tokens,
+        max_reply_tokens=max_reply_tokens,
+        max_usd=max_usd,
         engine=engine,
         ray_address=ray_address,
         max_candidates=max_candidates,
         max_seconds=max_seconds,
         device=device,
     )
+    if settings.asked and export_requests is None and not import_replies:
+        _agree(settings, name, yes)
+    result = optimize(
+        config=settings,
+        name=name,
+        export_requests=export_requests,
+        import_replies=import_replies or (),
+    )
     if result.stopped is not None:
         typer.echo(f"to go on: the same command with --name {name}", err=True)
     if result.stopped == "interrupted":
         raise typer.Exit(INTERRUPTED)
-    if not result.tried:
+    if not result.tried and export_requests is None:
         raise typer.Exit(UNUSABLE)
 
 
+def _agree(config: OptimizeConfig, name: str, yes: bool) -> None:
+    """Say what will be asked of models; ask first, where there is somebody to ask."""
+    from agent.models.opening import check_models
+    from agent.models.planning import plan_requests
+    from agent.runs import tried_in
+    from sandbox.doctor import describe, resolve_device
+
+    config = replace(config, device=resolve_device(config.device))
+    check_models(config)
+    plan = plan_requests(config, _tasks(config), describe(config.device), tried_in(name))
+    models = ", ".join(model.name for model in config.asked)
+    typer.echo(f"{models}: {plan}", err=True)
+    if yes or not plan.requests:
+        return
+    if sys.stdin.isatty():
+        typer.confirm("go on?", abort=True, err=True)
+    elif plan.usd:
+        raise ConfigError("this costs money and nobody can be asked: pass --yes to go on")
+
+
+@app.command("bench")
+def _bench(
+    given: Annotated[
+        str, typer.Argument(metavar="INPUT", help="Folder, KernelBench run, JSON lines, or a run.")
+    ],
+    suite: Annotated[
+        list[str] | None, typer.Option(help="Such as kernelbench:PATH:level1.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; bench/INPUT otherwise.")] = None,
+    device: Device = "auto",
+    preset: Annotated[str, typer.Option(help="quick, strict, kernelbench or a file.")] = "quick",
+    seconds: Annotated[float | None, typer.Option(help="Begin nothing after so long.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Score a set of kernels on a suite; the same command goes on where it stopped."""
+    from rich.console import Console
+
+    from agent.progress import PLAIN_WIDTH
+    from agent.runs import interruptible
+    from kernelbench.bench_view import progress_line, report_view
+    from sandbox.records import to_record
+
+    began, done = time.monotonic(), 0
+
+    def tell(row: Row, left: int) -> None:
+        nonlocal done
+        done += 1
+        typer.echo(progress_line(row, done, left, time.monotonic() - began), err=True)
+
+    with interruptible(partial(typer.echo, "stopping after what is under way", err=True)) as asked:
+        report: Report = bench(
+            given,
+            suite or ["builtin"],
+            out=out,
+            device=device,
+            preset=preset,
+            seconds=seconds,
+            interrupted=asked,
+            on_row=tell,
+            on_fault=lambda name, why: typer.echo(f"{name}: our fault: {why}", err=True),
+        )
+        stopped = asked()
+    if as_json:
+        typer.echo(json.dumps(to_record(report)))
+    else:
+        console = Console()
+        if not console.is_terminal:
+            console.width = PLAIN_WIDTH
+        console.print(report_view(report))
+    if stopped:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command("compare")
+def _compare(a: Path, b: Path, as_json: Json = False) -> None:
+    """Whether bench B differs from bench A by more than noise, and in which tasks."""
+    from rich.console import Console
+
+    from agent.progress import PLAIN_WIDTH
+    from kernelbench.bench_view import comparison_view
+    from kernelbench.comparison import compare, read_bench
+    from sandbox.records import to_record
+
+    (before, bad), (after, worse) = read_bench(a), read_bench(b)
+    for line in (*bad, *worse):
+        typer.echo(line, err=True)
+    found = compare(before, after)
+    if as_json:
+        typer.echo(json.dumps(to_record(found) | {"verdict": found.verdict}))
+        return
+    console = Console()
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    console.print(comparison_view(found))
+
+
+@app.command("replay")
+def _replay(
+    run: str, name: Annotated[str | None, typer.Option(help="Of the new run.")] = None
+) -> None:
+    """Decide a run again from its journal: no network, no device; exits with 1 if it differs."""
+    from rich.console import Console
+
+    from agent.progress import show_result
+
+    result, found = replay(run, name=name)
+    show_result(Console(), result, f"replay of {run}")
+    for difference in found:
+        typer.echo(str(difference))
+    typer.echo("the same decisions" if not found else f"{len(found)} tasks differ")
+    if found:
+        raise typer.Exit(FAILED)
+
+
 @app.command("show")
-def _show(run: str, as_json: Json = False) -> None:
+def _show(
+    run: str,
+    as_json: Json = False,
+    with_timings: Annotated[
+        bool, typer.Option("--timings", help="Seconds by stage and device, how busy lanes were.")
+    ] = False,
+) -> None:
     """What a run has found so far."""
     from rich.console import Console
 
@@ -315,21 +711,162 @@ def _show(run: str, as_json: Json = False) -> None:
     from agent.outcome import reports
     from agent.progress import report_record, show_reports
     from agent.runs import find_run
+    from agent.spending import spending
+    from agent.timings import timing_tables, timings
 
     folder = find_run(run)
     with Journal(folder, read_only=True) as journal:
-        found = reports(journal)
+        found, cost = reports(journal), spending(journal)
+        known = timings(journal)
     if as_json:
-        typer.echo(json.dumps({"run": folder.name, "tasks": [report_record(r) for r in found]}))
+        rows = [report_record(r) for r in found]
+        shown = {"timings": known} if with_timings else {}
+        typer.echo(json.dumps({"run": folder.name, "tasks": rows, **shown}))
+        return
+    devices = ", ".join(known["devices"])
+    show_reports(Console(), found, f"run: {folder.name}" + (f" · {devices}" if devices else ""))
+    for part in timing_tables(known) if with_timings else ():
+        Console().print(part)
+    typer.echo(str(cost))
+
+
+@app.command("audit")
+def _audit(
+    run: str,
+    as_json: Json = False,
+    sources: Annotated[bool, typer.Option(help="Print each winner's source.")] = True,
+) -> None:
+    """Why each winner's speedup may be believed, or not: evaluations, evidence, origin, source."""
+    from rich.console import Console
+
+    from agent.audit import audit_run
+    from agent.audit_view import show_audit
+    from agent.journal import Journal
+    from agent.runs import find_run
+    from sandbox.records import to_record
+
+    with Journal(find_run(run), read_only=True) as journal:
+        found = audit_run(journal)
+    if as_json:
+        typer.echo(json.dumps(to_record(found)))
     else:
-        show_reports(Console(), found, f"run: {folder.name}")
+        show_audit(Console(), found, sources=sources)
+
+
+@app.command("data")
+def _data(
+    runs: Annotated[list[str], typer.Argument(help="Runs whose verified kernels are taken.")],
+    to: Annotated[Path, typer.Option(help="Folder to write.")],
+    config: Annotated[str, typer.Option(help="Preset of configs/train, or a file.")] = "small",
+    per_task: Annotated[int | None, typer.Option(help="The fastest so many, of each kind.")] = None,
+) -> None:
+    """Training data from journals: verified kernels, repairs and contrasts, split and distinct."""
+    from rl.config import load_train
+
+    settings = load_train(config)
+    _needs_training()
+    from agent.journal import Journal
+    from agent.runs import find_run
+    from rl.data import build_dataset, examples_of, save_dataset
+
+    found: list[Example] = []
+    for run in runs:
+        with Journal(find_run(run), read_only=True) as journal:
+            found += examples_of(journal, settings.seed)
+    dataset = build_dataset(found, settings.held_out, per_task)
+    save_dataset(dataset, to)
+    typer.echo("\n".join(f"{name}: {len(rows)} examples" for name, rows in dataset.items()))
+
+
+@train_app.command("sft")
+def _train_sft(
+    data: Annotated[Path, typer.Option(help="Of `warpsmith data`.")],
+    to: Annotated[Path, typer.Option(help="Folder of the checkpoint; an unfinished one goes on.")],
+    config: Annotated[str, typer.Option(help="Preset of configs/train, or a file.")] = "small",
+    start: Annotated[Path | None, typer.Option(help="Checkpoint to go on from.")] = None,
+) -> None:
+    """Stage 1: supervised fine-tuning on verified kernels."""
+    from rl.config import load_train
+    from sandbox.doctor import resolve_device
+
+    settings = load_train(config)
+    _needs_training()
+    from rl.data import load_examples
+    from rl.sft import sft
+
+    typer.echo(sft(load_examples(data), settings, to, resolve_device(settings.device), start))
+
+
+@train_app.command("self")
+def _train_self(
+    start: Annotated[Path, typer.Option(help="Checkpoint of `train sft`.")],
+    to: Annotated[Path, typer.Option(help="Folder; an unfinished one goes on.")],
+    name: Annotated[str, typer.Option(help="Begins the names of the runs that sample.")],
+    config: Annotated[str, typer.Option(help="Preset of configs/train, or a file.")] = "small",
+) -> None:
+    """Stage 2: sample, evaluate, keep what passes, fine-tune; again."""
+    from agent.runs import find_run
+    from rl.config import load_train
+    from sandbox.doctor import resolve_device
+
+    settings = load_train(config)
+    _needs_training()
+    from rl.campaign import sampling
+    from rl.self_supervised import self_supervised
+
+    def sample(policy: Path, number: int) -> Path:
+        run = f"{name}-{number}"
+        optimize(config=sampling(config, settings, policy), name=run)
+        return find_run(run)
+
+    device = resolve_device(settings.device)
+    last = self_supervised(
+        start, sample, settings, to, device, lambda number, fitted: typer.echo(fitted)
+    )
+    typer.echo(last)
+
+
+@train_app.command("rl")
+def _train_rl(
+    start: Annotated[Path, typer.Option(help="Checkpoint of `train sft` or `train self`.")],
+    name: Annotated[str, typer.Option(help="Of the run; an old one goes on.")],
+    config: Annotated[str, typer.Option(help="Preset of configs/train, or a file.")] = "small",
+    max_seconds: Annotated[float | None, typer.Option(help="Of this call.")] = None,
+) -> None:
+    """Stage 3: contrastive RL, as `optimize --learn` on the config's training tasks."""
+    from rl.config import load_train
+
+    settings = load_train(config)
+    _needs_training()
+    from rl.campaign import reinforcing
+
+    result = optimize(config=reinforcing(config, settings, start, max_seconds), name=name)
+    if result.stopped is not None:
+        typer.echo(f"to go on: the same command with --name {name}", err=True)
 
 
 @app.command("export")
-def _export(run: str, to: Annotated[Path, typer.Option(help="Folder to write.")]) -> None:
-    """Write the winners of a run as stand-alone files with a manifest."""
-    for path in export(run, to):
+def _export(
+    runs: list[str],
+    to: Annotated[Path, typer.Option(help="Folder to write.")],
+    format: Annotated[str, typer.Option(help="modelnew or package.")] = "modelnew",
+    package: Annotated[str, typer.Option(help="Its import name.")] = "tuned_kernels",
+    licence: Annotated[str, typer.Option(help="Of the kernels, SPDX.")] = "unknown",
+) -> None:
+    """Write the winners of runs as stand-alone files, or as a Python package with dispatch."""
+    for path in export(runs, to, format=format, package=package, licence=licence):
         typer.echo(path)
+
+
+@app.command("revalidate")
+def _revalidate(folder: Path, device: Device = "auto") -> None:
+    """Judge an exported package's kernels again here; exits with 1 unless all still win."""
+    from agent.export.revalidate import lines
+
+    outcomes = revalidate(folder, device=device)
+    typer.echo("\n".join(lines(outcomes)))
+    if not all(outcome.verdict.fine for outcome in outcomes):
+        raise typer.Exit(FAILED)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -62,6 +62,7 @@ def run(tmp_path: Path) -> Path:
         (["evaluate", "softmax", "kernel.py", "--language", "rust"], "language is 'rust'"),
         (["evaluate", "softmax", "kernel.py", "--preset", "fast"], "no evaluation preset"),
         (["show", "frist"], "did you mean 'first'"),
+        (["audit", "frist"], "did you mean 'first'"),
         (["export", "frist", "--to", "out"], "did you mean 'first'"),
     ],
 )
@@ -109,10 +110,31 @@ def test_show_prints_the_table_and_its_json(run, cli):
     assert [task["verdict"] for task in record["tasks"]] == ["win", "unsupported"]
 
 
+def test_audit_says_why_a_winner_is_believed_and_its_json(run, cli):
+    assert "2.00x [1.96, 2.04]" in cli(run, "audit", "first", "--no-sources").out
+    record = json.loads(cli(run, "audit", "first", "--json").out)
+    assert [winner["task_id"] for winner in record["audits"]] == ["test/a"]
+    assert record["schema_version"] == 1
+
+
 def test_export_names_what_it_wrote(run, cli):
     files = cli(run, "export", "first", "--to", "out").out.split()
     assert files == ["out/test__a.py", "out/manifest.json"]
     assert all((run / file).is_file() for file in files)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--format", "zip"], "format is 'zip'; expected modelnew or package"),
+        (["--format", "package", "--package", "a-b"], "expected a name such as tuned_kernels"),
+    ],
+)
+def test_an_export_that_cannot_be_is_one_clear_line(run, cli, arguments, message):
+    done = cli(run, "export", "first", "--to", "out", *arguments)
+    assert done.code == warpsmith.UNUSABLE
+    assert message in done.err
+    assert not (run / "out").exists()
 
 
 def test_tasks_are_listed_and_shown(tmp_path, cli):
@@ -130,3 +152,40 @@ def test_doctor_says_what_is_missing_and_what_mends_it(tmp_path, cli, monkeypatc
     assert "apt-get install g++" in done.out
     for part in ("torch", "GPU", "nvcc", "cupy", "triton", "walls", "disk (runs)"):
         assert part in done.out
+
+
+@pytest.mark.slow
+def test_validate_names_what_cannot_be_scored_and_goes_on(tmp_path, cli, monkeypatch):
+    monkeypatch.setenv("WARPSMITH_CACHE", str(tmp_path / "cache"))
+    problem = (ROOT / "kernelbench/problems/relu.py").read_text()
+    (tmp_path / "good.py").write_text(problem)
+    (tmp_path / "bad.py").write_text(problem.replace("torch.relu(x)", "0 * x"))
+    arguments = ["tasks", "validate", str(tmp_path), "--device", "cpu", "--json", "rows.jsonl"]
+    part = cli(tmp_path, *arguments, "--only", "good")
+    assert part.code == 0, part.err
+    done = cli(tmp_path, *arguments)
+    assert done.code == 1
+    assert "file/bad: degenerate" in done.err
+    assert "file/good" not in done.err  # its row is there already
+    assert "2 tasks: 1 sound, 1 degenerate" in done.out
+
+
+def test_a_prompt_is_printed_and_nothing_is_sent(tmp_path, cli, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    done = cli(tmp_path, "prompt", "softmax", "--strategy", "best-of-n", "--device", "cpu")
+    assert done.code == 0
+    assert "##### propose" in done.out
+    assert "class Model(" in done.out
+    wrong = cli(tmp_path, "prompt", "softmax", "--strategy", "fsrr", "--device", "cpu")
+    assert (wrong.code, "did you mean 'fsr'" in wrong.err) == (2, True)
+
+
+def test_money_is_not_spent_where_nobody_can_be_asked(tmp_path, cli, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    with open(os.devnull) as nobody:
+        monkeypatch.setattr("sys.stdin", nobody)
+        done = cli(tmp_path, "optimize", "softmax", "--device", "cpu", "--model", "gpt-5")
+    assert done.code == 2
+    assert "gpt-5: up to 4 requests" in done.err
+    assert "pass --yes" in done.err
+    assert not (tmp_path / "runs").exists()

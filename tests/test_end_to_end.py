@@ -115,7 +115,7 @@ KEY = "secret-of-this-test"
 REPLIES = {
     WRONG: Status.WRONG_VALUE,
     MEMOISED: Status.WRONG_VALUE,
-    SUPERBATCH: Status.REWARD_HACK,
+    SUPERBATCH: Status.REJECTED,
     RIGHT: Status.PASSED,
 }
 """In the order the model gives them, each a repair of the one before where there are turns left."""
@@ -160,9 +160,10 @@ def test_every_kernel_has_its_status(campaign):
     found = {r.proposal.candidate.source: r.evaluation for r in rows}
     assert {source: e.status for source, e in found.items()} == REPLIES
     assert found[MEMOISED].detail.startswith("timed rounds")
-    assert "single-set" in found[SUPERBATCH].detail
+    assert "harness" in found[SUPERBATCH].detail
     assert all(e.detail and "\n" not in e.detail for e in found.values() if not e.passed)
-    assert all({"build", "load"} <= set(e.seconds) for e in found.values())
+    ran = [e for e in found.values() if e.status is not Status.REJECTED]
+    assert all({"build", "load"} <= set(e.seconds) for e in ran)
 
 
 def test_there_is_one_winner_and_it_was_measured_again(campaign):
@@ -173,7 +174,8 @@ def test_there_is_one_winner_and_it_was_measured_again(campaign):
     assert task["speedup"]["low"] > 1
     assert f"{len(REPLIES)} candidates, 1 wins" in done.out
     assert "model: scripted" in done.out
-    assert done.err == ""
+    [plan] = done.err.splitlines()  # what will be asked of the model, before it is
+    assert plan.startswith("scripted: ")
 
 
 def test_the_model_is_told_what_was_wrong(campaign):

@@ -16,7 +16,7 @@ ALLOWED = {
     "configs": set(),
 }
 OURS = {*ALLOWED, "warpsmith", "tests"}
-ONE_OWNER = ("openai", "ray", "cupy")
+ONE_OWNER = ("openai", "ray", "cupy", "trl")
 
 
 def modules() -> list[Path]:

@@ -12,7 +12,8 @@ import argparse
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -53,12 +54,20 @@ class OpenAIServer:
 
     replies: Sequence[str | Step | dict[str, Any]]
     model: str = "scripted"
+    any_model: bool = False
+    """Answers whatever model is asked for."""
     key: str | None = None
     """Requests with another key are answered 401; None takes any."""
     honours_n: bool = True
     """False gives one choice whatever was asked for, as `transformers serve` does."""
     cycle: bool = False
     """Start the script over at its end; otherwise further requests are answered 400."""
+    answering: Callable[[str, int], str] | None = None
+    """Instead of the script: from the prompt (as JSON) and how often it came before, to a reply."""
+    delay_s: float = 0.0
+    """Of every answer that `answering` makes."""
+    entries: Sequence[dict[str, Any]] | None = None
+    """Its list of models; by default the one."""
     port: int = 0
     requests: list[Request] = field(default_factory=list)
     most_in_flight: int = 0
@@ -66,6 +75,7 @@ class OpenAIServer:
     def __post_init__(self) -> None:
         self._steps = [as_step(reply) for reply in self.replies]
         self._next = 0
+        self._asked: Counter[str] = Counter()
         self._in_flight = 0
         self._lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", self.port), handler_for(self))
@@ -111,18 +121,30 @@ class OpenAIServer:
         if self.key is not None and request.authorization != f"Bearer {self.key}":
             return 401, error_body(f"Incorrect API key provided: {request.authorization}")
         if request.path == "/v1/models":
-            return 200, json.dumps({"object": "list", "data": [{"id": self.model}]})
+            return 200, json.dumps(
+                {"object": "list", "data": list(self.entries or [{"id": self.model}])}
+            )
         if request.path != "/v1/chat/completions":
             return 404, error_body(f"no such path: {request.path}")
-        if request.body.get("model") != self.model:
+        if not self.any_model and request.body.get("model") != self.model:
             return 404, error_body(f"the model {request.body.get('model')!r} does not exist")
-        steps = self._take(request.body.get("n", 1) if self.honours_n else 1)
+        n = request.body.get("n", 1) if self.honours_n else 1
+        steps = self._take(n) if self.answering is None else self._made(request.body, n)
         if not steps:
             return 400, error_body(f"the script ends after {len(self._steps)} replies")
         time.sleep(max(step.delay_s for step in steps))
         if not steps[0].plain:
             return steps[0].status, steps[0].body or error_body(steps[0].text)
         return 200, json.dumps(completion(self.model, steps))
+
+    def _made(self, body: dict[str, Any], n: int) -> list[Step]:
+        assert self.answering is not None
+        prompt = json.dumps(body["messages"])
+        with self._lock:
+            first = self._asked[prompt]
+            self._asked[prompt] += n
+        numbers = range(first, first + n)
+        return [Step(self.answering(prompt, i), delay_s=self.delay_s) for i in numbers]
 
     def _take(self, n: int) -> list[Step]:
         """The next step, and up to n - 1 more where all can be choices of one answer."""
@@ -182,6 +204,8 @@ def handler_for(server: OpenAIServer) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if len(raw) < int(self.headers.get("Content-Length", 0)):
+                raise ConnectionAbortedError("the client ended within its request")
             self._reply(json.loads(raw))
 
         def _reply(self, body: dict[str, Any]) -> None:

@@ -1,0 +1,135 @@
+"""The throughput benchmark without a GPU: the exchange with another harness, and the tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.candidates.stream import repeated, stream
+from benchmarks.throughput import HARNESS, Job, Rows, verdict_of
+from benchmarks.throughput_table import summary
+from sandbox.types import Language, Status
+
+EVAL = """
+import litellm
+from dotenv import load_dotenv
+from types import SimpleNamespace
+load_dotenv()
+def eval_kernel_against_ref(original_model_src, custom_model_src, **options):
+    assert options["num_correct_trials"] == 5 and str(options["precision"]) == "torch.float32"
+    print("noise without a line end", end="")
+    {body}
+    return SimpleNamespace(compiled=True, correctness=custom_model_src == "good", runtime=2.0,
+                           ref_runtime=3.0, metadata={{"error": ValueError("x")}})
+"""
+REQUEST = {"reference": "", "candidate": "good", "backend": "cuda", "build_dir": "/tmp"}
+REQUEST |= {"gpu_arch": "Hopper", "trials": 5, "perf_trials": 100}
+
+
+def ask(folder: Path, body: str, candidate: str = "good") -> dict[str, Any]:
+    package = folder / "kernelbench"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "eval.py").write_text(EVAL.format(body=body))
+    (package / "utils.py").write_text("def set_gpu_arch(names): assert names == ['Hopper']")
+    done = subprocess.run(
+        [sys.executable, "-P", str(HARNESS)],
+        input=json.dumps({**REQUEST, "candidate": candidate}),
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return verdict_of(done)
+
+
+def test_a_verdict_travels_with_its_figures_and_the_names_of_placeholders(tmp_path: Path) -> None:
+    row = ask(tmp_path, "pass")
+    assert (row["verdict"], row["passed"], row["speedup"]) == ("correct", True, 1.5)
+    assert "litellm" in row["placeholders"]
+
+
+def test_an_incorrect_candidate_has_no_speedup(tmp_path: Path) -> None:
+    row = ask(tmp_path, "pass", "bad")
+    assert (row["verdict"], row["passed"], "speedup" in row) == ("incorrect", False, False)
+
+
+def test_a_crash_is_a_failed_candidate_and_calling_a_placeholder_is_not_silent(
+    tmp_path: Path,
+) -> None:
+    row = ask(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    assert (row["verdict"], row["passed"]) == ("died (-11)", False)
+    (tmp_path / "other").mkdir()
+    row = ask(tmp_path / "other", "litellm.completion()")
+    assert "litellm is not installed" in row["detail"]
+
+
+def test_without_kernelbench_there_is_nothing_to_compare() -> None:
+    command = [sys.executable, "-P", str(HARNESS)]
+    done = subprocess.run(
+        command, input=json.dumps(REQUEST), capture_output=True, text=True, timeout=60, check=False
+    )
+    with pytest.raises(SystemExit, match="cannot be imported"):
+        verdict_of(done)
+
+
+def test_the_stream_is_mixed_and_the_repeated_are_twenty_right_ones() -> None:
+    found = stream()
+    assert len(found) >= 40
+    assert {Language.CUDA, Language.CUDA_INLINE, Language.TRITON} == {p.language for p in found}
+    wanted = {Status.PASSED, Status.WRONG_VALUE, Status.RUNTIME_ERROR, Status.COMPILE_ERROR}
+    assert wanted <= {p.expected for p in found}
+    assert {p.problem[:6] for p in found} == {"level1", "level2", "level3"}
+    again = repeated()
+    assert len(set(again)) == 20
+    assert {p.expected for p in again} == {Status.PASSED}
+
+
+def test_what_is_in_the_file_is_not_run_again(tmp_path: Path) -> None:
+    first, second = (Job("ours", False, probe, 0, False) for probe in stream()[:2])
+    Rows(tmp_path / "rows").add({"kind": "row", "key": first.key})
+    rows = Rows(tmp_path / "rows")
+    assert (rows.has(first), rows.has(second)) == (True, False)
+
+
+def row(part: str, variant: str, gpu_s: float, passed: bool, **more: Any) -> dict[str, Any]:
+    key = [part, more.pop("kind", "stream"), "level1/12", "cuda", variant, more.pop("n", 0), False]
+    verdict = {"verdict": "PASSED" if passed else "WRONG_VALUE", "passed": passed}
+    base = {"kind": "row", "key": key, "expected": "PASSED", "seconds": gpu_s, "gpu_s": gpu_s}
+    return {**base, "prepare_s": 1.0, "bytes": 1000, **verdict, **more}
+
+
+def test_the_summary_pairs_candidates_and_names_disagreement() -> None:
+    rows = [row("harness", "a", 10.0, True), row("ours", "a", 0.5, True)]
+    rows += [row("harness", "b", 8.0, False), row("ours", "b", 1.0, True)]
+    rows += [row("harness", "only theirs", 99.0, True)]
+    text = summary([{"kind": "run", "date": "2026-01-01T", "kernelbench": "abc"}, *rows])
+    assert (
+        "| CUDA, Triton up to 1 GiB | 2 | 9.00, 9.00 | 0.75, 0.75 | 14.0 (8.0) | 400, 4800, 2057 |"
+        in text
+    )
+    assert "1 of 2 agree" in text
+    assert "Right for ours: 2 of 2" in text
+    assert "| level1/12 cuda b | PASSED | WRONG_VALUE | PASSED |" in text
+
+
+def test_the_summary_gives_the_spread_over_repetitions() -> None:
+    rows = [{"kind": "run", "date": "2026-01-01T", "kernelbench": "abc"}]
+    for n, speedup in enumerate((1.0, 1.1, 1.05)):
+        rows.append(row("ours", "a", 1.0, n > 0, kind="repeat", n=n, speedup=speedup))
+    text = summary(rows)
+    assert "1.050x, 9.5 % of 3 | ours |" in text
+
+
+def test_the_summary_of_a_full_pipeline_counts_every_candidate() -> None:
+    row = {"kind": "pipeline", "seconds": 20.0, "gpu_s": 15.0, "verdicts": ["PASSED"] * 40}
+    text = summary([{**row, "right": 39}])
+    assert "40 candidates in 20.0 s" in text
+    assert "0.50 s each, 7200 per GPU-hour; GPU held 75 %" in text

@@ -1,0 +1,112 @@
+"""`warpsmith bench` and `warpsmith compare` as a user calls them, on two built-in tasks."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import warpsmith
+from kernelbench.submissions import read_submissions
+from tests.agent.scripts import campaign, make_task, script
+
+pytestmark = pytest.mark.timeout(200)
+PRESET = """\
+preset: test
+baselines: []
+rounds: 3
+batch_ms: 0.5
+max_sets: 8
+min_pairs: 2
+max_pairs: 2
+run_timeout_s: 20
+load_timeout_s: 20
+"""
+KERNEL = """
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return {result}
+"""
+SUITE = ("--suite", "relu", "--suite", "reverse", "--suite", "sigmoid")
+REST = (*SUITE, "--device", "cpu", "--preset", "preset.yaml")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "preset.yaml").write_text(PRESET)
+    (tmp_path / "kernels").mkdir()
+    for name, text in {
+        "relu": KERNEL.format(result="x.clamp(min=0)"),
+        "reverse": KERNEL.format(result="x"),
+        "rellu": KERNEL.format(result="x"),
+    }.items():
+        (tmp_path / "kernels" / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys, folder) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command line in the folder, in this process: torch is imported once."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("WARPSMITH_CACHE", str(folder / "cache"))
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code: object = 0
+        try:
+            warpsmith.main(arguments)
+        except SystemExit as end:
+            code = end.code or 0
+        return (int(str(code)), *capsys.readouterr())
+
+    return call
+
+
+@pytest.mark.slow
+def test_a_folder_is_scored_reported_and_gone_on_with(cli, folder):
+    code, out, err = cli("bench", "kernels", *REST)
+    assert code == 0, err
+    assert "builtin/relu sample 0: PASSED" in err
+    assert "builtin/reverse sample 0: WRONG_VALUE" in err
+    assert "rellu is no task of the suite" in out
+    assert "1 (33%)" in out
+    summary = json.loads((folder / "bench/kernels/summary.json").read_text())
+    assert (summary["all"]["tasks"], summary["all"]["without_kernel"]) == (3, 1)
+    code, out, err = cli("bench", "kernels", *REST, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["all"] == summary["all"]
+    assert len((folder / "bench/kernels/evaluations.jsonl").read_text().splitlines()) == 2
+    code, out, err = cli("compare", "bench/kernels", "bench/kernels")
+    assert (code, out.partition(":")[0]) == (0, "B differs from A only by noise")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("bench", "missing", *REST), "no such input; expected a folder of kernels"),
+        (("bench", "kernels", "--suite", "rellu", "--device", "cpu"), "did you mean"),
+        (("compare", "kernels", "kernels"), "no evaluations; expected a folder"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_code_2(cli, arguments, message):
+    code, _, err = cli(*arguments)
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err
+
+
+def test_a_campaigns_winners_are_an_input_by_its_name(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    source = script(1, speedup=2.5) + "class ModelNew: ...\n"
+    Path("runs").mkdir()
+    campaign(Path("runs/first"), {"win": [source], "slow": [script(1, speedup=0.7)]})
+    tasks = [make_task("win"), make_task("slow")]
+    for given in ("first", "runs/first"):
+        read = read_submissions(warpsmith._kernels(given, Path("out")), tasks)
+        [winner] = read.submissions
+        assert (winner.candidate.task_id, winner.sample) == ("test/win", 0)
+        assert winner.candidate.source.endswith(source)
+        assert read.problems == ()
+    assert warpsmith._kernels("kernels", Path("out")) == Path("kernels")
