@@ -17,10 +17,9 @@ def entry(shelf: Shelf, name: str, size: int, age_s: float) -> Path:
     made = temporary_of(shelf.folder / name)
     made.mkdir(parents=True)
     (made / "file").write_bytes(b"x" * size)
-    path = shelf.put(name, made)
     used = time.time() - age_s
-    os.utime(path, (used, used))
-    return path
+    os.utime(made, (used, used))  # not later: another process may have trimmed it by then
+    return shelf.put(name, made)
 
 
 def test_the_entries_used_longest_ago_leave_first(tmp_path: Path) -> None:
