@@ -5,7 +5,8 @@
     result = warpsmith.optimize(["builtin/softmax"], name="first", max_candidates=20)
     files = warpsmith.export("first", "out")
 
-It imports lazily, wires the parts and holds no logic of its own.
+It imports lazily, wires the parts and holds no logic of its own: a command parses, makes one call,
+prints what came of it and sets the exit code.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ if sys.version_info < (3, 11) or sys.platform != "linux":
 
 import json
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,16 +31,12 @@ from sandbox.errors import ConfigError, WarpsmithError
 
 if TYPE_CHECKING:
     from agent.config import OptimizeConfig
-    from agent.engine import Engine
     from agent.export.revalidate import Outcome
     from agent.outcome import CampaignResult
     from agent.replay import Difference
     from kernelbench.bench import Report
     from kernelbench.results import Row
-    from rl.campaign import LocalPolicy
-    from rl.config import TrainConfig
-    from rl.data import Example
-    from sandbox.types import Evaluation, Task
+    from sandbox.types import Evaluation
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 """Exit codes: the candidate failed; the call could not go on; Ctrl-C."""
@@ -63,15 +59,14 @@ def evaluate(
     WarpsmithError where the call cannot go on; a candidate's failure is a Status.
     """
     from agent.config import load_evaluation
+    from kernelbench.suite import load_task
     from sandbox.doctor import resolve_device
     from sandbox.evaluator import LocalEvaluator
-    from sandbox.language import language_of, read_kernel
-    from sandbox.types import Candidate
+    from sandbox.language import read_candidate
 
     config = load_evaluation(preset)
-    source = read_kernel(Path(kernel))
-    the_task = _one_task(task, resolve_device(device))
-    candidate = Candidate(the_task.id, language_of(source, str(kernel), language), source)
+    the_task = load_task(task, resolve_device(device))
+    candidate = read_candidate(Path(kernel), the_task.id, language)
     with closing(LocalEvaluator(the_task.device)) as evaluator:
         return evaluator.evaluate(the_task, candidate, config)
 
@@ -91,64 +86,23 @@ def optimize(
     OptimizeConfig. Ctrl-C ends it cleanly; the same call with the same name goes on. With a file to
     export requests to, or files to import replies from, nothing is sent to a model's endpoint.
     """
-    from rich.console import Console
-
-    from agent.campaign import run_campaign
     from agent.config import OptimizeConfig, load_optimize
-    from agent.models.opening import BatchFiles, check_models
-    from agent.progress import CampaignView, Header, show_result
-    from agent.proposers import open_proposers
-    from agent.runs import interruptible, open_run
-    from agent.spending import spending
-    from sandbox.doctor import describe, resolve_device
+    from agent.launch import launch
+    from agent.runs import new_name
+    from rl.opening import local_policy
+    from sandbox.doctor import resolve_device
 
     if not isinstance(config, OptimizeConfig):
         chosen = tuple(tasks) if tasks else None
         config = load_optimize(config, tasks=chosen, **overrides)
-    config = replace(config, device=resolve_device(config.device))
-    name = name or time.strftime("%Y%m%d-%H%M%S")
-    train = _train_config(config)
-    if config.learn and train is not None:
-        from rl.campaign import learning
-
-        config = learning(config, train)
-    loaded, console, files = _tasks(config), Console(), None
-    if export_requests is not None or import_replies:
-        out = None if export_requests is None else Path(export_requests)
-        said = partial(console.print, soft_wrap=True, highlight=False, markup=False)
-        files = BatchFiles(out, [Path(file) for file in import_replies], said)
-    check_models(config, files)
-    with (
-        open_run(name, config) as journal,
-        _policy(config, train, journal.folder) as policy,
-        open_proposers(
-            journal,
-            config,
-            describe(config.device),
-            files,
-            None if policy is None else policy.model,
-        ) as proposers,
-        closing(_engine(config)) as engine,
-    ):
-        header = Header(name, engine.name, engine.lanes, proposers[0].name, config.device)
-        view = CampaignView(console, header, [task.id for task in loaded], config.max_seconds)
-        stopping = partial(view.note, "stopping after what is being measured; Ctrl-C to abandon it")
-        with interruptible(stopping) as interrupted, view:
-            result = run_campaign(
-                loaded,
-                proposers,
-                engine,
-                journal,
-                config.campaign(),
-                on_event=view.update,
-                interrupted=interrupted,
-                on_pulse=view.beat,
-                learner=None if policy is None else policy.learner,
-            )
-        cost = spending(journal)
-    show_result(console, result, str(header))
-    console.print(str(cost), highlight=False)
-    return result
+    config, policy = local_policy(replace(config, device=resolve_device(config.device)))
+    return launch(
+        config,
+        name or new_name(),
+        policy,
+        export_requests=None if export_requests is None else Path(export_requests),
+        import_replies=[Path(file) for file in import_replies],
+    )
 
 
 def replay(run: str, *, name: str | None = None) -> tuple[CampaignResult, list[Difference]]:
@@ -204,37 +158,6 @@ def revalidate(folder: str | Path, *, device: str = "auto") -> list[Outcome]:
     return again(Path(folder), resolved, partial(LocalEvaluator, resolved))
 
 
-def _train_config(config: OptimizeConfig) -> TrainConfig | None:
-    """How the campaign's local policy is sampled and trained; None where it asks no such one."""
-    if config.local is None:
-        return None
-    from rl.config import load_train
-
-    return load_train(config.train)
-
-
-@contextmanager
-def _policy(
-    config: OptimizeConfig, train: TrainConfig | None, run: Path
-) -> Iterator[LocalPolicy | None]:
-    if train is None:
-        yield None
-        return
-    _needs_training()
-    from rl.campaign import open_policy
-
-    yield open_policy(config, train, run)
-
-
-def _needs_training() -> None:
-    """Raises ConfigError where the packages that train and run checkpoints are missing."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("transformers", "trl", "datasets") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"{missing[0]} is not installed: pip install 'warpsmith[train]'")
-
-
 def bench(
     given: str | Path,
     suite: Sequence[str] = ("builtin",),
@@ -251,91 +174,19 @@ def bench(
 
     `given` is a folder, a KernelBench run, a file of JSON lines, or a campaign's name or folder.
     """
-    from agent.config import load_evaluation
-    from kernelbench.bench import Bench
-    from kernelbench.submissions import read_submissions
-    from kernelbench.suite import load_tasks, suite_version
+    from agent.scoring import score
     from sandbox.doctor import resolve_device
-    from sandbox.evaluator import LocalEvaluator
 
-    device, config = resolve_device(device), load_evaluation(preset)
-    found = [task for spec in suite for task in load_tasks(spec, device)]
-    tasks = list({task.id: task for task in found}.values())
-    folder = Path("bench", Path(given).resolve().stem) if out is None else Path(out)
-    read = read_submissions(_kernels(given, folder), tasks)
-    about = {
-        "input": str(given),
-        "suite": " ".join(suite),
-        "suite_version": " ".join(filter(None, map(suite_version, suite))),
-        "device": device,
-        "preset": preset,
-    }
-    with closing(LocalEvaluator(device)) as evaluator:
-        scoring = Bench(
-            tasks,
-            read.submissions,
-            config,
-            evaluator.facts.environment,
-            folder,
-            about,
-            tuple(map(str, read.problems)),
-        )
-        scoring.run(
-            evaluator, seconds=seconds, interrupted=interrupted, on_row=on_row, on_fault=on_fault
-        )
-    return scoring.write()
-
-
-def _kernels(given: str | Path, folder: Path) -> Path:
-    """The input itself, or the winners of a campaign, exported into the bench's folder."""
-    from agent.export.modelnew import export_run
-    from agent.journal import FILE
-    from agent.runs import RUNS, find_run
-
-    path = Path(given)
-    if (path / FILE).is_file() or (not path.exists() and (RUNS / path / FILE).is_file()):
-        return export_run(find_run(str(given)), folder / "kernels")[-1].parent
-    return path
-
-
-def _one_task(spec: str, device: str) -> Task:
-    from kernelbench.suite import load_tasks
-
-    tasks = load_tasks(spec, device)
-    if len(tasks) > 1:
-        raise ConfigError(f"{spec} names {len(tasks)} tasks; expected one, such as {tasks[0].id}")
-    return tasks[0]
-
-
-def _tasks(config: OptimizeConfig) -> list[Task]:
-    from kernelbench.suite import load_tasks
-
-    found = [task for spec in config.tasks for task in load_tasks(spec, config.device)]
-    return list({task.id: task for task in found}.values())
-
-
-def _engine(config: OptimizeConfig) -> Engine:
-    from sandbox.build import build
-    from sandbox.doctor import gpu_count
-    from sandbox.evaluator import LocalEvaluator, ahead
-
-    make_evaluator = partial(LocalEvaluator, config.device)
-    if config.engine == "local":
-        from agent.engine import LocalEngine
-
-        lanes = config.lanes or (gpu_count() if config.device == "cuda" else 1)
-        return LocalEngine(make_evaluator, build, lanes=lanes, depth=ahead(config.device))
-    try:
-        from agent.ray_engine import RayEngine
-    except ImportError as error:
-        raise ConfigError(f"{error}: install ray, or use --engine local") from error
-    return RayEngine(
-        make_evaluator,
-        build,
-        device=config.device,
-        address=config.ray_address,
-        gpu_type=config.gpu_type,
-        depth=ahead(config.device),
+    return score(
+        given,
+        suite,
+        Path("bench", Path(given).resolve().stem) if out is None else Path(out),
+        resolve_device(device),
+        preset,
+        seconds=seconds,
+        interrupted=interrupted,
+        on_row=on_row,
+        on_fault=on_fault,
     )
 
 
@@ -352,8 +203,30 @@ app.add_typer(tasks_app, name="tasks")
 train_app = typer.Typer(help="The stages of training, apart.", no_args_is_help=True)
 app.add_typer(train_app, name="train")
 
+Config = Annotated[str | None, typer.Option(help="A YAML file or a preset.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout.")]
+MaxSeconds = Annotated[float | None, typer.Option(help="Of this call.")]
+Preset = Annotated[str, typer.Option(help="quick, strict, kernelbench or a file.")]
+Spec = Annotated[str, typer.Argument(help="Such as builtin or kernelbench:PATH.")]
+Strategy = Annotated[str | None, typer.Option(help="best-of-n, fsr, contrastive.")]
+To = Annotated[Path, typer.Option(help="Folder to write.")]
+TrainConfig = Annotated[str, typer.Option(help="Preset of configs/train, or a file.")]
+
+_note = partial(typer.echo, err=True)
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value))
+
+
+def _print_lines(lines: Iterable[object]) -> None:
+    typer.echo("\n".join(map(str, lines)))
+
+
+def _say_how_to_go_on(result: CampaignResult, name: str) -> None:
+    if result.stopped is not None:
+        _note(f"to go on: the same command with --name {name}")
 
 
 @app.callback()
@@ -368,69 +241,53 @@ def _doctor(
 ) -> None:
     """What this machine has, what is missing, and the command that mends it."""
     from rich.console import Console
-    from rich.table import Table
 
+    from agent.models.probing import probe
     from agent.runs import RUNS
     from sandbox.doctor import examine
+    from sandbox.doctor_view import findings_table
 
-    table = Table("part", "state", "detail", "remedy")
-    findings = examine(RUNS)
-    if model is not None:
-        from agent.models.endpoint import OpenAIModel
-        from agent.models.probing import probe_model
-
-        with closing(OpenAIModel(model, retries=0, timeout_s=120.0)) as asked:
-            findings += probe_model(asked)
-    for finding in findings:
-        state = "ok" if finding.ok else "missing" if finding.needed else "-"
-        table.add_row(finding.name, state, finding.detail, finding.remedy)
-    Console().print(table)
+    findings = examine(RUNS) + ([] if model is None else probe(model))
+    Console().print(findings_table(findings))
     if any(finding.needed and not finding.ok for finding in findings):
         raise typer.Exit(FAILED)
 
 
 @tasks_app.command("list")
-def _tasks_list(
-    spec: Annotated[str, typer.Argument(help="Such as builtin or kernelbench:PATH.")] = "builtin",
-    device: Device = "auto",
-    as_json: Json = False,
-) -> None:
+def _tasks_list(spec: Spec = "builtin", device: Device = "auto", as_json: Json = False) -> None:
     """Every task that a spec names."""
     from kernelbench.suite import list_tasks
+    from kernelbench.suite_view import summary_lines
     from sandbox.doctor import resolve_device
     from sandbox.records import to_record
 
     found = list_tasks(spec, resolve_device(device))
     if as_json:
-        typer.echo(json.dumps(to_record(found)))
-        return
-    width = max(len(task.id) for task in found)
-    for task in found:
-        typer.echo(f"{task.id:{width}}  {task.dtype:8}  {len(task.shapes)} shapes  {task.about}")
+        _print_json(to_record(found))
+    else:
+        _print_lines(summary_lines(found))
 
 
 @tasks_app.command("show")
 def _tasks_show(task: str, device: Device = "auto", as_json: Json = False) -> None:
     """One task: its sizes and its reference."""
+    from kernelbench.suite import load_task
+    from kernelbench.suite_view import task_lines
     from sandbox.doctor import resolve_device
     from sandbox.records import to_record
 
-    found = _one_task(task, resolve_device(device))
+    found = load_task(task, resolve_device(device))
     if as_json:
-        typer.echo(json.dumps(to_record(found)))
-        return
-    typer.echo(f"# {found.id}, {found.device}, {found.dtype}")
-    for shape in found.shapes:
-        constants = ", ".join(f"{name} = {value}" for name, value in shape.constants)
-        typer.echo(f"# {shape.name}: {constants or 'as written'}")
-    typer.echo(found.source)
+        _print_json(to_record(found))
+    else:
+        _print_lines(task_lines(found))
 
 
 @tasks_app.command("validate")
 def _tasks_validate(
-    spec: Annotated[str, typer.Argument(help="Such as builtin or kernelbench:PATH.")] = "builtin",
+    spec: Spec = "builtin",
     device: Device = "auto",
-    preset: Annotated[str, typer.Option(help="quick, strict, kernelbench or a file.")] = "quick",
+    preset: Preset = "quick",
     only: Annotated[list[str] | None, typer.Option(help="Ids such as softmax or 1?_*.")] = None,
     record: Annotated[
         Path | None, typer.Option("--json", help="JSON lines; the same command goes on with it.")
@@ -439,10 +296,8 @@ def _tasks_validate(
     compiled: Annotated[bool, typer.Option(help="Time torch.compile too: minutes a task.")] = False,
 ) -> None:
     """Which tasks can be scored, and why not; exits with 1 if some cannot."""
-    from rich.console import Console
-
     from agent.config import load_evaluation
-    from agent.progress import PLAIN_WIDTH
+    from agent.console import open_console
     from kernelbench.admission import admission_table, choose, totals, validate_tasks
     from kernelbench.suite import load_tasks
     from sandbox.doctor import resolve_device
@@ -460,12 +315,10 @@ def _tasks_validate(
             path=record,
             seconds=seconds,
             compiled=compiled,
-            on_row=lambda row: typer.echo(f"{row.task_id}: {row.verdict} {row.reason}", err=True),
-            on_fault=lambda task, fault: typer.echo(f"{task.id}: our fault: {fault}", err=True),
+            on_row=lambda row: _note(f"{row.task_id}: {row.verdict} {row.reason}"),
+            on_fault=lambda task, fault: _note(f"{task.id}: our fault: {fault}"),
         )
-    console = Console()
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
+    console = open_console()
     console.print(admission_table(rows, f"suite: {spec} · device: {device} · preset: {preset}"))
     console.print(totals(rows, left))
     if any(not row.verdict.scored for row in rows):
@@ -475,22 +328,23 @@ def _tasks_validate(
 @app.command("prompt")
 def _prompt(
     task: str,
-    strategy: Annotated[str | None, typer.Option(help="best-of-n, fsr, contrastive.")] = None,
+    strategy: Strategy = None,
     run: Annotated[str | None, typer.Option(help="What would be asked next in this run.")] = None,
     language: Annotated[str | None, typer.Option(help="cpp, cuda, cuda_inline, triton.")] = None,
-    config: Annotated[str | None, typer.Option(help="A YAML file or a preset.")] = None,
+    config: Config = None,
     device: Device = "auto",
 ) -> None:
     """Print what a model would be asked about a task; nothing is sent."""
     from agent.asking import asks_text, next_asks
     from agent.config import load_optimize
     from agent.runs import find_run
+    from kernelbench.suite import load_task
     from sandbox.doctor import describe, resolve_device
 
     device = resolve_device(device)
     settings = load_optimize(config, strategy=strategy, device=device, language=language)
     folder = None if run is None else find_run(run)
-    asks = next_asks(_one_task(task, device), settings, describe(device), folder)
+    asks = next_asks(load_task(task, device), settings, describe(device), folder)
     typer.echo(asks_text(asks) if asks else "the strategy has nothing more to ask")
 
 
@@ -500,7 +354,7 @@ def _evaluate(
     kernel: Path,
     language: Annotated[str | None, typer.Option(help="Told from the file otherwise.")] = None,
     device: Device = "auto",
-    preset: Annotated[str, typer.Option(help="quick, strict, kernelbench or a file.")] = "quick",
+    preset: Preset = "quick",
     as_json: Json = False,
 ) -> None:
     """Judge and time one kernel file; exits with 0 if it passed and 1 if it failed."""
@@ -508,9 +362,9 @@ def _evaluate(
 
     result = evaluate(task, kernel, language=language, device=device, preset=preset)
     if as_json:
-        typer.echo(json.dumps(evaluation_record(result)))
+        _print_json(evaluation_record(result))
     else:
-        typer.echo("\n".join(evaluation_lines(result)))
+        _print_lines(evaluation_lines(result))
     if not result.passed:
         raise typer.Exit(FAILED if result.status.scored else UNUSABLE)
 
@@ -523,9 +377,9 @@ def _optimize(
     ] = None,
     learn: Annotated[bool, typer.Option("--learn", help="Train the local model on it.")] = False,
     train: Annotated[str | None, typer.Option(help="Preset of configs/train, or a file.")] = None,
-    config: Annotated[str | None, typer.Option(help="A YAML file or a preset.")] = None,
+    config: Config = None,
     name: Annotated[str | None, typer.Option(help="Of the run; an old one goes on.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="best-of-n, fsr, contrastive.")] = None,
+    strategy: Strategy = None,
     language: Annotated[str | None, typer.Option(help="Models are asked for.")] = None,
     max_requests: Annotated[int | None, typer.Option(help="To models, retries too.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Of models, over the run.")] = None,
@@ -541,13 +395,14 @@ def _optimize(
     engine: Annotated[str | None, typer.Option(help="ray or local.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="Of a running cluster.")] = None,
     max_candidates: Annotated[int | None, typer.Option(help="Over all tasks.")] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Of this call.")] = None,
+    max_seconds: MaxSeconds = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
 ) -> None:
     """Search for faster kernels; the same command with the same --name goes on after a stop."""
     from agent.config import load_optimize
+    from agent.runs import new_name
 
-    name = name or time.strftime("%Y%m%d-%H%M%S")
+    name = name or new_name()
     settings = load_optimize(
         config,
         tasks=tuple(tasks) if tasks else None,
@@ -574,8 +429,7 @@ def _optimize(
         export_requests=export_requests,
         import_replies=import_replies or (),
     )
-    if result.stopped is not None:
-        typer.echo(f"to go on: the same command with --name {name}", err=True)
+    _say_how_to_go_on(result, name)
     if result.stopped == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if not result.tried and export_requests is None:
@@ -584,16 +438,10 @@ def _optimize(
 
 def _agree(config: OptimizeConfig, name: str, yes: bool) -> None:
     """Say what will be asked of models; ask first, where there is somebody to ask."""
-    from agent.models.opening import check_models
-    from agent.models.planning import plan_requests
-    from agent.runs import tried_in
-    from sandbox.doctor import describe, resolve_device
+    from agent.models.planning import plan_run
 
-    config = replace(config, device=resolve_device(config.device))
-    check_models(config)
-    plan = plan_requests(config, _tasks(config), describe(config.device), tried_in(name))
-    models = ", ".join(model.name for model in config.asked)
-    typer.echo(f"{models}: {plan}", err=True)
+    plan = plan_run(config, name)
+    _note(f"{', '.join(model.name for model in config.asked)}: {plan}")
     if yes or not plan.requests:
         return
     if sys.stdin.isatty():
@@ -612,45 +460,34 @@ def _bench(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; bench/INPUT otherwise.")] = None,
     device: Device = "auto",
-    preset: Annotated[str, typer.Option(help="quick, strict, kernelbench or a file.")] = "quick",
+    preset: Preset = "quick",
     seconds: Annotated[float | None, typer.Option(help="Begin nothing after so long.")] = None,
     as_json: Json = False,
 ) -> None:
     """Score a set of kernels on a suite; the same command goes on where it stopped."""
-    from rich.console import Console
-
-    from agent.progress import PLAIN_WIDTH
+    from agent.console import open_console
     from agent.runs import interruptible
-    from kernelbench.bench_view import progress_line, report_view
+    from kernelbench.bench_view import Progress, report_view
     from sandbox.records import to_record
 
-    began, done = time.monotonic(), 0
-
-    def tell(row: Row, left: int) -> None:
-        nonlocal done
-        done += 1
-        typer.echo(progress_line(row, done, left, time.monotonic() - began), err=True)
-
-    with interruptible(partial(typer.echo, "stopping after what is under way", err=True)) as asked:
-        report: Report = bench(
+    progress = Progress(_note)
+    with interruptible(partial(_note, "stopping after what is under way")) as interrupted:
+        report = bench(
             given,
             suite or ["builtin"],
             out=out,
             device=device,
             preset=preset,
             seconds=seconds,
-            interrupted=asked,
-            on_row=tell,
-            on_fault=lambda name, why: typer.echo(f"{name}: our fault: {why}", err=True),
+            interrupted=interrupted,
+            on_row=progress.row,
+            on_fault=progress.fault,
         )
-        stopped = asked()
+        stopped = interrupted()
     if as_json:
-        typer.echo(json.dumps(to_record(report)))
+        _print_json(to_record(report))
     else:
-        console = Console()
-        if not console.is_terminal:
-            console.width = PLAIN_WIDTH
-        console.print(report_view(report))
+        open_console().print(report_view(report))
     if stopped:
         raise typer.Exit(INTERRUPTED)
 
@@ -658,24 +495,19 @@ def _bench(
 @app.command("compare")
 def _compare(a: Path, b: Path, as_json: Json = False) -> None:
     """Whether bench B differs from bench A by more than noise, and in which tasks."""
-    from rich.console import Console
-
-    from agent.progress import PLAIN_WIDTH
+    from agent.console import open_console
     from kernelbench.bench_view import comparison_view
     from kernelbench.comparison import compare, read_bench
     from sandbox.records import to_record
 
     (before, bad), (after, worse) = read_bench(a), read_bench(b)
     for line in (*bad, *worse):
-        typer.echo(line, err=True)
+        _note(line)
     found = compare(before, after)
     if as_json:
-        typer.echo(json.dumps(to_record(found) | {"verdict": found.verdict}))
-        return
-    console = Console()
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
-    console.print(comparison_view(found))
+        _print_json(to_record(found) | {"verdict": found.verdict})
+    else:
+        open_console().print(comparison_view(found))
 
 
 @app.command("replay")
@@ -689,9 +521,7 @@ def _replay(
 
     result, found = replay(run, name=name)
     show_result(Console(), result, f"replay of {run}")
-    for difference in found:
-        typer.echo(str(difference))
-    typer.echo("the same decisions" if not found else f"{len(found)} tasks differ")
+    _print_lines([*found, f"{len(found)} tasks differ" if found else "the same decisions"])
     if found:
         raise typer.Exit(FAILED)
 
@@ -705,29 +535,15 @@ def _show(
     ] = False,
 ) -> None:
     """What a run has found so far."""
-    from rich.console import Console
-
-    from agent.journal import Journal
-    from agent.outcome import reports
-    from agent.progress import report_record, show_reports
+    from agent.console import open_console
     from agent.runs import find_run
-    from agent.spending import spending
-    from agent.timings import timing_tables, timings
+    from agent.show import overview_record, read_overview, show_overview
 
-    folder = find_run(run)
-    with Journal(folder, read_only=True) as journal:
-        found, cost = reports(journal), spending(journal)
-        known = timings(journal)
+    found = read_overview(find_run(run))
     if as_json:
-        rows = [report_record(r) for r in found]
-        shown = {"timings": known} if with_timings else {}
-        typer.echo(json.dumps({"run": folder.name, "tasks": rows, **shown}))
-        return
-    devices = ", ".join(known["devices"])
-    show_reports(Console(), found, f"run: {folder.name}" + (f" · {devices}" if devices else ""))
-    for part in timing_tables(known) if with_timings else ():
-        Console().print(part)
-    typer.echo(str(cost))
+        _print_json(overview_record(found, with_timings=with_timings))
+    else:
+        show_overview(open_console(), found, with_timings=with_timings)
 
 
 @app.command("audit")
@@ -737,10 +553,9 @@ def _audit(
     sources: Annotated[bool, typer.Option(help="Print each winner's source.")] = True,
 ) -> None:
     """Why each winner's speedup may be believed, or not: evaluations, evidence, origin, source."""
-    from rich.console import Console
-
     from agent.audit import audit_run
     from agent.audit_view import show_audit
+    from agent.console import open_console
     from agent.journal import Journal
     from agent.runs import find_run
     from sandbox.records import to_record
@@ -748,49 +563,42 @@ def _audit(
     with Journal(find_run(run), read_only=True) as journal:
         found = audit_run(journal)
     if as_json:
-        typer.echo(json.dumps(to_record(found)))
+        _print_json(to_record(found))
     else:
-        show_audit(Console(), found, sources=sources)
+        show_audit(open_console(), found, sources=sources)
 
 
 @app.command("data")
 def _data(
     runs: Annotated[list[str], typer.Argument(help="Runs whose verified kernels are taken.")],
-    to: Annotated[Path, typer.Option(help="Folder to write.")],
-    config: Annotated[str, typer.Option(help="Preset of configs/train, or a file.")] = "small",
+    to: To,
+    config: TrainConfig = "small",
     per_task: Annotated[int | None, typer.Option(help="The fastest so many, of each kind.")] = None,
 ) -> None:
     """Training data from journals: verified kernels, repairs and contrasts, split and distinct."""
-    from rl.config import load_train
-
-    settings = load_train(config)
-    _needs_training()
-    from agent.journal import Journal
     from agent.runs import find_run
-    from rl.data import build_dataset, examples_of, save_dataset
+    from rl.opening import open_training
 
-    found: list[Example] = []
-    for run in runs:
-        with Journal(find_run(run), read_only=True) as journal:
-            found += examples_of(journal, settings.seed)
-    dataset = build_dataset(found, settings.held_out, per_task)
+    settings = open_training(config)
+    from rl.data import dataset_of, save_dataset
+
+    dataset = dataset_of([find_run(run) for run in runs], settings, per_task)
     save_dataset(dataset, to)
-    typer.echo("\n".join(f"{name}: {len(rows)} examples" for name, rows in dataset.items()))
+    _print_lines(f"{name}: {len(rows)} examples" for name, rows in dataset.items())
 
 
 @train_app.command("sft")
 def _train_sft(
     data: Annotated[Path, typer.Option(help="Of `warpsmith data`.")],
     to: Annotated[Path, typer.Option(help="Folder of the checkpoint; an unfinished one goes on.")],
-    config: Annotated[str, typer.Option(help="Preset of configs/train, or a file.")] = "small",
+    config: TrainConfig = "small",
     start: Annotated[Path | None, typer.Option(help="Checkpoint to go on from.")] = None,
 ) -> None:
     """Stage 1: supervised fine-tuning on verified kernels."""
-    from rl.config import load_train
+    from rl.opening import open_training
     from sandbox.doctor import resolve_device
 
-    settings = load_train(config)
-    _needs_training()
+    settings = open_training(config)
     from rl.data import load_examples
     from rl.sft import sft
 
@@ -802,15 +610,14 @@ def _train_self(
     start: Annotated[Path, typer.Option(help="Checkpoint of `train sft`.")],
     to: Annotated[Path, typer.Option(help="Folder; an unfinished one goes on.")],
     name: Annotated[str, typer.Option(help="Begins the names of the runs that sample.")],
-    config: Annotated[str, typer.Option(help="Preset of configs/train, or a file.")] = "small",
+    config: TrainConfig = "small",
 ) -> None:
     """Stage 2: sample, evaluate, keep what passes, fine-tune; again."""
     from agent.runs import find_run
-    from rl.config import load_train
+    from rl.opening import open_training
     from sandbox.doctor import resolve_device
 
-    settings = load_train(config)
-    _needs_training()
+    settings = open_training(config)
     from rl.campaign import sampling
     from rl.self_supervised import self_supervised
 
@@ -830,32 +637,29 @@ def _train_self(
 def _train_rl(
     start: Annotated[Path, typer.Option(help="Checkpoint of `train sft` or `train self`.")],
     name: Annotated[str, typer.Option(help="Of the run; an old one goes on.")],
-    config: Annotated[str, typer.Option(help="Preset of configs/train, or a file.")] = "small",
-    max_seconds: Annotated[float | None, typer.Option(help="Of this call.")] = None,
+    config: TrainConfig = "small",
+    max_seconds: MaxSeconds = None,
 ) -> None:
     """Stage 3: contrastive RL, as `optimize --learn` on the config's training tasks."""
-    from rl.config import load_train
+    from rl.opening import open_training
 
-    settings = load_train(config)
-    _needs_training()
+    settings = open_training(config)
     from rl.campaign import reinforcing
 
     result = optimize(config=reinforcing(config, settings, start, max_seconds), name=name)
-    if result.stopped is not None:
-        typer.echo(f"to go on: the same command with --name {name}", err=True)
+    _say_how_to_go_on(result, name)
 
 
 @app.command("export")
 def _export(
     runs: list[str],
-    to: Annotated[Path, typer.Option(help="Folder to write.")],
+    to: To,
     format: Annotated[str, typer.Option(help="modelnew or package.")] = "modelnew",
     package: Annotated[str, typer.Option(help="Its import name.")] = "tuned_kernels",
     licence: Annotated[str, typer.Option(help="Of the kernels, SPDX.")] = "unknown",
 ) -> None:
     """Write the winners of runs as stand-alone files, or as a Python package with dispatch."""
-    for path in export(runs, to, format=format, package=package, licence=licence):
-        typer.echo(path)
+    _print_lines(export(runs, to, format=format, package=package, licence=licence))
 
 
 @app.command("revalidate")
@@ -864,7 +668,7 @@ def _revalidate(folder: Path, device: Device = "auto") -> None:
     from agent.export.revalidate import lines
 
     outcomes = revalidate(folder, device=device)
-    typer.echo("\n".join(lines(outcomes)))
+    _print_lines(lines(outcomes))
     if not all(outcome.verdict.fine for outcome in outcomes):
         raise typer.Exit(FAILED)
 

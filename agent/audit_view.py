@@ -11,16 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.audit import Audit, Measured, RunAudit
-from agent.progress import NO_MODEL, PLAIN_WIDTH, interval_text
+from agent.console import widened
+from agent.progress import NO_MODEL, interval_text
 
 STYLES = {"clean": "green", "noted": "yellow"}
 
 
 def show_audit(console: Console, audit: RunAudit, *, sources: bool = True) -> None:
     """Everything but the sources in tables; those last, each in full."""
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
-    say(console, run_lines(audit))
+    say(widened(console), run_lines(audit))
     for winner in audit.audits:
         console.print()
         console.print(Text(f"{winner.task_id}  {winner.candidate_id}", style="bold"))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from agent.journal import Journal, Recorded
+from agent.model import Model
 from rewards import speedup
 from rewards.types import Reward
 from sandbox.records import to_record
@@ -75,6 +77,19 @@ class Learner(Protocol):
         The new weights are on disk when it returns, and from then on proposals are theirs.
         """
         ...
+
+
+@dataclass(frozen=True)
+class LocalPolicy:
+    """Weights of our own that propose in a run."""
+
+    model: Model
+    learner: Learner | None = None
+    """Who changes them; None where they stay as they are."""
+
+
+OpenPolicy = Callable[[Path], LocalPolicy]
+"""From a run's folder, in which a learner's checkpoints lie."""
 
 
 def rollouts(journal: Journal) -> list[Rollout]:

@@ -12,14 +12,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from agent.console import widened
 from agent.learner import POLICY_VERSION
 from agent.outcome import CampaignResult, Stage, TaskReport
 from agent.timings import Pulse
 from sandbox.records import to_record
 from sandbox.types import Evaluation, Interval
 
-PLAIN_WIDTH = 160
-"""Of tables that do not go to a terminal: no cell is cut."""
 NO_MODEL = "no model"
 
 
@@ -173,9 +172,7 @@ def show_result(console: Console, result: CampaignResult, header: str) -> None:
 
 
 def show_reports(console: Console, reports: Sequence[TaskReport], header: str) -> None:
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
-    console.print(final_table(reports, header))
+    widened(console).print(final_table(reports, header))
     for line in leftovers(reports):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,11 @@ def open_run(name: str, config: OptimizeConfig, runs: Path = RUNS) -> Iterator[J
             yield journal
     finally:
         lock.release()
+
+
+def new_name() -> str:
+    """Of a run that was given none: when it began."""
+    return time.strftime("%Y%m%d-%H%M%S")
 
 
 def find_run(name: str, runs: Path = RUNS) -> Path:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +24,20 @@ def progress_line(row: Row, done: int, left: int, seconds: float) -> str:
     figure = f"{found.speedup}" if found.speedup is not None else found.detail[:80]
     rest = f"{left} left, about {seconds / done * left / 60:.0f} min" if left else "done"
     return f"{row.task_id} sample {row.sample}: {found.status.value} {figure} ({rest})"
+
+
+class Progress:
+    """The `on_row` and `on_fault` of a bench: a line each."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._began_s, self._done = say, time.monotonic(), 0
+
+    def row(self, row: Row, left: int) -> None:
+        self._done += 1
+        self._say(progress_line(row, self._done, left, time.monotonic() - self._began_s))
+
+    def fault(self, name: str, why: str) -> None:
+        self._say(f"{name}: our fault: {why}")
 
 
 def report_view(report: Report) -> RenderableType:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,20 @@ def load_tasks(spec: str, device: str, dtype: str | None = None) -> list[Task]:
     if spec.removeprefix("builtin/") in builtin_names():
         return [builtin_task(spec.removeprefix("builtin/"), device, dtype)]
     return [_file_task(path, device, dtype) for path in _files(spec)]
+
+
+def load_task(spec: str, device: str) -> Task:
+    """The one task that `spec` names; raises ConfigError where it names several."""
+    tasks = load_tasks(spec, device)
+    if len(tasks) > 1:
+        raise ConfigError(f"{spec} names {len(tasks)} tasks; expected one, such as {tasks[0].id}")
+    return tasks[0]
+
+
+def load_suite(specs: Iterable[str], device: str) -> list[Task]:
+    """Tasks of all specs, each once, in the order of its first mention."""
+    found = [task for spec in specs for task in load_tasks(spec, device)]
+    return list({task.id: task for task in found}.values())
 
 
 def suite_version(spec: str) -> str | None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from agent.config import LOCAL, OptimizeConfig, load_optimize
-from agent.learner import Learner
-from agent.model import Model
+from agent.learner import LocalPolicy
 from agent.strategies.contrastive import Contrastive
 from kernelbench.suite import load_tasks
 from rl.config import TrainConfig
@@ -18,12 +17,6 @@ from rl.local import LocalModel
 from rl.policy import load_policy
 from sandbox.doctor import resolve_device
 from sandbox.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class LocalPolicy:
-    model: Model
-    learner: Learner | None
 
 
 def learning(config: OptimizeConfig, train: TrainConfig) -> OptimizeConfig:
@@ -98,4 +91,4 @@ def open_policy(config: OptimizeConfig, train: TrainConfig, run: Path) -> LocalP
         learner = GrpoLearner(run, config.local, train, config.device)
         return LocalPolicy(learner.model, learner)
     policy = load_policy(config.local, "", config.device, train.dtype)
-    return LocalPolicy(LocalModel(policy, train.sampling, config.seed), None)
+    return LocalPolicy(LocalModel(policy, train.sampling, config.seed))

@@ -27,7 +27,7 @@ from agent.strategies.lineage import log_speedup, writable
 from agent.strategies.types import REPAIR
 from agent.types import Attempt
 from rewards.terms import SECTIONS
-from rl.config import HeldOut
+from rl.config import HeldOut, TrainConfig
 from sandbox.errors import ConfigError
 from sandbox.records import from_record
 from sandbox.types import EvalConfig, Task, digest
@@ -129,6 +129,15 @@ def family_of(task: Task) -> str:
     }
     operators = {type(n.op).__name__.lower() for n in ast.walk(model) if isinstance(n, ast.BinOp)}
     return " ".join(sorted((calls | operators) - {"__init__"})) or task.id
+
+
+def dataset_of(runs: Iterable[Path], config: TrainConfig, per_task: int | None) -> DatasetDict:
+    """Of the verified kernels of these runs' folders; raises ConfigError where none is left."""
+    found: list[Example] = []
+    for run in runs:
+        with Journal(run, read_only=True) as journal:
+            found += examples_of(journal, config.seed)
+    return build_dataset(found, config.held_out, per_task)
 
 
 def build_dataset(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sandbox.errors import ConfigError
-from sandbox.types import Language
+from sandbox.types import Candidate, Language
 
 
 def language_of(source: str, origin: str, name: str | None) -> Language:
@@ -70,10 +70,11 @@ def _packages(tree: ast.AST) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-def read_kernel(path: Path) -> str:
-    """Text of a kernel file; raises ConfigError where there is none."""
+def read_candidate(path: Path, task_id: str, language: str | None) -> Candidate:
+    """A kernel file, in the named language or the one told from it; raises ConfigError."""
     try:
-        return path.read_text()
+        source = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{path}: cannot be read: {reason}") from error
+    return Candidate(task_id, language_of(source, str(path), language), source)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import warpsmith
+from agent.scoring import kernels_of
 from kernelbench.submissions import read_submissions
 from tests.agent.scripts import campaign, make_task, script
 
@@ -104,9 +105,9 @@ def test_a_campaigns_winners_are_an_input_by_its_name(folder, monkeypatch):
     campaign(Path("runs/first"), {"win": [source], "slow": [script(1, speedup=0.7)]})
     tasks = [make_task("win"), make_task("slow")]
     for given in ("first", "runs/first"):
-        read = read_submissions(warpsmith._kernels(given, Path("out")), tasks)
+        read = read_submissions(kernels_of(given, Path("out")), tasks)
         [winner] = read.submissions
         assert (winner.candidate.task_id, winner.sample) == ("test/win", 0)
         assert winner.candidate.source.endswith(source)
         assert read.problems == ()
-    assert warpsmith._kernels("kernels", Path("out")) == Path("kernels")
+    assert kernels_of("kernels", Path("out")) == Path("kernels")

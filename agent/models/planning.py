@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.budget import share_candidates
 from agent.config import OptimizeConfig
 from agent.model import ScriptedModel
 from agent.model_proposer import ModelProposer
+from agent.models.opening import check_models
 from agent.models.prices import price_of
+from agent.runs import tried_in
+from kernelbench.suite import load_suite
+from sandbox.doctor import describe, resolve_device
 from sandbox.types import Task
 
 CHARACTERS_A_TOKEN = 3.5
@@ -36,6 +40,16 @@ class RequestPlan:
         each = f"about {self.prompt_tokens} + {self.reply_tokens} tokens each"
         cost = "price unknown" if self.usd is None else f"about ${self.usd:.2f}"
         return f"up to {self.requests} requests, {each}, {cost}; {self.caps}"
+
+
+def plan_run(config: OptimizeConfig, name: str) -> RequestPlan:
+    """What a call of `warpsmith optimize` under this name will ask; raises ConfigError for what
+    would end it before its first request.
+    """
+    config = replace(config, device=resolve_device(config.device))
+    check_models(config)
+    tasks = load_suite(config.tasks, config.device)
+    return plan_requests(config, tasks, describe(config.device), tried_in(name))
 
 
 def plan_requests(

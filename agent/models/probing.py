@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from agent.model import ModelError
@@ -10,8 +11,15 @@ from agent.prompts.message import Message
 from sandbox.doctor import Finding
 
 QUESTION = [Message(role="user", content="Answer with the single word: ready")]
+TIMEOUT_S = 120.0
 CONTEXT_KEYS = ("max_model_len", "context_length", "context_window", "max_context_length")
 """What vLLM, OpenRouter and others call it in their list of models."""
+
+
+def probe(name: str) -> list[Finding]:
+    """The model of that name at OPENAI_BASE_URL; raises ConfigError without a key."""
+    with closing(OpenAIModel(name, retries=0, timeout_s=TIMEOUT_S)) as model:
+        return probe_model(model)
 
 
 def probe_model(model: OpenAIModel) -> list[Finding]:

@@ -1,0 +1,99 @@
+"""A campaign from its config: tasks, journal, proposers and engine are opened, the loop runs, and
+what it finds is shown as it comes.
+
+Not here: the loop's decisions (agent/campaign.py), and how a local policy is made, which only `rl`
+knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from agent.campaign import run_campaign
+from agent.config import OptimizeConfig
+from agent.engine import Engine, LocalEngine
+from agent.learner import OpenPolicy
+from agent.models.opening import BatchFiles, check_models
+from agent.outcome import CampaignResult
+from agent.progress import CampaignView, Header, show_result
+from agent.proposers import open_proposers
+from agent.runs import interruptible, open_run
+from agent.spending import spending
+from kernelbench.suite import load_suite
+from sandbox.build import build
+from sandbox.doctor import describe, gpu_count
+from sandbox.errors import ConfigError
+from sandbox.evaluator import LocalEvaluator, ahead
+
+STOPPING = "stopping after what is being measured; Ctrl-C to abandon it"
+
+
+def launch(
+    config: OptimizeConfig,
+    name: str,
+    open_policy: OpenPolicy | None = None,
+    *,
+    export_requests: Path | None = None,
+    import_replies: Sequence[Path] = (),
+) -> CampaignResult:
+    """Run or resume the campaign under runs/NAME, on stdout; the config's device is resolved.
+
+    With a file to export requests to, or files to import replies from, nothing is sent to a model's
+    endpoint. Ctrl-C ends it cleanly, a second one at once.
+    """
+    tasks, console, files = load_suite(config.tasks, config.device), Console(), None
+    if export_requests is not None or import_replies:
+        say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
+        files = BatchFiles(export_requests, import_replies, say)
+    check_models(config, files)
+    with open_run(name, config) as journal:
+        policy = None if open_policy is None else open_policy(journal.folder)
+        local = None if policy is None else policy.model
+        with (
+            open_proposers(journal, config, describe(config.device), files, local) as proposers,
+            closing(open_engine(config)) as engine,
+        ):
+            header = Header(name, engine.name, engine.lanes, proposers[0].name, config.device)
+            view = CampaignView(console, header, [task.id for task in tasks], config.max_seconds)
+            with interruptible(partial(view.note, STOPPING)) as interrupted, view:
+                result = run_campaign(
+                    tasks,
+                    proposers,
+                    engine,
+                    journal,
+                    config.campaign(),
+                    on_event=view.update,
+                    interrupted=interrupted,
+                    on_pulse=view.beat,
+                    learner=None if policy is None else policy.learner,
+                )
+        cost = spending(journal)
+    show_result(console, result, str(header))
+    console.print(str(cost), highlight=False)
+    return result
+
+
+def open_engine(config: OptimizeConfig) -> Engine:
+    """The config's engine, started; raises ConfigError where Ray is wanted and not installed."""
+    make_evaluator = partial(LocalEvaluator, config.device)
+    depth = ahead(config.device)
+    if config.engine == "local":
+        lanes = config.lanes or (gpu_count() if config.device == "cuda" else 1)
+        return LocalEngine(make_evaluator, build, lanes=lanes, depth=depth)
+    try:
+        from agent.ray_engine import RayEngine
+    except ImportError as error:
+        raise ConfigError(f"{error}: install ray, or use --engine local") from error
+    return RayEngine(
+        make_evaluator,
+        build,
+        device=config.device,
+        address=config.ray_address,
+        gpu_type=config.gpu_type,
+        depth=depth,
+    )

@@ -1,0 +1,66 @@
+"""A bench from what a user names: kernels of any form, suites, and an evaluation preset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from agent.config import load_evaluation
+from agent.export.modelnew import export_run
+from agent.journal import FILE
+from agent.runs import RUNS, find_run
+from kernelbench.bench import Bench, Report
+from kernelbench.results import Row
+from kernelbench.submissions import read_submissions
+from kernelbench.suite import load_suite, suite_version
+from sandbox.evaluator import LocalEvaluator
+
+
+def score(
+    given: str | Path,
+    suite: Sequence[str],
+    folder: Path,
+    device: str,
+    preset: str,
+    *,
+    seconds: float | None,
+    interrupted: Callable[[], bool],
+    on_row: Callable[[Row, int], None],
+    on_fault: Callable[[str, str], None],
+) -> Report:
+    """Evaluates what the folder does not hold yet, and reports on all; the device is resolved.
+
+    What is called back, and when, is said at `Bench.run`.
+    """
+    config, tasks = load_evaluation(preset), load_suite(suite, device)
+    read = read_submissions(kernels_of(given, folder), tasks)
+    about = {
+        "input": str(given),
+        "suite": " ".join(suite),
+        "suite_version": " ".join(filter(None, map(suite_version, suite))),
+        "device": device,
+        "preset": preset,
+    }
+    with closing(LocalEvaluator(device)) as evaluator:
+        bench = Bench(
+            tasks,
+            read.submissions,
+            config,
+            evaluator.facts.environment,
+            folder,
+            about,
+            tuple(map(str, read.problems)),
+        )
+        bench.run(
+            evaluator, seconds=seconds, interrupted=interrupted, on_row=on_row, on_fault=on_fault
+        )
+    return bench.write()
+
+
+def kernels_of(given: str | Path, folder: Path) -> Path:
+    """The input itself, or the winners of a campaign, exported into the bench's folder."""
+    path = Path(given)
+    if (path / FILE).is_file() or (not path.exists() and (RUNS / path / FILE).is_file()):
+        return export_run(find_run(str(given)), folder / "kernels")[-1].parent
+    return path

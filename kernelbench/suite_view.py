@@ -1,0 +1,22 @@
+"""What a user sees of tasks: a line each, or one in full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kernelbench.suite import TaskSummary
+from sandbox.types import Task
+
+
+def summary_lines(found: Sequence[TaskSummary]) -> list[str]:
+    width = max(len(task.id) for task in found)
+    return [f"{t.id:{width}}  {t.dtype:8}  {len(t.shapes)} shapes  {t.about}" for t in found]
+
+
+def task_lines(task: Task) -> list[str]:
+    """Its sizes as comments, then its reference."""
+    lines = [f"# {task.id}, {task.device}, {task.dtype}"]
+    for shape in task.shapes:
+        constants = ", ".join(f"{name} = {value}" for name, value in shape.constants)
+        lines.append(f"# {shape.name}: {constants or 'as written'}")
+    return [*lines, task.source]

@@ -1,0 +1,41 @@
+"""The way into training: what it needs is looked for before anything imports it.
+
+The only module here, with `rl.config`, that may be imported where the `train` extra is missing.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.util import find_spec
+
+from agent.config import OptimizeConfig
+from agent.learner import OpenPolicy
+from rl.config import TrainConfig, load_train
+from sandbox.errors import ConfigError
+
+PACKAGES = ("transformers", "trl", "datasets")
+
+
+def open_training(source: str) -> TrainConfig:
+    """From a preset of configs/train or a file; raises ConfigError where that, or a package that
+    trains and runs checkpoints, is missing.
+    """
+    config = load_train(source)
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{missing[0]} is not installed: pip install 'warpsmith[train]'")
+    return config
+
+
+def local_policy(config: OptimizeConfig) -> tuple[OptimizeConfig, OpenPolicy | None]:
+    """The campaign as its local policy samples or learns in it, and what opens that policy; the
+    campaign itself and None where it asks no such one.
+    """
+    if config.local is None:
+        return config, None
+    train = open_training(config.train)
+    from rl.campaign import learning, open_policy
+
+    if config.learn:
+        config = learning(config, train)
+    return config, partial(open_policy, config, train)
