@@ -30,6 +30,8 @@ import typer
 from sandbox.errors import ConfigError, WarpsmithError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from agent.config import OptimizeConfig
     from agent.export.revalidate import Outcome
     from agent.outcome import CampaignResult
@@ -203,8 +205,16 @@ app.add_typer(tasks_app, name="tasks")
 train_app = typer.Typer(help="The stages of training, apart.", no_args_is_help=True)
 app.add_typer(train_app, name="train")
 
+
+def _resolved(device: str) -> str:
+    """A GPU that is not there is refused before anything else is read."""
+    from sandbox.doctor import resolve_device
+
+    return resolve_device(device)
+
+
 Config = Annotated[str | None, typer.Option(help="A YAML file or a preset.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or auto.", callback=_resolved)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout.")]
 MaxSeconds = Annotated[float | None, typer.Option(help="Of this call.")]
 Preset = Annotated[str, typer.Option(help="quick, strict, kernelbench or a file.")]
@@ -216,12 +226,19 @@ TrainConfig = Annotated[str, typer.Option(help="Preset of configs/train, or a fi
 _note = partial(typer.echo, err=True)
 
 
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value))
-
-
-def _print_lines(lines: Iterable[object]) -> None:
+def _say(lines: Iterable[object]) -> None:
     typer.echo("\n".join(map(str, lines)))
+
+
+def _answer(found: object, as_json: bool, show: Callable[[Console], object]) -> None:
+    """On stdout: what was found as one line of JSON, or as `show` prints it for a reader."""
+    from agent.console import open_console
+    from sandbox.records import to_record
+
+    if as_json:
+        typer.echo(json.dumps(to_record(found)))
+    else:
+        show(open_console())
 
 
 def _say_how_to_go_on(result: CampaignResult, name: str) -> None:
@@ -258,14 +275,9 @@ def _tasks_list(spec: Spec = "builtin", device: Device = "auto", as_json: Json =
     """Every task that a spec names."""
     from kernelbench.suite import list_tasks
     from kernelbench.suite_view import summary_lines
-    from sandbox.doctor import resolve_device
-    from sandbox.records import to_record
 
-    found = list_tasks(spec, resolve_device(device))
-    if as_json:
-        _print_json(to_record(found))
-    else:
-        _print_lines(summary_lines(found))
+    found = list_tasks(spec, device)
+    _answer(found, as_json, lambda _: _say(summary_lines(found)))
 
 
 @tasks_app.command("show")
@@ -273,14 +285,9 @@ def _tasks_show(task: str, device: Device = "auto", as_json: Json = False) -> No
     """One task: its sizes and its reference."""
     from kernelbench.suite import load_task
     from kernelbench.suite_view import task_lines
-    from sandbox.doctor import resolve_device
-    from sandbox.records import to_record
 
-    found = load_task(task, resolve_device(device))
-    if as_json:
-        _print_json(to_record(found))
-    else:
-        _print_lines(task_lines(found))
+    found = load_task(task, device)
+    _answer(found, as_json, lambda _: _say(task_lines(found)))
 
 
 @tasks_app.command("validate")
@@ -296,28 +303,21 @@ def _tasks_validate(
     compiled: Annotated[bool, typer.Option(help="Time torch.compile too: minutes a task.")] = False,
 ) -> None:
     """Which tasks can be scored, and why not; exits with 1 if some cannot."""
-    from agent.config import load_evaluation
     from agent.console import open_console
-    from kernelbench.admission import admission_table, choose, totals, validate_tasks
-    from kernelbench.suite import load_tasks
-    from sandbox.doctor import resolve_device
-    from sandbox.evaluator import LocalEvaluator
+    from agent.scoring import admit
+    from kernelbench.admission import admission_table, totals
 
-    device = resolve_device(device)
-    tasks = choose(load_tasks(spec, device), only or [])
-    config = load_evaluation(preset)
-    with closing(LocalEvaluator(device)) as evaluator:
-        rows, left = validate_tasks(
-            tasks,
-            evaluator,
-            evaluator.facts.environment,
-            config,
-            path=record,
-            seconds=seconds,
-            compiled=compiled,
-            on_row=lambda row: _note(f"{row.task_id}: {row.verdict} {row.reason}"),
-            on_fault=lambda task, fault: _note(f"{task.id}: our fault: {fault}"),
-        )
+    rows, left = admit(
+        spec,
+        only or (),
+        device,
+        preset,
+        path=record,
+        seconds=seconds,
+        compiled=compiled,
+        on_row=lambda row: _note(f"{row.task_id}: {row.verdict} {row.reason}"),
+        on_fault=lambda task, fault: _note(f"{task.id}: our fault: {fault}"),
+    )
     console = open_console()
     console.print(admission_table(rows, f"suite: {spec} · device: {device} · preset: {preset}"))
     console.print(totals(rows, left))
@@ -339,9 +339,8 @@ def _prompt(
     from agent.config import load_optimize
     from agent.runs import find_run
     from kernelbench.suite import load_task
-    from sandbox.doctor import describe, resolve_device
+    from sandbox.doctor import describe
 
-    device = resolve_device(device)
     settings = load_optimize(config, strategy=strategy, device=device, language=language)
     folder = None if run is None else find_run(run)
     asks = next_asks(load_task(task, device), settings, describe(device), folder)
@@ -361,10 +360,7 @@ def _evaluate(
     from agent.progress import evaluation_lines, evaluation_record
 
     result = evaluate(task, kernel, language=language, device=device, preset=preset)
-    if as_json:
-        _print_json(evaluation_record(result))
-    else:
-        _print_lines(evaluation_lines(result))
+    _answer(evaluation_record(result), as_json, lambda _: _say(evaluation_lines(result)))
     if not result.passed:
         raise typer.Exit(FAILED if result.status.scored else UNUSABLE)
 
@@ -465,10 +461,8 @@ def _bench(
     as_json: Json = False,
 ) -> None:
     """Score a set of kernels on a suite; the same command goes on where it stopped."""
-    from agent.console import open_console
     from agent.runs import interruptible
     from kernelbench.bench_view import Progress, report_view
-    from sandbox.records import to_record
 
     progress = Progress(_note)
     with interruptible(partial(_note, "stopping after what is under way")) as interrupted:
@@ -484,10 +478,7 @@ def _bench(
             on_fault=progress.fault,
         )
         stopped = interrupted()
-    if as_json:
-        _print_json(to_record(report))
-    else:
-        open_console().print(report_view(report))
+    _answer(report, as_json, lambda c: c.print(report_view(report)))
     if stopped:
         raise typer.Exit(INTERRUPTED)
 
@@ -495,19 +486,14 @@ def _bench(
 @app.command("compare")
 def _compare(a: Path, b: Path, as_json: Json = False) -> None:
     """Whether bench B differs from bench A by more than noise, and in which tasks."""
-    from agent.console import open_console
     from kernelbench.bench_view import comparison_view
-    from kernelbench.comparison import compare, read_bench
-    from sandbox.records import to_record
+    from kernelbench.comparison import compare, comparison_record, read_bench
 
     (before, bad), (after, worse) = read_bench(a), read_bench(b)
     for line in (*bad, *worse):
         _note(line)
     found = compare(before, after)
-    if as_json:
-        _print_json(to_record(found) | {"verdict": found.verdict})
-    else:
-        open_console().print(comparison_view(found))
+    _answer(comparison_record(found), as_json, lambda c: c.print(comparison_view(found)))
 
 
 @app.command("replay")
@@ -521,7 +507,7 @@ def _replay(
 
     result, found = replay(run, name=name)
     show_result(Console(), result, f"replay of {run}")
-    _print_lines([*found, f"{len(found)} tasks differ" if found else "the same decisions"])
+    _say([*found, f"{len(found)} tasks differ" if found else "the same decisions"])
     if found:
         raise typer.Exit(FAILED)
 
@@ -535,15 +521,12 @@ def _show(
     ] = False,
 ) -> None:
     """What a run has found so far."""
-    from agent.console import open_console
     from agent.runs import find_run
     from agent.show import overview_record, read_overview, show_overview
 
     found = read_overview(find_run(run))
-    if as_json:
-        _print_json(overview_record(found, with_timings=with_timings))
-    else:
-        show_overview(open_console(), found, with_timings=with_timings)
+    record = overview_record(found, with_timings=with_timings)
+    _answer(record, as_json, lambda c: show_overview(c, found, with_timings=with_timings))
 
 
 @app.command("audit")
@@ -555,17 +538,12 @@ def _audit(
     """Why each winner's speedup may be believed, or not: evaluations, evidence, origin, source."""
     from agent.audit import audit_run
     from agent.audit_view import show_audit
-    from agent.console import open_console
     from agent.journal import Journal
     from agent.runs import find_run
-    from sandbox.records import to_record
 
     with Journal(find_run(run), read_only=True) as journal:
         found = audit_run(journal)
-    if as_json:
-        _print_json(to_record(found))
-    else:
-        show_audit(open_console(), found, sources=sources)
+    _answer(found, as_json, lambda c: show_audit(c, found, sources=sources))
 
 
 @app.command("data")
@@ -584,7 +562,7 @@ def _data(
 
     dataset = dataset_of([find_run(run) for run in runs], settings, per_task)
     save_dataset(dataset, to)
-    _print_lines(f"{name}: {len(rows)} examples" for name, rows in dataset.items())
+    _say(f"{name}: {len(rows)} examples" for name, rows in dataset.items())
 
 
 @train_app.command("sft")
@@ -659,7 +637,7 @@ def _export(
     licence: Annotated[str, typer.Option(help="Of the kernels, SPDX.")] = "unknown",
 ) -> None:
     """Write the winners of runs as stand-alone files, or as a Python package with dispatch."""
-    _print_lines(export(runs, to, format=format, package=package, licence=licence))
+    _say(export(runs, to, format=format, package=package, licence=licence))
 
 
 @app.command("revalidate")
@@ -668,7 +646,7 @@ def _revalidate(folder: Path, device: Device = "auto") -> None:
     from agent.export.revalidate import lines
 
     outcomes = revalidate(folder, device=device)
-    _print_lines(lines(outcomes))
+    _say(lines(outcomes))
     if not all(outcome.verdict.fine for outcome in outcomes):
         raise typer.Exit(FAILED)
 

@@ -1,4 +1,4 @@
-"""A bench from what a user names: kernels of any form, suites, and an evaluation preset."""
+"""Suites judged as a user names them: the admission of one, and a bench of kernels of any form."""
 
 from __future__ import annotations
 
@@ -10,11 +10,43 @@ from agent.config import load_evaluation
 from agent.export.modelnew import export_run
 from agent.journal import FILE
 from agent.runs import RUNS, find_run
+from kernelbench.admission import choose, validate_tasks
 from kernelbench.bench import Bench, Report
 from kernelbench.results import Row
 from kernelbench.submissions import read_submissions
-from kernelbench.suite import load_suite, suite_version
+from kernelbench.suite import load_suite, load_tasks, suite_version
+from sandbox.admission import Admission
+from sandbox.errors import SandboxFault
 from sandbox.evaluator import LocalEvaluator
+from sandbox.types import Task
+
+
+def admit(
+    spec: str,
+    only: Sequence[str],
+    device: str,
+    preset: str,
+    *,
+    path: Path | None,
+    seconds: float | None,
+    compiled: bool,
+    on_row: Callable[[Admission], None],
+    on_fault: Callable[[Task, SandboxFault], None],
+) -> tuple[list[Admission], list[Task]]:
+    """`validate_tasks` of those tasks of a suite that a pattern of `only` matches, on a device."""
+    config, tasks = load_evaluation(preset), choose(load_tasks(spec, device), only)
+    with closing(LocalEvaluator(device)) as evaluator:
+        return validate_tasks(
+            tasks,
+            evaluator,
+            evaluator.facts.environment,
+            config,
+            path=path,
+            seconds=seconds,
+            compiled=compiled,
+            on_row=on_row,
+            on_fault=on_fault,
+        )
 
 
 def score(

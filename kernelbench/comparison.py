@@ -14,12 +14,14 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from kernelbench.metrics import CONFIDENCE, RESAMPLES, SEED
 from kernelbench.results import EVALUATIONS, Row, read_records
 from sandbox.errors import ConfigError
+from sandbox.records import to_record
 from sandbox.statistics import t_cdf
 from sandbox.types import Interval
 
@@ -63,6 +65,11 @@ class Comparison:
         if self.ratio.low <= 1 <= self.ratio.high:
             return f"B is neither faster nor slower overall: {self.ratio} over {self.tasks} tasks"
         return f"B is {word} than A: {self.ratio} over {self.tasks} tasks"
+
+
+def comparison_record(found: Comparison) -> dict[str, Any]:
+    """JSON-ready, with the verdict."""
+    return {**to_record(found), "verdict": found.verdict}
 
 
 @dataclass(frozen=True)
