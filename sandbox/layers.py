@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sandbox import statistics
+from sandbox import merging
 from sandbox.evidence import Evidence, Kind, Layer, Weight
 from sandbox.observation import CaseObservation, Observation, RuntimeClaim
 from sandbox.types import Timing
@@ -16,14 +16,6 @@ from sandbox.types import Timing
 PRECISION_CLASSES = (("float32", 1e-5), ("tf32", 8e-4), ("bfloat16", 6e-3), ("float8", 8e-2))
 """Norm error up to which a result counts as this class (twice to three times the measured
 constant).
-"""
-MERGED_ROUNDS = 4
-"""Fewer single-set rounds convict nobody: their spread is not known. A confirmation has more."""
-MERGED_HOST_S = 100e-6
-MERGED_SHARE = 0.2
-"""A batch hides host time behind the device, a call alone does not: an honest call's host time
-is at most what the call costs in the batch, and rarely above 100 us plus a fifth of the
-reference.
 """
 FLOOR_SHARE = 0.9
 IDLE_SHARE, IDLE_S = 0.05, 0.02
@@ -215,21 +207,10 @@ def overlap(observation: Observation, timing: Timing) -> list[Evidence]:
 def physics(observation: Observation, timing: Timing) -> tuple[Evidence, ...]:
     """Merged calls, and times that the device cannot reach (docs/measuring.md)."""
     found = []
-    candidate_s, reference_s = timing.candidate_ms / 1e3, timing.reference_ms / 1e3
-    merged = statistics.merged_excess_s(observation.rounds)
+    candidate_s = timing.candidate_ms / 1e3
+    merged = merging.convicted(observation.rounds, timing)
     if merged is not None:
-        excess, noise = merged
-        singles = [r for r in observation.rounds if r.single and not r.void]
-        known = len(singles) >= MERGED_ROUNDS and (
-            len({r.pair for r in singles}) >= statistics.MERGED_PAIRS
-        )
-        host = min(1.5 * candidate_s, MERGED_HOST_S + MERGED_SHARE * reference_s)
-        allowed = statistics.MERGED_FLOOR_S + max(host, 3 * noise)
-        words = (
-            f"a call alone costs {excess * 1e6:.0f} us more than in a batch, "
-            f"allowed {allowed * 1e6:.0f} us over the reference's"
-        )
-        found.append(_physical(Layer.TIMING, known and excess > allowed, words))
+        found.append(_physical(Layer.TIMING, *merged))
     if observation.floor_s is not None:
         words = (
             f"{candidate_s * 1e6:.1f} us a call; moving the compulsory bytes takes "

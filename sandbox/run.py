@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sandbox import copying, layers
+from sandbox import copying, layers, merging
 from sandbox.build import Builder
 from sandbox.device import DeviceFacts, free_bytes
 from sandbox.gpu_state import undisturbed
@@ -34,13 +34,7 @@ from sandbox.prepare import Preparation, Preparer
 from sandbox.provenance import provenance
 from sandbox.stand import Stand
 from sandbox.static.scan import scan
-from sandbox.statistics import (
-    MERGED_PAIRS,
-    enough,
-    hopeless,
-    summarise,
-    suspected_of_merging,
-)
+from sandbox.statistics import enough, hopeless, summarise
 from sandbox.subject import Opening, Subject
 from sandbox.types import Candidate, EvalConfig, Status, Task
 from sandbox.verify import profiled, verify
@@ -252,7 +246,7 @@ class Run:
         bounds = timed_bounds(self.pools[0].cases[0])
         worst = CaseObservation("timed rounds", (Errors(),) * len(bounds), bounds)
         null = self.preparation.null
-        for number in range(max(self.config.max_pairs, MERGED_PAIRS)):
+        for number in range(max(self.config.max_pairs, merging.LEAST_PAIRS)):
             warm = (
                 number == 0 and self.to_beat is not None and self.observation.parameters != "seed"
             )
@@ -266,7 +260,7 @@ class Run:
             done = enough(pairs, null, self.config, self.to_beat)
             # A search has no use for a slow candidate, merged or not.
             slow = self.to_beat is not None and all(p.log_speedup < 0 for p in pairs)
-            if done and (slow or not suspected_of_merging(rounds)):
+            if done and (slow or not merging.suspected(rounds)):
                 return
 
     def pair(

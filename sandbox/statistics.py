@@ -76,51 +76,6 @@ def charged_collect(rounds: Sequence[RoundObservation]) -> float:
     return middle if middle > max(3 * spread, 0.01 * batch, 20e-6) else 0.0
 
 
-MERGED_FLOOR_S = 150e-6
-"""A call alone through the pipe costs about 160 us more than inside a batch, and a candidate's cold
-launcher some 120 us more than the reference's (measured on an H200): only gross merging is seen."""
-MERGED_PAIRS = 2
-"""Pairs in which the excess must show: on a busy CPU one in seven honest pairs had it."""
-
-
-def merged_excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
-    """(excess, noise) in seconds per call of single-set calls over batched ones, reference's
-    overhead off.
-
-    A candidate that merges the calls of a batch pays in full when it sees one set at a time, in
-    every pair: the excess is the least of the pairs' medians, since a busy CPU wakes a team of
-    threads late for seconds on end. None without rounds of both kinds.
-    """
-    valid = [r for r in rounds if not r.void]
-    overheads: dict[int, list[float]] = {}
-    for number in {r.pair for r in valid}:
-        batch = [r for r in valid if r.pair == number and not r.single]
-        single = [r for r in valid if r.pair == number and r.single]
-        if not batch or not single:
-            continue
-        base_reference = statistics.median(r.reference_s / r.calls for r in batch)
-        base_candidate = statistics.median(r.candidate_s / r.calls for r in batch)
-        overheads[number] = [
-            (r.candidate_s / r.calls - base_candidate) - (r.reference_s / r.calls - base_reference)
-            for r in single
-        ]
-    if not overheads:
-        return None
-    everything = [x for found in overheads.values() for x in found]
-    middle = statistics.median(everything)
-    noise = statistics.median(abs(x - middle) for x in everything)
-    return min(statistics.median(found) for found in overheads.values()), noise
-
-
-def suspected_of_merging(rounds: Sequence[RoundObservation]) -> bool:
-    """Whether the verdict on these rounds needs another pair: lone calls cost far more than batched
-    ones, in fewer pairs than convict.
-    """
-    merged = merged_excess_s(rounds)
-    pairs = len({r.pair for r in rounds if r.single and not r.void})
-    return merged is not None and merged[0] > MERGED_FLOOR_S and pairs < MERGED_PAIRS
-
-
 def interval(pairs: Sequence[Pair], null: Null, config: EvalConfig) -> Interval:
     """The speedup over pairs with its t-interval; the null experiment's spread is pooled in.
 

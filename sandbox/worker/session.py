@@ -74,16 +74,9 @@ class Session:
 
     def do_release(self, request: Request, fds: list[int]) -> Request:
         """Drop arenas, results and the model."""
-        self.kept = []
-        self.results.clear()
         self.state_tensors = []
         self.model = self.call = None
-        for name in list(self.arenas):
-            self.drop(name)
-        gc.collect()
-        if self.device == "cuda":
-            torch.cuda.empty_cache()
-        return {}
+        return self.do_rest(request, fds)
 
     def do_rest(self, request: Request, fds: list[int]) -> Request:
         """Keep the model, give all other memory back."""

@@ -19,9 +19,7 @@ from sandbox.statistics import (
     full_rounds,
     hopeless,
     interval,
-    merged_excess_s,
     summarise,
-    suspected_of_merging,
     t_cdf,
     t_quantile,
 )
@@ -142,31 +140,6 @@ def test_noise_in_collecting_charges_honest_code_nothing() -> None:
         for _ in range(500)
     ]  # fmt: skip
     assert sum(x > 0 for x in charged) < 25
-
-
-def test_merged_calls_show_as_an_excess_per_call() -> None:
-    singles = [RoundObservation(0, True, 4, 4 * 0.101, 4 * 0.9, 0, 0) for _ in range(3)]
-    found = merged_excess_s([batch(0, 1.0, 0.1), batch(0, 1.0, 0.1), *singles])
-    assert found == (pytest.approx(0.9 - 0.01 - 0.001), pytest.approx(0))
-
-
-def test_an_excess_in_one_pair_of_two_is_a_busy_machine() -> None:
-    rounds = [batch(0, 1.0, 0.9), batch(1, 1.0, 0.9)]
-    rounds += [RoundObservation(0, True, 4, 0.4, 0.9), RoundObservation(1, True, 4, 0.4, 0.36)]
-    found = merged_excess_s(rounds)
-    assert found is not None
-    assert found[0] == pytest.approx(0)
-    assert suspected_of_merging([r for r in rounds if r.pair == 0])
-    assert not suspected_of_merging(rounds)
-
-
-@pytest.mark.parametrize("single", [True, False])
-def test_merging_cannot_be_seen_in_one_kind_of_round(single: bool) -> None:
-    rounds = [RoundObservation(0, single, 4, 1.0, 1.0)]
-    assert merged_excess_s(rounds) is None
-    other = RoundObservation(1, not single, 4, 1.0, 1.0)
-    assert merged_excess_s([*rounds, other]) is None
-    assert merged_excess_s([*rounds, replace(other, pair=0, void="drift")]) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,55 @@
+"""Calls merged within a batch: how they show in the rounds, and what does not show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sandbox.merging import convicted, excess_s, suspected
+from sandbox.observation import RoundObservation
+from sandbox.types import Interval, Timing
+
+
+def batch(pair: int, reference_s: float, candidate_s: float) -> RoundObservation:
+    return RoundObservation(pair, False, 10, reference_s, candidate_s)
+
+
+def test_merged_calls_show_as_an_excess_per_call() -> None:
+    singles = [RoundObservation(0, True, 4, 4 * 0.101, 4 * 0.9, 0, 0) for _ in range(3)]
+    found = excess_s([batch(0, 1.0, 0.1), batch(0, 1.0, 0.1), *singles])
+    assert found == (pytest.approx(0.9 - 0.01 - 0.001), pytest.approx(0))
+
+
+def test_an_excess_in_one_pair_of_two_is_a_busy_machine() -> None:
+    rounds = [batch(0, 1.0, 0.9), batch(1, 1.0, 0.9)]
+    rounds += [RoundObservation(0, True, 4, 0.4, 0.9), RoundObservation(1, True, 4, 0.4, 0.36)]
+    found = excess_s(rounds)
+    assert found is not None
+    assert found[0] == pytest.approx(0)
+    assert suspected([r for r in rounds if r.pair == 0])
+    assert not suspected(rounds)
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_merging_cannot_be_seen_in_one_kind_of_round(single: bool) -> None:
+    rounds = [RoundObservation(0, single, 4, 1.0, 1.0)]
+    assert excess_s(rounds) is None
+    other = RoundObservation(1, not single, 4, 1.0, 1.0)
+    assert excess_s([*rounds, other]) is None
+    assert excess_s([*rounds, replace(other, pair=0, void="drift")]) is None
+
+
+@pytest.mark.parametrize(
+    ("pairs", "singles", "guilty"), [(2, 2, True), (1, 4, False), (2, 1, False)]
+)
+def test_gross_merging_convicts_once_it_shows_often_enough(
+    pairs: int, singles: int, guilty: bool
+) -> None:
+    timing = Timing(100.0, 10.0, Interval(10.0, 9.0, 11.0, 0.95), 0.0, (), 10)
+    rounds = [batch(pair, 1.0, 0.1) for pair in range(pairs)]
+    rounds += [RoundObservation(p, True, 4, 0.4, 3.6) for p in range(pairs) for _ in range(singles)]
+    found = convicted(rounds, timing)
+    assert found is not None
+    assert found[0] is guilty
+    assert "a call alone costs 890000 us more" in found[1]
