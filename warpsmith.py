@@ -219,7 +219,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout.")]
 MaxSeconds = Annotated[float | None, typer.Option(help="Of this call.")]
 Preset = Annotated[str, typer.Option(help="quick, strict, kernelbench or a file.")]
 Spec = Annotated[str, typer.Argument(help="Such as builtin or kernelbench:PATH.")]
-Strategy = Annotated[str | None, typer.Option(help="best-of-n, fsr, contrastive.")]
+Strategy = Annotated[str | None, typer.Option(help="A preset, such as evolve, or a file.")]
 To = Annotated[Path, typer.Option(help="Folder to write.")]
 TrainConfig = Annotated[str, typer.Option(help="Preset of configs/train, or a file.")]
 

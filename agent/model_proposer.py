@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from agent.learner import POLICY_VERSION
 from agent.model import Model, Reply
 from agent.prompts.render import NO_CODE, TITLES, Scene
 from agent.replies import extract
 from agent.strategies.fsr import Fsr
+from agent.strategies.novelty import normal_form
 from agent.strategies.types import Ask, Strategy
 from agent.types import FIRST_TURN, Attempt, Proposal, Proposer, Turn, Usage
 from sandbox.errors import ConfigError
@@ -21,6 +23,8 @@ from sandbox.types import Candidate, EvalConfig, Language, Task
 
 CUT_OFF = "cut_off"
 """Among a proposal's features where the token limit ended its reply."""
+TWIN = "twin"
+"""Among a proposal's features where its reply was a known program in other clothes."""
 
 
 class ModelProposer:
@@ -64,11 +68,11 @@ class ModelProposer:
         asks = self.asks(task, history, n, turn)
         # The task and the round are part of the request: another round wants another answer.
         replies = self.model.complete_each([ask.messages for ask in asks], draw_of(task, turn))
-        return [
-            self._proposal(task, ask, reply)
-            for ask, reply in zip(asks, replies, strict=True)
-            if reply is not None
-        ]
+        made: list[Proposal] = []
+        for ask, reply in zip(asks, replies, strict=True):
+            if reply is not None:
+                made.append(self._novel(ask, self._proposal(task, ask, reply), history, made))
+        return made
 
     def asks(
         self, task: Task, history: Sequence[Attempt], n: int, turn: Turn = FIRST_TURN
@@ -93,6 +97,21 @@ class ModelProposer:
                 reply.prompt_tokens, reply.completion_tokens, reply.cost_usd, reply.seconds
             ),
         )
+
+    def _novel(
+        self, ask: Ask, proposal: Proposal, history: Sequence[Attempt], made: Sequence[Proposal]
+    ) -> Proposal:
+        """The proposal; where novelty is asked for, with the candidate it is a twin of, so that
+        it is recorded as a duplicate and not measured again.
+        """
+        if not ask.novel or proposal.candidate.source.startswith(NO_CODE):
+            return proposal
+        form = normal_form(proposal.candidate)
+        known = [*(attempt.proposal for attempt in history), *made]
+        twin = next((p.candidate for p in known if normal_form(p.candidate) == form), None)
+        if twin is None or twin == proposal.candidate:
+            return proposal
+        return replace(proposal, candidate=twin, features={**proposal.features, TWIN: 1})
 
     def _language(self, task: Task) -> Language:
         if self.language is not None:

@@ -22,7 +22,7 @@ from agent.features.assemble import without_header
 from agent.journal import Journal
 from agent.prompts.message import Message
 from agent.prompts.render import Scene, fenced, render_contrast, render_propose, render_repair
-from agent.strategies.contrastive import Contrastive, buckets
+from agent.strategies.contrastive import Contrastive, buckets, draw
 from agent.strategies.lineage import log_speedup, writable
 from agent.strategies.types import REPAIR
 from agent.types import Attempt
@@ -84,7 +84,8 @@ def _prompts(
     found = buckets(slower, strategy.bucket_width)
     if found:
         dice = random.Random(digest([seed, proposal.candidate.id]))
-        shown = [_plainly(a) for a in strategy.draw(found, dice)]
+        drawn = draw(found, strategy.exemplars, strategy.temperature, dice)
+        shown = [_plainly(a) for a in drawn]
         yield "contrast", render_contrast(scene, shown)
 
 

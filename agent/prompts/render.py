@@ -106,6 +106,16 @@ def render_contrast(scene: Scene, exemplars: Sequence[Attempt]) -> list[Message]
     )
 
 
+def render_crossover(scene: Scene, parents: Sequence[Attempt]) -> list[Message]:
+    """Two correct implementations, the slower first, of which one child is to be written."""
+    return _messages(
+        scene,
+        "crossover.j2",
+        parents=parents,
+        limits=feedback.limits(parents[-1].evaluation, scene.measured),
+    )
+
+
 def example(name: str) -> str:
     """A worked example's source: a language's, or `reference`."""
     return (FOLDER / "examples" / f"{name}.py.j2").read_text(encoding="utf-8")

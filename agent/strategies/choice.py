@@ -2,11 +2,13 @@
 
 from agent.strategies.best_of_n import BestOfN
 from agent.strategies.contrastive import Contrastive
+from agent.strategies.evolve import Evolve
 from agent.strategies.fsr import Fsr
 
-AnyStrategy = BestOfN | Fsr | Contrastive
+AnyStrategy = BestOfN | Fsr | Contrastive | Evolve
 STRATEGIES: dict[str, type[AnyStrategy]] = {
     "best-of-n": BestOfN,
     "fsr": Fsr,
     "contrastive": Contrastive,
+    "evolve": Evolve,
 }

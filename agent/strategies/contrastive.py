@@ -60,22 +60,25 @@ class Contrastive:
         for place in range(n - len(asked)):
             group = place // self.samples_per_prompt
             dice = random.Random(digest([self.seed, scene.task.hash, round, group]))
-            shown = self.draw(found, dice)
+            shown = draw(found, self.exemplars, self.temperature, dice)
             parents = tuple(attempt.proposal.candidate.id for attempt in shown)
             fastest = shown[-1].proposal.candidate.language
             messages = render_contrast(replace(scene, language=fastest), shown)
             asked.append(Ask(CONTRAST, fastest, messages, parents))
         return asked
 
-    def draw(self, found: Sequence[Bucket], dice: random.Random) -> list[Attempt]:
-        """Exemplars from distinct buckets, as many as there are, slowest first."""
-        left = list(found)
-        shown: list[Attempt] = []
-        while left and len(shown) < self.exemplars:
-            bucket = dice.choices(left, probabilities(left, self.temperature))[0]
-            left.remove(bucket)
-            shown.append(dice.choice(bucket.attempts))
-        return sorted(shown, key=lambda attempt: log_speedup(attempt) or 0.0)
+
+def draw(
+    found: Sequence[Bucket], count: int, temperature: float | None, dice: random.Random
+) -> list[Attempt]:
+    """Up to `count` attempts from distinct buckets, slowest first."""
+    left = list(found)
+    shown: list[Attempt] = []
+    while left and len(shown) < count:
+        bucket = dice.choices(left, probabilities(left, temperature))[0]
+        left.remove(bucket)
+        shown.append(dice.choice(bucket.attempts))
+    return sorted(shown, key=lambda attempt: log_speedup(attempt) or 0.0)
 
 
 def buckets(history: Sequence[Attempt], width: float) -> list[Bucket]:

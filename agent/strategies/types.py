@@ -12,6 +12,7 @@ from agent.types import Attempt
 from sandbox.types import Language
 
 PROPOSE, REPAIR, IMPROVE, CONTRAST = "propose", "repair", "improve", "contrast"
+CROSSOVER = "crossover"
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Ask:
     messages: list[Message]
     parents: tuple[str, ...] = ()
     features: Mapping[str, str | int] = field(default_factory=dict)
+    novel: bool = False
+    """An answer that is a known program in other clothes counts as that one (novelty.py)."""
 
 
 class Strategy(Protocol):

@@ -72,7 +72,7 @@ def hashed_reply(prompt: str, number: int) -> str:
     if dice.random() < 0.05:
         return "I would rather not."
     line = f"status={status} speedup={dice.uniform(0.5, 3.0):.3f}"
-    source = f"# {dice.random()}\n# scripted: {line}\nclass ModelNew: ...\n"
+    source = f"# scripted: {line}\nclass ModelNew:\n    number = {dice.random()}\n"
     return f"Here it is.\n```python\n{source}```\n"
 
 

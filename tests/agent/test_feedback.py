@@ -12,6 +12,7 @@ from agent.prompts.render import (
     Scene,
     example,
     render_contrast,
+    render_crossover,
     render_improve,
     render_propose,
     render_repair,
@@ -181,6 +182,9 @@ PROMPTS = {
     "improve": lambda: render_improve(SCENE, CPP, GOOD),
     "improve_feature": lambda: render_improve(SCENE, CPP, GOOD, "tiling", [TRIED]),
     "contrast": lambda: render_contrast(
+        SCENE, [Attempt(Proposal(CPP, "m"), e, Reward(1)) for e in (SLOW, GOOD)]
+    ),
+    "crossover": lambda: render_crossover(
         SCENE, [Attempt(Proposal(CPP, "m"), e, Reward(1)) for e in (SLOW, GOOD)]
     ),
 }

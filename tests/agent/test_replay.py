@@ -14,6 +14,7 @@ from agent.proposers import open_proposers
 from agent.replay import replay_run
 from agent.runs import open_run
 from agent.strategies.contrastive import Contrastive
+from agent.strategies.evolve import Evolve
 from agent.strategies.fsr import Fsr
 from agent.strategies.types import Strategy
 from kernelbench.suite import load_tasks
@@ -59,7 +60,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch):
         yield server
 
 
-@pytest.mark.parametrize("strategy", [Fsr(), Contrastive()], ids=lambda s: s.kind)
+@pytest.mark.parametrize("strategy", [Fsr(), Contrastive(), Evolve()], ids=lambda s: s.kind)
 def test_a_campaign_is_decided_again_without_its_model_or_its_device(
     tmp_path, endpoint, monkeypatch, strategy
 ):

@@ -14,7 +14,8 @@ from agent.prompts.hints import CPU_FEATURES
 from agent.prompts.render import Scene
 from agent.scripted import scripted_evaluation
 from agent.strategies.best_of_n import BestOfN
-from agent.strategies.contrastive import Contrastive, buckets, probabilities
+from agent.strategies.contrastive import Contrastive, buckets, draw, probabilities
+from agent.strategies.evolve import Evolve
 from agent.strategies.fsr import FEATURE, Fsr, feature_gains
 from agent.strategies.types import Strategy
 from agent.types import Attempt, Proposal, Turn
@@ -134,11 +135,10 @@ def test_the_softmax_over_buckets_is_the_papers():
 
 def test_exemplars_come_from_distinct_buckets_the_faster_ones_more_often():
     history = [attempt(f"{i}{j}", 1.0 + i) for i in range(3) for j in range(3)]
-    found = buckets(history, 0.15)
-    strategy, dice = Contrastive(temperature=0.5), random.Random(0)
+    found, dice = buckets(history, 0.15), random.Random(0)
     drawn: Counter[float] = Counter()
     for _ in range(2000):
-        slower, faster = strategy.draw(found, dice)
+        slower, faster = draw(found, 2, 0.5, dice)
         assert slower.evaluation.speedup.value < faster.evaluation.speedup.value
         drawn.update(a.evaluation.speedup.value for a in (slower, faster))
     assert drawn[1.0] < drawn[2.0] < drawn[3.0]
@@ -177,11 +177,11 @@ def test_contrastive_begins_like_fsr_and_works_with_a_single_bucket():
     assert "What makes this implementation" in ask.messages[1]["content"]
 
 
-@pytest.mark.parametrize("strategy", [BestOfN(), Fsr(), Contrastive()])
+@pytest.mark.parametrize("strategy", [BestOfN(), Fsr(), Contrastive(), Evolve()])
 def test_equal_attempts_give_equal_questions(strategy):
     history = [attempt("a", 1.0), attempt("b"), attempt("c", 1.9), attempt("d", 3.0)]
     assert strategy.asks(SCENE, history, 4, 2) == strategy.asks(SCENE, history, 4, 2)
-    if strategy.kind == "contrastive":
+    if strategy.kind in ("contrastive", "evolve"):
         assert strategy.asks(SCENE, history, 4, 2) != strategy.asks(SCENE, history, 4, 3)
 
 

@@ -1,0 +1,87 @@
+"""Which candidates are the same program: by normalised source, and by machine code where known.
+
+Comments, blank space, docstrings and the layout of Python do not count, nor comments and blanks of
+the C, C++ or CUDA in a string of several lines. Names do: two programs that differ in a name only
+are two. Unsure means different: a new program that passes for a known one would never be measured.
+Machine code is what the candidate's own process reports of its build (a `machine code` line among
+its runtime facts); a build that reports none, as on the CPU, is told by its source alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+
+from agent.types import Attempt
+from sandbox.evidence import Layer
+from sandbox.types import Candidate, digest
+
+MACHINE_CODE = "machine code "
+"""Begins the runtime fact with the digest of a build's instructions."""
+TOKEN = re.compile(
+    r"""(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
+    r"""|(?P<end>\n)|(?P<word>\w[\w.]*)|(?P<marks>(?:(?!//|/\*)[^\w\s"'])+)|(?P<rest>\S)""",
+    re.DOTALL,
+)
+
+
+def normal_form(candidate: Candidate) -> str:
+    """A digest that equal programs share; where it is no Python, of the text with blanks joined."""
+    try:
+        tree = ast.parse(candidate.source)
+        text = ast.dump(_Normal().visit(tree))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        text = " ".join(candidate.source.split())
+    return digest([candidate.language.value, text])
+
+
+def machine_code(attempt: Attempt) -> str | None:
+    """Digest of its build's instructions, as its own process reported it; None where it did not."""
+    facts = (f for e in attempt.evaluation.evidence if e.layer is Layer.RUNTIME for f in e.facts)
+    return next((fact for fact in facts if fact.startswith(MACHINE_CODE)), None)
+
+
+def distinct(attempts: Iterable[Attempt]) -> list[Attempt]:
+    """The first of every program."""
+    kept, seen = list[Attempt](), set[str]()
+    for attempt in attempts:
+        own = {normal_form(attempt.proposal.candidate)}
+        if (code := machine_code(attempt)) is not None:
+            own.add(code)
+        if not own & seen:
+            kept.append(attempt)
+        seen |= own
+    return kept
+
+
+class _Normal(ast.NodeTransformer):
+    """Drops docstrings, and normalises the code in strings of several lines."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        if isinstance(node.value, str) and "\n" in node.value:
+            return ast.Constant(_tokens(node.value))
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            return None
+        return self.generic_visit(node)
+
+
+def _tokens(code: str) -> str:
+    """C-like code as its tokens; a preprocessor's line keeps its end."""
+    kept: list[str] = []
+    directive = fresh = False
+    for found in TOKEN.finditer("\n" + code + "\n"):
+        if found.lastgroup == "comment":
+            continue
+        if found.lastgroup == "end":
+            if directive:
+                kept.append("\n")
+            directive, fresh = False, True
+            continue
+        directive = directive or (fresh and found.group().startswith("#"))
+        fresh = False
+        kept.append(found.group())
+    return " ".join(kept)

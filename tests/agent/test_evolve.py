@@ -1,0 +1,158 @@
+"""Islands, crossover, novelty and migration, from the attempts alone."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from agent.model import ScriptedModel
+from agent.model_proposer import TWIN, ModelProposer
+from agent.prompts.render import Scene
+from agent.scripted import scripted_evaluation
+from agent.strategies.evolve import Evolve
+from agent.strategies.fsr import FEATURE
+from agent.strategies.islands import GENERATION, ISLAND, members, populations
+from agent.strategies.novelty import MACHINE_CODE, distinct, machine_code, normal_form
+from agent.types import Attempt, Proposal, Turn
+from rewards.types import Reward
+from sandbox.evidence import Evidence, Layer, Weight
+from sandbox.types import Candidate, EvalConfig, Language, Status, Task
+
+TASK = Task("t", "class Model: ...", "cpu")
+SCENE = Scene(TASK, Language.CPP)
+
+
+def attempt(
+    name: str,
+    speedup: float | None = None,
+    island: int | None = None,
+    generation: int = 0,
+    *,
+    strategy: str = "evolve propose",
+    parents: Sequence[Attempt] = (),
+    feature: str | None = None,
+) -> Attempt:
+    """Passed with a speedup, or wrong; of no island where it is a seed."""
+    candidate = Candidate(TASK.id, Language.CPP, f"class ModelNew:\n    name = {name!r}\n")
+    status = Status.WRONG_VALUE if speedup is None else Status.PASSED
+    evaluation = scripted_evaluation(candidate, EvalConfig(), status, speedup or 1.0)
+    born = {} if island is None else {ISLAND: island, GENERATION: generation}
+    features = born if feature is None else {**born, FEATURE: feature}
+    ids = tuple(parent.proposal.candidate.id for parent in parents)
+    return Attempt(Proposal(candidate, "m", strategy, ids, features), evaluation, Reward(None))
+
+
+def names(population: Sequence[Attempt]) -> list[str]:
+    return [a.proposal.candidate.source.split("'")[1] for a in population]
+
+
+def test_islands_share_the_questions_evenly_and_replies_know_their_island():
+    asks = Evolve(islands=3).asks(SCENE, [], 4, 0)
+    assert Counter(ask.features[ISLAND] for ask in asks) == {0: 2, 1: 1, 2: 1}
+    assert {ask.features[GENERATION] for ask in asks} == {0}
+    later = Evolve(islands=3).asks(SCENE, [attempt("a", 2.0, 0), attempt("b", 2.0, 1)], 1, 1)
+    assert later[0].features[ISLAND] == 2
+
+
+def test_seeds_settle_in_turn_and_a_child_without_an_island_lives_with_its_parent():
+    seeds = [attempt(str(i), 1.0 + i) for i in range(3)]
+    tuned = attempt("tuned", 1.5, parents=[seeds[1]], strategy="tune")
+    assert [m.island for m in members([*seeds, tuned], 2)] == [0, 1, 0, 1]
+
+
+def test_an_island_breeds_from_its_own_and_begins_anew_while_it_has_none():
+    history = [attempt("a", 2.0, 0), attempt("b", 1.2, 0)]
+    strategy = Evolve(migrate_every=9, crossover_share=1.0)
+    steps = {a.features[ISLAND]: a.step for a in strategy.asks(SCENE, history, 3, 1)}
+    assert steps == {0: "crossover", 1: "propose"}
+
+
+def test_the_best_of_an_island_moves_on_in_the_ring_when_its_time_has_come():
+    history = [attempt("a", 2.0, 0), attempt("a2", 1.1, 0), attempt("b", 1.2, 1)]
+    late = attempt("late", 9.0, 0, generation=2)
+    found = members([*history, late], 3)
+    assert [names(p) for p in populations(found, 3, 2, 1, 1)] == [["a", "a2", "late"], ["b"], []]
+    assert [names(p) for p in populations(found, 3, 2, 1, 2)] == [
+        ["a", "a2", "late"],
+        ["b", "a"],
+        ["b"],
+    ]
+    assert names(populations(found, 3, 2, 1, 4)[1]) == ["b", "a", "late"]
+    assert [names(p) for p in populations(found, 3, 2, 0, 4)] == [["a", "a2", "late"], ["b"], []]
+
+
+def test_a_crossover_shows_two_parents_of_distinct_buckets_with_their_scores():
+    history = [attempt("slow", 1.1, 0), attempt("same", 1.11, 0), attempt("fast", 3.0, 0)]
+    [ask] = Evolve(islands=1, crossover_share=1.0).asks(SCENE, history, 1, 1)
+    text = ask.messages[1]["content"]
+    assert ask.step == "crossover"
+    assert len(ask.parents) == 2
+    assert history[2].proposal.candidate.id in ask.parents
+    assert "(score: 3.00x)" in text
+    assert "name = 'fast'" in text
+    assert "one child of both" in text
+
+
+def test_a_mutation_names_a_feature_that_its_parent_has_not_seen():
+    parent = attempt("p", 2.0, 0)
+    tried = ["fusion", "tiling", "vectorisation", "accumulators", "threads", "streaming stores"]
+    children = [attempt(f, None, 0, 1, parents=[parent], feature=f) for f in tried]
+    strategy = Evolve(islands=1, crossover_share=0.0, repair_share=0.0)
+    [ask] = strategy.asks(SCENE, [parent, *children], 1, 2)
+    assert (ask.step, ask.features[FEATURE]) == ("improve", "fewer passes")
+
+
+def test_a_repair_stays_on_the_island_of_the_failure():
+    history = [attempt("a", 2.0, 0), attempt("broken", None, 1)]
+    [repair] = [a for a in Evolve().asks(SCENE, history, 3, 1) if a.step == "repair"]
+    assert repair.features[ISLAND] == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "same"),
+    [
+        ("x = 1  # a\n", "x = 1", True),
+        ("def f():\n    'why'\n    return 1", "def f():\n\n    return (1)", True),
+        ("S = '''\nint a; // x\n'''", "S = '''int /* y */   a ;\n\n'''", True),
+        ("S = '''\n#define A 1\nf(A)\n'''", "S = '''\n#define A 1 f(A)\n'''", False),
+        ('S = """\nf("a b");\n"""', 'S = """\nf("a  b");\n"""', False),
+        ("S = '''\nx = y;\n'''", "S = '''\nx = z;\n'''", False),
+        ("x = 'a  b'", "x = 'a b'", False),
+        ("not python (", "not  python\n(", True),
+    ],
+)
+def test_comments_and_blanks_make_no_new_program_and_all_else_does(one, two, same):
+    forms = [normal_form(Candidate("t", Language.CUDA, source)) for source in (one, two)]
+    assert (forms[0] == forms[1]) == same
+
+
+def test_machine_code_tells_twins_apart_from_the_rest_where_a_build_reports_it():
+    def built(name: str, code: str) -> Attempt:
+        plain = attempt(name, 2.0)
+        seen = Evidence(Layer.RUNTIME, Weight.CLEAN, ("kernel f: 32", f"{MACHINE_CODE}{code}"))
+        return replace(plain, evaluation=replace(plain.evaluation, evidence=(seen,)))
+
+    assert machine_code(attempt("cpu", 1.0)) is None
+    found = distinct([built("a", "1f"), built("b", "1f"), built("c", "2e"), attempt("d", 1.0)])
+    assert names(found) == ["a", "c", "d"]
+
+
+def reply(comment: str) -> str:
+    return f"```python\n# {comment}\nclass ModelNew:\n    name = 'a'\n```\n"
+
+
+@pytest.mark.parametrize(("novelty", "twins"), [(True, 2), (False, 0)])
+def test_a_known_program_in_other_clothes_is_a_duplicate_unless_novelty_is_off(novelty, twins):
+    model = ScriptedModel([reply("one"), reply("two"), reply("three"), "no code"])
+    proposer = ModelProposer(model, {}, Evolve(novelty=novelty))
+    first, second = proposer.propose(TASK, [], 2)
+    judged = Attempt(
+        first, scripted_evaluation(first.candidate, EvalConfig(), Status.PASSED, 2.0), Reward(1)
+    )
+    third, empty = proposer.propose(TASK, [judged], 2, Turn(1))
+    made = [first, second, third, empty]
+    assert sum(TWIN in p.features for p in made) == twins
+    assert (first.candidate == second.candidate == third.candidate) == novelty
+    assert "three" in (third.reply or ""), "what was paid for is kept"
+    assert empty.candidate.source.startswith("# no code")
