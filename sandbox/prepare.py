@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,7 +41,12 @@ KEPT_WARM = 4
 """Reference workers that wait for the next candidate of their task."""
 WARM_BYTES = 4 << 30
 """Of arenas that one of them may keep meanwhile."""
-KEEP_WIDTH = 3.0
+WIDE = 3.0
+"""Upper over lower bound of a baseline that was disturbed while it was measured."""
+WIDE_KEPT_S = 3600.0
+"""How long such a one serves: on a machine that is always busy, a new one would be no better."""
+COMPILE_BESIDE_BYTES = 1 << 30
+"""Inputs and outputs of a call up to which code is compiled while the null experiment runs."""
 TIMING_FIELDS = (
     "tf32",
     "torch_default_precision",
@@ -106,7 +114,7 @@ class Preparer:
 
     def is_timed(self, task: Task, config: EvalConfig) -> bool:
         """Whether null experiment and baselines are known, so that preparing times nothing."""
-        return read_json(self._path(task, config)) is not None
+        return self._known(task, config) is not None
 
     def prepare(
         self, task: Task, config: EvalConfig, started: Subject | None = None
@@ -224,18 +232,55 @@ class Preparer:
         self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan
     ) -> tuple[Null, tuple[Baseline, ...]]:
         """Null experiment and baselines, from the cache or timed now."""
-        names = _baselines(task, config)
-        path = self._path(task, config)
-        record = read_json(path)
+        record = self._known(task, config)
         if record is not None:
             known = from_record(tuple[Baseline, ...], record["baselines"])
             return Null(tuple(record["null"])), known
-        null = self.null(task, config, signature, scheme)
+        names = _baselines(task, config)
+        call_bytes = signature.input_bytes + signature.output_bytes
+        with ThreadPoolExecutor(1, "compile") as pool:
+            if "compile" in names and call_bytes <= COMPILE_BESIDE_BYTES:
+                pool.submit(self.compile_beside, task, config, signature)
+            null = self.null(task, config, signature, scheme)
         found = tuple(self.baseline(task, config, signature, scheme, name, null) for name in names)
-        kept = {"null": null.log_ratios, "baselines": to_record(found), "task": task.id}
-        if all(b.speedup is None or b.speedup.high < KEEP_WIDTH * b.speedup.low for b in found):
-            write_json(path, kept)  # a disturbed measurement is made again next time
+        kept = {
+            "task": task.id,
+            "at": time.time(),
+            "null": null.log_ratios,
+            "baselines": to_record(found),
+            "wide": any(b.speedup and b.speedup.high > WIDE * b.speedup.low for b in found),
+        }
+        write_json(self._path(task, config), kept)
         return null, found
+
+    def compile_beside(self, task: Task, config: EvalConfig, signature: Signature) -> None:
+        """Fill Inductor's cache with the timed shape's code: host work, which stands still in timed
+        regions. What fails here fails again, and is recorded, when the baseline is timed.
+        """
+        kept = self._compiled()
+        try:
+            subject = self.compilers.start_reference(task, config, [(kept, INDUCTOR_CACHE)])
+        except (WorkerFailed, SandboxFault) as failed:
+            logger.info("nothing is compiled ahead: %s", failed)
+            return
+        try:
+            with self.stand.quiet.beside(subject.worker):
+                opening = Opening(wrap="compile", known=signature)
+                self.compilers.open_reference(subject, opening)
+                subject.request("call", COMPILE_TIMEOUT_S, seed=0)
+            with self.stand.quiet.noise():
+                self.keep_compiled(subject, kept)
+        except (WorkerFailed, SandboxFault) as failed:
+            logger.info("nothing is compiled ahead: %s", failed)
+        finally:
+            self.stand.retire(subject)
+
+    def _known(self, task: Task, config: EvalConfig) -> dict[str, Any] | None:
+        """The record of what was timed, unless it was disturbed and is old."""
+        record = read_json(self._path(task, config))
+        if record is None or (record.get("wide") and time.time() > record["at"] + WIDE_KEPT_S):
+            return None
+        return dict(record)
 
     def _path(self, task: Task, config: EvalConfig) -> Path:
         protocol = [getattr(config, name) for name in TIMING_FIELDS]
@@ -279,6 +324,9 @@ class Preparer:
         except (OSError, ValueError) as error:
             logger.info("compiled code is not kept: %s", error)
 
+    def _compiled(self) -> Path:
+        return self.cache / "inductor" / self.facts.fingerprint
+
     def race(
         self,
         task: Task,
@@ -292,7 +340,7 @@ class Preparer:
         bounds = [BASELINE_BOUND] * len(signature.outputs)
         rivals = self.stand if wrap is None else self.compilers
         compiled = wrap in COMPILED
-        kept = self.cache / "inductor" / self.facts.fingerprint
+        kept = self._compiled()
         preload = [(kept, INDUCTOR_CACHE)] if compiled else []
         for number in range(config.min_pairs):
             eager = Opening(known=signature)

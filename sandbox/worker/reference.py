@@ -104,6 +104,12 @@ class ReferenceSession(Session):
             "fill_s": fill_s,
         }
 
+    def do_call(self, request: Request, fds: list[int]) -> Request:
+        """Call the model as it was opened, a baseline's first call compiling it."""
+        self.call(*self.make_inputs(request["seed"], 1.0))
+        self.synchronize()
+        return {}
+
     def do_restyle(self, request: Request, fds: list[int]) -> Request:
         """Randomise parameters and buffers afresh, as new weights would arrive."""
         randomise(self.model, request["state_seed"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +40,21 @@ def test_facts_and_null_experiments_are_kept_on_disk(
     assert json.loads(facts.read_text())["copy_bytes_s"] == evaluator.facts.copy_bytes_s
     assert evaluator.facts.copy_bytes_s > 1e8
     assert list((cache / "baselines").glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("wide", "age_s", "kept"), [(0, 1e6, True), (1, 60, True), (1, 1e6, False)]
+)
+def test_a_disturbed_measurement_is_kept_for_a_while(
+    evaluator: LocalEvaluator, cache: Path, wide: int, age_s: float, kept: bool
+) -> None:
+    task = task_of(SCALE)
+    evaluator.prepare(task, FAST)
+    path = evaluator._preparer._path(task, FAST)
+    record = json.loads(path.read_text()) | {"wide": bool(wide), "at": time.time() - age_s}
+    path.write_text(json.dumps(record))
+    assert evaluator._preparer.is_timed(task, FAST) is kept
+    path.write_text(json.dumps(record | {"wide": False}))
 
 
 def test_an_evaluation_names_its_environment_and_survives_json(evaluate: Evaluate) -> None:
@@ -104,3 +120,19 @@ def test_the_compile_baseline_is_timed(evaluator: LocalEvaluator) -> None:
     (baseline,) = found.baselines
     assert baseline.name == "compile"
     assert baseline.speedup is not None, baseline.detail
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_code_compiled_beside_the_null_experiment_is_found_when_the_baseline_is_timed(
+    evaluator: LocalEvaluator, cache: Path
+) -> None:
+    task = task_of(SCALE.replace("+ 1.0", "+ 1.25"))
+    preparer = evaluator._preparer
+    config = replace(FAST, baselines=("compile",))
+    signature = evaluator.prepare(task, FAST).signature
+    preparer.compile_beside(task, config, signature)
+    known = {path for path in preparer._compiled().rglob("*.cpp")}
+    assert known
+    evaluator.prepare(task, config)
+    assert {path for path in preparer._compiled().rglob("*.cpp")} == known
