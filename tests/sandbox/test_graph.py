@@ -9,6 +9,7 @@ import pytest
 
 from sandbox.errors import TaskError
 from sandbox.graph import Ref, trace, trace_all
+from sandbox.tracer import TRACER
 from sandbox.types import Shape, Task
 
 SOURCE = """
@@ -63,12 +64,24 @@ def test_terabyte_shapes_cost_nothing() -> None:
         ("self.norm(x)", "x[: int(x.sum())]", "cannot be traced"),
         ("class Model", "class Other", "Model"),
         ("import torch", "import torch; import sys; sys.exit(3)", "cannot be traced"),
+        ("import torch", "import torch; import os; os._exit(7)", "ended with status 7"),
     ],
 )
 def test_a_failing_reference_is_a_task_error(old: str, new: str, words: str) -> None:
     with pytest.raises(TaskError, match=words) as caught:
         trace(Task("t", SOURCE.replace(old, new, 1), "cpu"))
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_reference_prints_is_no_reply() -> None:
+    assert trace(Task("t", SOURCE.replace("import torch", "import torch; print('{}')", 1), "cpu"))
+
+
+def test_a_tracing_process_that_has_ended_is_started_again() -> None:
+    trace(Task("t", SOURCE + "# before", "cpu"))
+    assert TRACER._process is not None
+    TRACER._process.kill()
+    assert trace(Task("t", SOURCE + "# after", "cpu"))
 
 
 def test_importing_it_does_not_import_torch() -> None:
