@@ -26,12 +26,14 @@ def next_asks(
     if run is not None:
         with Journal(run, read_only=True) as journal:
             history, records = journal.attempts(task.id), journal.proposals(task.id)
-            turn = Turn(1 + max((r.round for r in records), default=-1), journal.measured(task.id))
+            repeats = [record.proposal for record in records if record.duplicate]
+            round = 1 + max((r.round for r in records), default=-1)
+            turn = Turn(round, journal.measured(task.id), repeats)
             facts = journal.facts() or facts
     proposer = ModelProposer(
         ScriptedModel([]),
         facts,
-        config.strategy,
+        config.asking,
         language=config.language,
         policy=config.evaluation,
     )

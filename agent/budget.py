@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from agent.allocation import Allocation
 from sandbox.types import EvalConfig
 
 CONFIRM_SHARE = 0.12
@@ -25,6 +26,8 @@ class CampaignConfig:
     """By default 4, or twice the lanes where that is more."""
     confirm: bool = True
     """Measure each winner afresh after it was selected."""
+    allocation: Allocation | None = None
+    """How tasks share the candidates and when one is done; by default evenly, and never early."""
 
     def __post_init__(self) -> None:
         if self.proposals_per_round < 1 or self.max_candidates_per_task < 1:
@@ -37,6 +40,25 @@ def share_candidates(config: CampaignConfig, tasks: int) -> list[int]:
     if total is None:
         return [most] * tasks
     return [min(most, total // tasks + (i < total % tasks)) for i in range(tasks)]
+
+
+def first_candidates(config: CampaignConfig, tasks: int) -> list[int]:
+    """Candidates for each task before any is preferred: all of its share, where none is."""
+    even = share_candidates(config, tasks)
+    if not shares_headroom(config):
+        return even
+    part = config.allocation.first_share if config.allocation is not None else 1.0
+    return [min(share, max(config.proposals_per_round, int(share * part))) for share in even]
+
+
+def shares_headroom(config: CampaignConfig) -> bool:
+    """Whether some candidates go where headroom is left."""
+    allocation = config.allocation
+    return (
+        allocation is not None
+        and allocation.spend == "headroom"
+        and config.max_candidates is not None
+    )
 
 
 def search_seconds(config: CampaignConfig) -> float:

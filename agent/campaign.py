@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from agent.budget import CampaignConfig, search_seconds, share_candidates, share_seconds
+from agent.budget import CampaignConfig, first_candidates, search_seconds, share_seconds
 from agent.confirm import Which, best_of, lower_bound, refuted, unlikely, winner_of
 from agent.engine import Engine
 from agent.examine import examine
@@ -29,6 +29,7 @@ from agent.outcome import CampaignResult, Stage, TaskReport, report
 from agent.schedule import Job, Kind, Schedule, TaskRun
 from agent.timings import Heart, Pulse
 from agent.types import Proposal, Proposer, Turn
+from agent.waves import Waves
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault, TaskError, WarpsmithError
 from sandbox.types import Evaluation, Status, Task
 
@@ -65,7 +66,7 @@ def run_campaign(
     began_s = time.monotonic()
     runs = examine(tasks, proposers, interrupted)
     able_runs = [run for run in runs if run.proposers]
-    for run, share in zip(able_runs, share_candidates(config, len(able_runs)), strict=True):
+    for run, share in zip(able_runs, first_candidates(config, len(able_runs)), strict=True):
         run.budget = share
     return _Campaign(
         runs, engine, journal, config, on_event, interrupted, on_pulse, learner, began_s
@@ -95,6 +96,9 @@ class _Campaign:
         self.thinkers = LanePool("propose", [NoLane] * PROPOSERS_AT_ONCE)
         self.running: dict[Future[Any], Job] = {}
         self.waiting = deque(run for run in runs if run.proposers)
+        self.waves = Waves(journal, config)
+        for run in self.waiting:
+            run.budget += self.waves.granted(run.task.id)
         self.tasks_at_once = config.tasks_at_once or max(TASKS_AT_ONCE, 2 * engine.lanes)
         self.searching = True
         self.stopped: str | None = None
@@ -112,6 +116,7 @@ class _Campaign:
                 self._check_limits()
                 self._begin_tasks()
                 self._learn_if_all_rest()
+                self._grant_if_all_wait()
                 for job in self.schedule.begin():
                     self._submit(job)
                 if not self.running:
@@ -172,7 +177,7 @@ class _Campaign:
 
     def _begin_tasks(self) -> None:
         """Keep `tasks_at_once` under way; each begins with an even share of the time left."""
-        active = sum(run.begun and not run.stage.final for run in self.runs)
+        active = sum(run.active for run in self.runs)
         while self.waiting and self.searching and active < self.tasks_at_once:
             left = len(self.waiting) + active
             run = self.waiting.popleft()
@@ -181,7 +186,7 @@ class _Campaign:
             share_s = share_seconds(self.config, now_s - self.began_s, left, self.tasks_at_once)
             run.search_until_s = None if share_s is None else now_s + share_s
             self._begin(run)
-            active += not run.stage.final
+            active += run.active
 
     def _begin(self, run: TaskRun) -> None:
         records = self.journal.proposals(run.task.id)
@@ -207,6 +212,7 @@ class _Campaign:
         """Decide what comes next, once nothing of this task is outstanding."""
         if run.outstanding or run.stage.final or self.stopped is not None:
             return
+        run.awaiting = False
         records = self.journal.proposals(run.task.id)
         if (doubtful := self._to_confirm(unlikely, records)) is not None:
             self._push(run, Kind.CONFIRM, doubtful.round, doubtful)
@@ -216,12 +222,16 @@ class _Campaign:
         if another and not self._search_over(run, records):
             self._go_on(run, records)
             return
-        if (winner := self._to_confirm(winner_of, records)) is not None:
+        if self.searching and self.waves.open and not self._ended(run, records):
+            self._enter(run, Stage.WAITING, "for a further share")
+            run.awaiting = True
+        elif (winner := self._to_confirm(winner_of, records)) is not None:
             self._push(run, Kind.CONFIRM, winner.round, winner)
         elif run.halted is not None:
             self._enter(run, Stage.STOPPED, run.halted)
         elif self._search_over(run, records):
-            self._enter(run, Stage.DONE, "no more proposals" if run.exhausted else "")
+            why = "no more proposals" if run.exhausted else self.waves.ended(records)
+            self._enter(run, Stage.DONE, why)
         else:
             self._enter(run, Stage.STOPPED, SEARCH_OVER)
 
@@ -234,7 +244,7 @@ class _Campaign:
 
     def _learn_if_all_rest(self) -> None:
         """One update on one generation of rollouts: no task is a step behind the weights."""
-        active = [run for run in self.runs if run.begun and not run.stage.final]
+        active = [run for run in self.runs if run.active]
         if not active or not all(run.resting for run in active) or self.stopped is not None:
             return
         # In this thread: there is nothing else to do, and the journal has one writer.
@@ -243,13 +253,46 @@ class _Campaign:
             run.resting = False
             self._push(run, Kind.PROPOSE, _next_round(self.journal.proposals(run.task.id)))
 
+    def _grant_if_all_wait(self) -> None:
+        """A wave is decided on when every task has had its share: whose round it is must not depend
+        on who was faster.
+        """
+        awaiting = [run for run in self.runs if run.awaiting]
+        if not awaiting or self.waiting or self.stopped is not None:
+            return
+        if any(run.active for run in self.runs):
+            return
+        ids = [run.task.id for run in self.runs]
+        grants = self.waves.grant([run.task.id for run in awaiting], ids)
+        for run in awaiting:
+            count = grants.get(run.task.id, 0)
+            if count:
+                run.budget += count
+                run.search_until_s, run.awaiting = None, False
+                self._search_on(run)
+            elif not grants:
+                self._advance(run)
+
+    def _search_on(self, run: TaskRun) -> None:
+        """Another round of a task that this call may not have prepared yet."""
+        records = self.journal.proposals(run.task.id)
+        if not run.prepared:
+            self._push(run, Kind.PREPARE, _next_round(records))
+        if run.prepared or not any(p.wants_measured for p in run.proposers):
+            self._go_on(run, records)
+
     def _search_over(self, run: TaskRun, records: Sequence[Recorded]) -> bool:
         if any(r.pending for r in records):
             return False
         fresh = [r for r in records if not r.duplicate]
+        return len(fresh) >= run.budget or self._ended(run, records)
+
+    def _ended(self, run: TaskRun, records: Sequence[Recorded]) -> bool:
+        """Nothing more is worth asking for, whatever budget is left."""
+        fresh = [r for r in records if not r.duplicate]
         barren = _next_round(records) - _next_round(fresh)
-        ended = run.exhausted or run.halted is not None
-        return ended or len(fresh) >= run.budget or barren >= BARREN_ROUNDS
+        ended = run.exhausted or run.halted is not None or bool(self.waves.ended(records))
+        return ended or barren >= BARREN_ROUNDS
 
     def _to_confirm(self, which: Which, records: Sequence[Recorded]) -> Recorded | None:
         return which(records) if self.config.confirm else None
@@ -312,7 +355,9 @@ class _Campaign:
         n = min(self.config.proposals_per_round, run.budget - len(history))
         turn = round % len(run.proposers)
         order = [*run.proposers[turn:], *run.proposers[:turn]]
-        now = Turn(round, self.journal.measured(run.task.id))
+        records = self.journal.proposals(run.task.id)
+        repeats = [record.proposal for record in records if record.duplicate]
+        now = Turn(round, self.journal.measured(run.task.id), repeats)
         self.journal.record_asked(run.task.id, round, n)
 
         def propose(_: NoLane) -> Sequence[Proposal]:

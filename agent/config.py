@@ -16,12 +16,14 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import Discriminator, TypeAdapter, ValidationError
 
+from agent.allocation import Allocation
 from agent.budget import CampaignConfig
 from agent.models.ledger import Caps
 from agent.models.prices import Price
 from agent.models.settings import ModelConfig
 from agent.strategies.choice import STRATEGIES, AnyStrategy
 from agent.strategies.fsr import Fsr
+from agent.strategies.portfolio import Portfolio
 from sandbox.errors import ConfigError
 from sandbox.records import to_record
 from sandbox.types import EvalConfig, Language
@@ -87,6 +89,10 @@ class OptimizeConfig:
             raise ValueError("learn needs weights of its own; expected --model local:FOLDER")
         if len({m.name for m in self.models}) < len(self.models):
             raise ValueError("two of `models` have the same name")
+        if isinstance(self.strategy, Portfolio):
+            unknown = set(self.strategy.models) - {m.name for m in self.asked}
+            if unknown:
+                raise ValueError(f"strategy.models names {min(unknown)!r}, which is not asked")
 
     @property
     def local(self) -> Path | None:
@@ -111,7 +117,17 @@ class OptimizeConfig:
     def campaign(self) -> CampaignConfig:
         """The part that the loop itself needs; `device` is resolved by then."""
         names = {f.name for f in dataclasses.fields(CampaignConfig)}
-        return CampaignConfig(**{k: v for k, v in vars(self).items() if k in names})
+        values = {k: v for k, v in vars(self).items() if k in names}
+        across = self.strategy.across if isinstance(self.strategy, Portfolio) else None
+        return CampaignConfig(**values, allocation=across)
+
+    @property
+    def asking(self) -> AnyStrategy:
+        """The strategy as it asks: a portfolio knows the models it chooses from."""
+        strategy = self.strategy
+        if isinstance(strategy, Portfolio) and not strategy.models:
+            return dataclasses.replace(strategy, models=tuple(m.name for m in self.asked))
+        return strategy
 
 
 WHERE = ("engine", "ray_address", "gpu_type", "lanes", "tasks_at_once")
@@ -165,13 +181,23 @@ def evaluation_values(given: object, origin: str) -> dict[str, Any]:
 def strategy_values(given: object, origin: str) -> dict[str, Any]:
     """`strategy:` is a preset's name or file, or settings over the preset that `kind` names."""
     if isinstance(given, str):
-        return read_yaml(given, "strategy")[1]
+        return _with_arms(read_yaml(given, "strategy")[1], origin)
     kind = given.get("kind") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or kind not in STRATEGIES:
         known = ", ".join(STRATEGIES)
         raise ConfigError(f"{origin}: strategy is {given!r}; expected a name or a kind of {known}")
     _refuse_unknown(STRATEGIES[str(kind)], given, origin, "strategy.")
-    return read_yaml(str(kind), "strategy")[1] | dict(given)
+    preset = read_yaml(str(kind), "strategy")[1]
+    across = {**preset.get("across", {}), **(given.get("across") or {})}
+    merged = preset | dict(given) | ({"across": across} if across else {})
+    return _with_arms(merged, origin)
+
+
+def _with_arms(values: dict[str, Any], origin: str) -> dict[str, Any]:
+    """A portfolio's arms are strategies like any other: presets' names, or settings over them."""
+    if "arms" not in values:
+        return values
+    return values | {"arms": [strategy_values(arm, origin) for arm in values["arms"] or []]}
 
 
 def preset_names(verb: str) -> list[str]:
@@ -220,7 +246,12 @@ def validate(kind: type[T], values: Mapping[str, Any], origin: str) -> T:
         raise ConfigError(f"{origin}: {key}: {why}{given}") from error
 
 
-NESTED: Mapping[str, type] = {"evaluation": EvalConfig, "models": ModelConfig, "prices": Price}
+NESTED: Mapping[str, type] = {
+    "evaluation": EvalConfig,
+    "models": ModelConfig,
+    "prices": Price,
+    "across": Allocation,
+}
 """Keys whose values are dataclasses of their own, alone, listed or named."""
 
 

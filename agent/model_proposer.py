@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from agent.asks import answers
 from agent.learner import POLICY_VERSION
 from agent.model import Model, Reply
 from agent.prompts.render import NO_CODE, TITLES, Scene
@@ -66,8 +67,7 @@ class ModelProposer:
         ModelError where all did.
         """
         asks = self.asks(task, history, n, turn)
-        # The task and the round are part of the request: another round wants another answer.
-        replies = self.model.complete_each([ask.messages for ask in asks], draw_of(task, turn))
+        replies = answers(self.model, asks, task, turn)
         made: list[Proposal] = []
         for ask, reply in zip(asks, replies, strict=True):
             if reply is not None:
@@ -78,7 +78,9 @@ class ModelProposer:
         self, task: Task, history: Sequence[Attempt], n: int, turn: Turn = FIRST_TURN
     ) -> Sequence[Ask]:
         """What the model would be asked."""
-        scene = Scene(task, self._language(task), self.facts, turn.measured, self.policy)
+        scene = Scene(
+            task, self._language(task), self.facts, turn.measured, self.policy, turn.repeats
+        )
         return self.strategy.asks(scene, history, n, turn.round)
 
     def _proposal(self, task: Task, ask: Ask, reply: Reply) -> Proposal:
@@ -148,15 +150,6 @@ def _about(reply: Reply) -> dict[str, int]:
     if reply.policy_version is None:
         return cut_off
     return {**cut_off, POLICY_VERSION: reply.policy_version}
-
-
-def draw_of(task: Task, turn: Turn) -> str:
-    """Tells the same prompt of another task or round apart."""
-    return f"{task.hash} {turn.round}"
-
-
-def round_of(draw: str) -> int:
-    return int(draw.split()[-1])
 
 
 def transcript(reply: Reply) -> str:

@@ -40,7 +40,7 @@ def open_proposers(
 def model_proposer(config: OptimizeConfig, model: Model, facts: Mapping[str, object]) -> Proposer:
     """The config's strategy, asking this model; seeded where the config says so."""
     asking = ModelProposer(
-        model, facts, config.strategy, language=config.language, policy=config.evaluation
+        model, facts, config.asking, language=config.language, policy=config.evaluation
     )
     if not config.seed_candidates:
         return asking

@@ -53,6 +53,8 @@ class TaskRun:
     prepared: bool = False
     resting: bool = False
     """Its next round waits until the learner has learned from this one."""
+    awaiting: bool = False
+    """Has used up its share of the candidates; a wave may grant more (agent/waves.py)."""
     outstanding: int = 0
     """Jobs queued or under way; a round is complete at 0."""
     built: list[Recorded] = field(default_factory=list)
@@ -63,6 +65,11 @@ class TaskRun:
     """No proposer has anything more."""
     halted: str | None = None
     """Why its models could not be asked any further; what was found is still confirmed."""
+
+    @property
+    def active(self) -> bool:
+        """Something of it is under way or about to be."""
+        return self.begun and not self.stage.final and not self.awaiting
 
 
 @dataclass(order=True)

@@ -1,7 +1,7 @@
 """Shipped doubles: an evaluator and a proposer that follow a script, to test the loop alone.
 
 It measures nothing and proves nothing. A candidate's source may hold a line such as
-`# scripted: status=PASSED speedup=1.8 confirmed=1.7 seconds=0.1`.
+`# scripted: status=PASSED speedup=1.8 confirmed=1.7 seconds=0.1 floor_ms=0.2`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class ScriptedEvaluator:
         if to_beat is None:  # as a campaign asks for a confirmation
             speedup = script.get("confirmed", speedup)
         status = Status(script.get("status", "PASSED"))
-        evaluation = scripted_evaluation(candidate, config, status, float(speedup))
+        floor_ms = float(script["floor_ms"]) if "floor_ms" in script else None
+        evaluation = scripted_evaluation(candidate, config, status, float(speedup), floor_ms)
         self._write(f"evaluate {candidate.id} {os.getpid()} to_beat={to_beat}")
         return evaluation
 
@@ -114,7 +115,11 @@ def parse_script(source: str) -> dict[str, str]:
 
 
 def scripted_evaluation(
-    candidate: Candidate, config: EvalConfig, status: Status, speedup: float
+    candidate: Candidate,
+    config: EvalConfig,
+    status: Status,
+    speedup: float,
+    floor_ms: float | None = None,
 ) -> Evaluation:
     """An evaluation as the sandbox would make it: reference 1 ms, interval of 2 %, three pairs."""
     timing = None
@@ -127,6 +132,7 @@ def scripted_evaluation(
             noise_floor=0.005,
             pairs=(Pair(1.0, 1.0 / speedup, 0.0, rounds=8),) * 3,
             sets=16,
+            floor_ms=floor_ms,
         )
     return Evaluation(
         candidate.task_id,

@@ -64,6 +64,8 @@ class Turn:
     round: int = 0
     """Of the task, from 0: the same prompt in another round is another question."""
     measured: Measured | None = None
+    repeats: Sequence[Proposal] = ()
+    """Earlier proposals of known candidates: paid for, and not among the attempts."""
 
 
 FIRST_TURN = Turn()

@@ -60,6 +60,13 @@ class Mixture:
             raise errors[0]
         return replies
 
+    def named(self, name: str) -> Model:
+        """One of its models; raises ModelError where it has none of that name."""
+        for model in self.models:
+            if model.name == name:
+                return model
+        raise ModelError(f"{self.name}: no model {name!r} among them")
+
     def owners(self, prompts: Sequence[Sequence[Message]], draw: str) -> list[int]:
         """Index of the model that each prompt goes to."""
         seen: Counter[str] = Counter()

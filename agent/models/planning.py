@@ -77,7 +77,7 @@ def _first_prompt(config: OptimizeConfig, task: Task, facts: Mapping[str, object
     proposer = ModelProposer(
         ScriptedModel([]),
         facts,
-        config.strategy,
+        config.asking,
         language=config.language,
         policy=config.evaluation,
     )

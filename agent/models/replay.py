@@ -7,11 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from agent.asks import arm_of, round_of
 from agent.journal import Journal, Recorded
 from agent.learner import POLICY_VERSION
 from agent.model import ModelError, Reply, answered
-from agent.model_proposer import CUT_OFF, round_of
+from agent.model_proposer import CUT_OFF
 from agent.prompts.message import Message
+from agent.strategies.types import ARM
 
 
 @dataclass
@@ -22,14 +24,15 @@ class ReplayModel:
 
     journal: Journal
     name: str = "replay"
-    _replies: dict[tuple[int, str], list[Reply]] = field(init=False)
+    _replies: dict[tuple[int, str, str], list[Reply]] = field(init=False)
 
     def __post_init__(self) -> None:
-        found: dict[tuple[int, str], list[Reply]] = defaultdict(list)
+        found: dict[tuple[int, str, str], list[Reply]] = defaultdict(list)
         for task in self.journal.tasks():
             for record in self.journal.proposals(task.id):
                 if record.proposal.reply is not None and record.proposal.prompt is not None:
-                    found[record.round, record.proposal.prompt].append(_reply(record))
+                    arm = str(record.proposal.features.get(ARM, ""))
+                    found[record.round, arm, record.proposal.prompt].append(_reply(record))
         self._replies = dict(found)
 
     def complete(self, messages: Sequence[Message], n: int, draw: str = "") -> list[Reply]:
@@ -43,7 +46,7 @@ class ReplayModel:
         replies: list[Reply | None] = []
         for messages in prompts:
             prompt = json.dumps(list(messages), ensure_ascii=False)
-            kept = self._replies.get((round_of(draw), prompt), [])
+            kept = self._replies.get((round_of(draw), arm_of(draw), prompt), [])
             number = seen[prompt]
             seen[prompt] += 1
             replies.append(kept[number] if number < len(kept) else None)

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from agent.prompts import feedback
 from agent.prompts.hints import features_for
 from agent.prompts.message import Message
-from agent.types import Attempt, Measured
+from agent.types import Attempt, Measured, Proposal
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Task
 
 FOLDER = Path(__file__).parent
@@ -49,6 +49,8 @@ class Scene:
     """Baselines and what the device was measured to do; None before the task is prepared."""
     policy: EvalConfig | None = None
     """For its precision policy; None leaves it out."""
+    repeats: Sequence[Proposal] = ()
+    """Answers so far that were known programs; for strategies, no prompt shows them."""
 
 
 def render_propose(scene: Scene) -> list[Message]:

@@ -13,6 +13,8 @@ from sandbox.types import Language
 
 PROPOSE, REPAIR, IMPROVE, CONTRAST = "propose", "repair", "improve", "contrast"
 CROSSOVER = "crossover"
+ARM = "arm"
+"""Among a proposal's features: which of a portfolio's arms asked for it."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,10 @@ class Ask:
     messages: list[Message]
     parents: tuple[str, ...] = ()
     features: Mapping[str, str | int] = field(default_factory=dict)
+    arm: str = ""
+    """Of a portfolio. Equal questions of two arms are two requests."""
+    model: str | None = None
+    """Whom to ask; by default the campaign's models by their weights."""
     novel: bool = False
     """An answer that is a known program in other clothes counts as that one (novelty.py)."""
 

@@ -16,6 +16,7 @@ from agent.runs import open_run
 from agent.strategies.contrastive import Contrastive
 from agent.strategies.evolve import Evolve
 from agent.strategies.fsr import Fsr
+from agent.strategies.portfolio import Portfolio
 from agent.strategies.types import Strategy
 from kernelbench.suite import load_tasks
 from sandbox.errors import ConfigError
@@ -60,7 +61,9 @@ def endpoint(monkeypatch: pytest.MonkeyPatch):
         yield server
 
 
-@pytest.mark.parametrize("strategy", [Fsr(), Contrastive(), Evolve()], ids=lambda s: s.kind)
+@pytest.mark.parametrize(
+    "strategy", [Fsr(), Contrastive(), Evolve(), Portfolio()], ids=lambda s: s.kind
+)
 def test_a_campaign_is_decided_again_without_its_model_or_its_device(
     tmp_path, endpoint, monkeypatch, strategy
 ):
@@ -76,8 +79,9 @@ def test_a_campaign_is_decided_again_without_its_model_or_its_device(
 
 
 @pytest.mark.slow
-def test_200_attempts_are_decided_again(tmp_path, endpoint):
-    config = settings(Fsr(depth=9), 11)
+@pytest.mark.parametrize("strategy", [Fsr(depth=9), Evolve(), Portfolio()], ids=lambda s: s.kind)
+def test_200_attempts_are_decided_again(tmp_path, endpoint, strategy):
+    config = settings(strategy, 11)
     assert record(tmp_path, MANY, config) >= 200
     result, found = replay_run(tmp_path / "first", "again", tmp_path)
     assert found == []

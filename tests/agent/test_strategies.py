@@ -17,6 +17,7 @@ from agent.strategies.best_of_n import BestOfN
 from agent.strategies.contrastive import Contrastive, buckets, draw, probabilities
 from agent.strategies.evolve import Evolve
 from agent.strategies.fsr import FEATURE, Fsr, feature_gains
+from agent.strategies.portfolio import Portfolio
 from agent.strategies.types import Strategy
 from agent.types import Attempt, Proposal, Turn
 from kernelbench.suite import load_tasks
@@ -177,7 +178,7 @@ def test_contrastive_begins_like_fsr_and_works_with_a_single_bucket():
     assert "What makes this implementation" in ask.messages[1]["content"]
 
 
-@pytest.mark.parametrize("strategy", [BestOfN(), Fsr(), Contrastive(), Evolve()])
+@pytest.mark.parametrize("strategy", [BestOfN(), Fsr(), Contrastive(), Evolve(), Portfolio()])
 def test_equal_attempts_give_equal_questions(strategy):
     history = [attempt("a", 1.0), attempt("b"), attempt("c", 1.9), attempt("d", 3.0)]
     assert strategy.asks(SCENE, history, 4, 2) == strategy.asks(SCENE, history, 4, 2)

@@ -1,0 +1,65 @@
+"""The shared part of a campaign's candidates: waves that were granted, and the next one.
+
+Reads and writes the journal's `granted` events; what a wave holds is agent/allocation.py's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent.allocation import (
+    GRANTED,
+    Standing,
+    headroom,
+    next_wave,
+    read_grants,
+    write_grants,
+)
+from agent.budget import CampaignConfig, shares_headroom
+from agent.journal import Journal, Recorded
+
+
+class Waves:
+    def __init__(self, journal: Journal, config: CampaignConfig) -> None:
+        self._journal, self._config = journal, config
+        self._granted = read_grants(journal.events(GRANTED))
+        self.open = shares_headroom(config)
+        """Something may be granted yet."""
+
+    def granted(self, task_id: str) -> int:
+        """Candidates beyond the task's first share."""
+        return sum(self._granted.get(task_id, ()))
+
+    def ended(self, records: Sequence[Recorded]) -> str:
+        """Why a task is done although it has budget left; empty while it is not."""
+        allocation = self._config.allocation
+        return "" if allocation is None else allocation.ended(records)
+
+    def grant(self, waiting: Sequence[str], task_ids: Sequence[str]) -> dict[str, int]:
+        """Candidates for some of the waiting tasks, written down before they are used; none where
+        nothing is left, and then no more is ever.
+        """
+        config = self._config
+        tried = {id: len(_fresh(self._journal.proposals(id))) for id in task_ids}
+        standings = [
+            Standing(
+                id,
+                headroom(self._journal.proposals(id), self._journal.measured(id)),
+                len(self._granted.get(id, ())),
+                config.max_candidates_per_task - tried[id],
+            )
+            for id in waiting
+        ]
+        left = (config.max_candidates or 0) - sum(tried.values())
+        wave = 0 if config.allocation is None else config.allocation.wave
+        grants = next_wave(standings, left, config.proposals_per_round, wave)
+        if grants:
+            self._journal.record_event(GRANTED, detail=write_grants(grants))
+            for id, count in grants.items():
+                self._granted.setdefault(id, []).append(count)
+        self.open = bool(grants)
+        return grants
+
+
+def _fresh(records: Sequence[Recorded]) -> list[Recorded]:
+    return [record for record in records if not record.duplicate]
