@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agent.config import OptimizeConfig
 from agent.journal import Journal
-from agent.model import ScriptedModel
+from agent.model import Model, ScriptedModel
 from agent.model_proposer import ModelProposer
 from agent.strategies.types import Ask
 from agent.types import Attempt, Turn
@@ -30,14 +30,20 @@ def next_asks(
             round = 1 + max((r.round for r in records), default=-1)
             turn = Turn(round, journal.measured(task.id), repeats)
             facts = journal.facts() or facts
-    proposer = ModelProposer(
-        ScriptedModel([]),
+    proposer = asking(config, ScriptedModel([]), facts)
+    return proposer.asks(task, history, config.proposals_per_round, turn)
+
+
+def asking(config: OptimizeConfig, model: Model, facts: Mapping[str, object]) -> ModelProposer:
+    """Who asks this model as the config says."""
+    return ModelProposer(
+        model,
         facts,
         config.asking,
         language=config.language,
         policy=config.evaluation,
+        tuning=config.tuning is not None,
     )
-    return proposer.asks(task, history, config.proposals_per_round, turn)
 
 
 def asks_text(asks: Sequence[Ask]) -> str:

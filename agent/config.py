@@ -24,6 +24,7 @@ from agent.models.settings import ModelConfig
 from agent.strategies.choice import STRATEGIES, AnyStrategy
 from agent.strategies.fsr import Fsr
 from agent.strategies.portfolio import Portfolio
+from agent.tuner import Tuning
 from sandbox.errors import ConfigError
 from sandbox.records import to_record
 from sandbox.types import EvalConfig, Language
@@ -65,6 +66,8 @@ class OptimizeConfig:
     """How it is sampled and trained: a preset of configs/train, or a file."""
     seed_candidates: int = 0
     """A task's first so many come from the built-in proposer, for the strategy to go on from."""
+    tuning: Tuning | None = None
+    """Constants that replies declare are searched beside the model; by default not."""
     prices: Mapping[str, Price] = field(default_factory=dict)
     """By model, over those of configs/prices/default.yaml."""
     max_requests: int | None = None
@@ -251,6 +254,7 @@ NESTED: Mapping[str, type] = {
     "models": ModelConfig,
     "prices": Price,
     "across": Allocation,
+    "tuning": Tuning,
 }
 """Keys whose values are dataclasses of their own, alone, listed or named."""
 

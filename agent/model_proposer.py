@@ -40,9 +40,12 @@ class ModelProposer:
         strategy: Strategy | None = None,
         language: Language | None = None,
         policy: EvalConfig | None = None,
+        *,
+        tuning: bool = False,
     ) -> None:
         """`facts` describes the device in the prompt; `language` defaults to cpp on the CPU and
-        cuda on the GPU; `policy` is what candidates are judged by.
+        cuda on the GPU; `policy` is what candidates are judged by; with `tuning` replies may
+        declare constants to be searched.
         """
         if language is not None and language not in TITLES:
             names = ", ".join(known.value for known in TITLES)
@@ -53,6 +56,7 @@ class ModelProposer:
         self.strategy = strategy or Fsr()
         self.language = language
         self.policy = policy
+        self.tuning = tuning
 
     def unsupported(self, task: Task) -> str | None:
         on_cpu = self._language(task) is Language.CPP
@@ -79,7 +83,13 @@ class ModelProposer:
     ) -> Sequence[Ask]:
         """What the model would be asked."""
         scene = Scene(
-            task, self._language(task), self.facts, turn.measured, self.policy, turn.repeats
+            task,
+            self._language(task),
+            self.facts,
+            turn.measured,
+            self.policy,
+            turn.repeats,
+            self.tuning,
         )
         return self.strategy.asks(scene, history, n, turn.round)
 

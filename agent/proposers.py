@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from agent.asking import asking
 from agent.config import OptimizeConfig
 from agent.features.proposer import FeatureProposer
 from agent.journal import Journal
 from agent.model import Model
-from agent.model_proposer import ModelProposer, SeededProposer
+from agent.model_proposer import SeededProposer
 from agent.models.opening import BatchFiles, open_books, open_model
+from agent.tuner import TuningProposer
 from agent.types import Proposer
 
 
@@ -38,10 +40,11 @@ def open_proposers(
 
 
 def model_proposer(config: OptimizeConfig, model: Model, facts: Mapping[str, object]) -> Proposer:
-    """The config's strategy, asking this model; seeded where the config says so."""
-    asking = ModelProposer(
-        model, facts, config.asking, language=config.language, policy=config.evaluation
-    )
-    if not config.seed_candidates:
-        return asking
-    return SeededProposer(FeatureProposer(seed=config.seed), asking, config.seed_candidates)
+    """The config's strategy, asking this model; with seeds and a tuner where it says so."""
+    proposer: Proposer = asking(config, model, facts)
+    if config.tuning is not None:
+        proposer = TuningProposer(proposer, config.tuning, config.seed)
+    if config.seed_candidates:
+        seeds = FeatureProposer(seed=config.seed)
+        proposer = SeededProposer(seeds, proposer, config.seed_candidates)
+    return proposer

@@ -110,7 +110,8 @@ def parse_script(source: str) -> dict[str, str]:
     """The `key=value` words of the source's `# scripted:` line; empty without one."""
     for line in source.splitlines():
         if line.startswith(MARK):
-            return dict(word.split("=", 1) for word in line.removeprefix(MARK).split())
+            words = line.removeprefix(MARK).partition("#")[0].split()
+            return dict(word.split("=", 1) for word in words)
     return {}
 
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agent.asking import asking
 from agent.budget import share_candidates
 from agent.config import OptimizeConfig
 from agent.model import ScriptedModel
-from agent.model_proposer import ModelProposer
 from agent.models.opening import check_models
 from agent.models.prices import price_of
 from agent.runs import tried_in
@@ -74,13 +74,7 @@ def plan_requests(
 
 def _first_prompt(config: OptimizeConfig, task: Task, facts: Mapping[str, object]) -> int:
     """Its characters; what was measured is not known yet and adds little."""
-    proposer = ModelProposer(
-        ScriptedModel([]),
-        facts,
-        config.asking,
-        language=config.language,
-        policy=config.evaluation,
-    )
+    proposer = asking(config, ScriptedModel([]), facts)
     return sum(
         len(message["content"]) for ask in proposer.asks(task, [], 1) for message in ask.messages
     )

@@ -51,6 +51,8 @@ class Scene:
     """For its precision policy; None leaves it out."""
     repeats: Sequence[Proposal] = ()
     """Answers so far that were known programs; for strategies, no prompt shows them."""
+    tuning: bool = False
+    """Constants that a reply declares are searched (agent/tuning.py)."""
 
 
 def render_propose(scene: Scene) -> list[Message]:
@@ -134,6 +136,7 @@ def _messages(scene: Scene, template: str, **values: object) -> list[Message]:
         language=language.value,
         reference_example=example("reference"),
         language_example=example(language.value),
+        tuning=scene.tuning,
     )
     asked = user.render(
         task=scene.task,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agent.prompts.render import TITLES, Scene, render_propose, render_repair
-from agent.strategies.types import PROPOSE, REPAIR, Ask
+from agent.strategies.types import PROPOSE, REPAIR, TUNE, Ask
 from agent.types import Attempt
 from sandbox.types import Status
 
@@ -37,7 +37,8 @@ def open_failures(history: Sequence[Attempt], repair_turns: int) -> list[Attempt
     """Failures that are the candidate's fault and have had no repair turn yet: those that came
     through the compile gate first, of those the newest first.
 
-    Equal code counts once, and so does a repair that came back unchanged.
+    Equal code counts once, and so does a repair that came back unchanged. Variants of a correct
+    candidate are not repaired.
     """
     repaired: set[str] = set()
     turns_of: dict[str, int] = {}
@@ -49,6 +50,8 @@ def open_failures(history: Sequence[Attempt], repair_turns: int) -> list[Attempt
             repaired.update(proposal.parents)
             turns = 1 + max((turns_of.get(parent, 0) for parent in proposal.parents), default=0)
         turns_of.setdefault(proposal.candidate.id, turns)
+        if proposal.strategy == TUNE:  # Other values are tried in its place.
+            continue
         if writable(attempt) and status.scored and not attempt.evaluation.passed:
             failed.setdefault(proposal.candidate.id, attempt)
     newest = [

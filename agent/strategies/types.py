@@ -12,7 +12,7 @@ from agent.types import Attempt
 from sandbox.types import Language
 
 PROPOSE, REPAIR, IMPROVE, CONTRAST = "propose", "repair", "improve", "contrast"
-CROSSOVER = "crossover"
+CROSSOVER, TUNE = "crossover", "tune"
 ARM = "arm"
 """Among a proposal's features: which of a portfolio's arms asked for it."""
 

@@ -204,6 +204,17 @@ def test_a_prompt_reads_as_agreed(name):
     assert text == path.read_text()
 
 
+def test_the_contract_with_tunable_constants_reads_as_agreed():
+    path = SNAPSHOTS / "contract_tuning.txt"
+    text = render_propose(replace(SCENE, tuning=True))[0]["content"]
+    plain = render_propose(SCENE)[0]["content"]
+    if os.environ.get("WRITE_SNAPSHOTS"):
+        path.write_text(text)
+    assert text == path.read_text()
+    assert "tune:" in text
+    assert "tune:" not in plain
+
+
 @pytest.mark.parametrize("language", [Language.CUDA, Language.CUDA_INLINE, Language.TRITON])
 def test_the_contract_of_each_language_reads_as_agreed(language):
     path = SNAPSHOTS / f"contract_{language.value}.txt"
