@@ -7,6 +7,8 @@ from pathlib import Path
 
 from agent.config import OptimizeConfig
 from agent.journal import Journal
+from agent.memory.notes import note_lines, note_of
+from agent.memory.recall import Skills
 from agent.model import Model, ScriptedModel
 from agent.model_proposer import ModelProposer
 from agent.strategies.types import Ask
@@ -23,19 +25,26 @@ def next_asks(
     """The questions of the next round: of a run in that folder, or of one that begins."""
     history: Sequence[Attempt] = ()
     turn = Turn()
+    lines = [] if config.memory is None else note_lines(config.memory)
     if run is not None:
         with Journal(run, read_only=True) as journal:
             history, records = journal.attempts(task.id), journal.proposals(task.id)
             repeats = [record.proposal for record in records if record.duplicate]
             round = 1 + max((r.round for r in records), default=-1)
             turn = Turn(round, journal.measured(task.id), repeats)
-            facts = journal.facts() or facts
-    proposer = asking(config, ScriptedModel([]), facts)
+            facts, lines = journal.facts() or facts, journal.memory()
+    proposer = asking(config, ScriptedModel([]), facts, lines)
     return proposer.asks(task, history, config.proposals_per_round, turn)
 
 
-def asking(config: OptimizeConfig, model: Model, facts: Mapping[str, object]) -> ModelProposer:
-    """Who asks this model as the config says."""
+def asking(
+    config: OptimizeConfig, model: Model, facts: Mapping[str, object], lines: Sequence[str] = ()
+) -> ModelProposer:
+    """Who asks this model as the config says, told of the notes in these lines."""
+    skills = None
+    if config.memory is not None:
+        notes = [note for note in map(note_of, lines) if note is not None]
+        skills = Skills(notes, config.memory)
     return ModelProposer(
         model,
         facts,
@@ -43,6 +52,7 @@ def asking(config: OptimizeConfig, model: Model, facts: Mapping[str, object]) ->
         language=config.language,
         policy=config.evaluation,
         tuning=config.tuning is not None,
+        skills=skills,
     )
 
 

@@ -18,6 +18,7 @@ from pydantic import Discriminator, TypeAdapter, ValidationError
 
 from agent.allocation import Allocation
 from agent.budget import CampaignConfig
+from agent.memory.notes import Memory
 from agent.models.ledger import Caps
 from agent.models.prices import Price
 from agent.models.settings import ModelConfig
@@ -68,6 +69,8 @@ class OptimizeConfig:
     """A task's first so many come from the built-in proposer, for the strategy to go on from."""
     tuning: Tuning | None = None
     """Constants that replies declare are searched beside the model; by default not."""
+    memory: Memory | None = None
+    """Technique notes of earlier campaigns, and of this one's confirmed wins; by default none."""
     prices: Mapping[str, Price] = field(default_factory=dict)
     """By model, over those of configs/prices/default.yaml."""
     max_requests: int | None = None
@@ -255,6 +258,7 @@ NESTED: Mapping[str, type] = {
     "prices": Price,
     "across": Allocation,
     "tuning": Tuning,
+    "memory": Memory,
 }
 """Keys whose values are dataclasses of their own, alone, listed or named."""
 

@@ -145,6 +145,17 @@ class Journal:
         row = self._database.execute("SELECT value FROM meta WHERE key = 'facts'").fetchone()
         return {} if row is None else json.loads(row["value"])
 
+    def record_memory(self, lines: Sequence[str]) -> None:
+        """The technique notes that models may be told of; the first hold, so that a resumed run
+        asks alike whatever was noted since.
+        """
+        row = (json.dumps(list(lines)),)
+        self._transact(lambda write: write("INSERT OR IGNORE INTO meta VALUES ('memory', ?)", row))
+
+    def memory(self) -> list[str]:
+        row = self._database.execute("SELECT value FROM meta WHERE key = 'memory'").fetchone()
+        return [] if row is None else json.loads(row["value"])
+
     def record_asked(self, task_id: str, round: int, n: int) -> None:
         """How many proposals a round was asked for; the last one holds."""
         self.record_event("asked", task_id=task_id, detail=f"{round} {n}")

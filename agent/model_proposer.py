@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from agent.asks import answers
 from agent.learner import POLICY_VERSION
+from agent.memory.recall import Recalled, Skills
 from agent.model import Model, Reply
 from agent.prompts.render import NO_CODE, TITLES, Scene
 from agent.replies import extract
@@ -42,10 +43,11 @@ class ModelProposer:
         policy: EvalConfig | None = None,
         *,
         tuning: bool = False,
+        skills: Skills | None = None,
     ) -> None:
         """`facts` describes the device in the prompt; `language` defaults to cpp on the CPU and
         cuda on the GPU; `policy` is what candidates are judged by; with `tuning` replies may
-        declare constants to be searched.
+        declare constants to be searched; `skills` are what earlier campaigns noted.
         """
         if language is not None and language not in TITLES:
             names = ", ".join(known.value for known in TITLES)
@@ -57,6 +59,7 @@ class ModelProposer:
         self.language = language
         self.policy = policy
         self.tuning = tuning
+        self.skills = skills
 
     def unsupported(self, task: Task) -> str | None:
         on_cpu = self._language(task) is Language.CPP
@@ -82,6 +85,7 @@ class ModelProposer:
         self, task: Task, history: Sequence[Attempt], n: int, turn: Turn = FIRST_TURN
     ) -> Sequence[Ask]:
         """What the model would be asked."""
+        recalled = Recalled() if self.skills is None else self.skills.about(task, turn.measured)
         scene = Scene(
             task,
             self._language(task),
@@ -90,6 +94,8 @@ class ModelProposer:
             self.policy,
             turn.repeats,
             self.tuning,
+            recalled.lines,
+            recalled.source,
         )
         return self.strategy.asks(scene, history, n, turn.round)
 

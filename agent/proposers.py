@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from agent.asking import asking
 from agent.config import OptimizeConfig
 from agent.features.proposer import FeatureProposer
 from agent.journal import Journal
+from agent.memory.notes import Memory, append_notes, note_lines
+from agent.memory.remember import notes_of
 from agent.model import Model
 from agent.model_proposer import SeededProposer
 from agent.models.opening import BatchFiles, open_books, open_model
@@ -27,21 +30,43 @@ def open_proposers(
     """Of the journal's run; `facts` describes the device, unless the run has such facts already,
     `files` take the place of the models' endpoints, and `local` is the model that needs none.
     """
-    if local is not None:
+    with _remembering(journal, config.memory):
+        if local is not None:
+            journal.record_facts(facts)
+            yield [model_proposer(config, local, journal.facts(), journal.memory())]
+            return
+        if not config.asked:
+            yield [FeatureProposer(seed=config.seed)]
+            return
         journal.record_facts(facts)
-        yield [model_proposer(config, local, journal.facts())]
-        return
-    if not config.asked:
-        yield [FeatureProposer(seed=config.seed)]
-        return
-    journal.record_facts(facts)
-    with open_books(journal.folder, config) as books, open_model(config, books, files) as model:
-        yield [model_proposer(config, model, journal.facts())]
+        with open_books(journal.folder, config) as books, open_model(config, books, files) as model:
+            yield [model_proposer(config, model, journal.facts(), journal.memory())]
 
 
-def model_proposer(config: OptimizeConfig, model: Model, facts: Mapping[str, object]) -> Proposer:
+@contextmanager
+def _remembering(journal: Journal, memory: Memory | None) -> Iterator[None]:
+    """Earlier campaigns' notes go into the journal first, its confirmed wins into the file last,
+    also those of a campaign that is stopped.
+    """
+    if memory is None:
+        yield
+        return
+    journal.record_memory(note_lines(memory))
+    try:
+        yield
+    finally:
+        if memory.write:
+            append_notes(Path(memory.file), notes_of(journal, memory))
+
+
+def model_proposer(
+    config: OptimizeConfig,
+    model: Model,
+    facts: Mapping[str, object],
+    lines: Sequence[str] = (),
+) -> Proposer:
     """The config's strategy, asking this model; with seeds and a tuner where it says so."""
-    proposer: Proposer = asking(config, model, facts)
+    proposer: Proposer = asking(config, model, facts, lines)
     if config.tuning is not None:
         proposer = TuningProposer(proposer, config.tuning, config.seed)
     if config.seed_candidates:

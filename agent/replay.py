@@ -130,9 +130,10 @@ def replay_run(
         model = ReplayModel(recorded)
         inner: Proposer = FeatureProposer(seed=config.seed)
         if config.asked or config.local is not None:
-            inner = model_proposer(config, model, recorded.facts())
+            inner = model_proposer(config, model, recorded.facts(), recorded.memory())
         with open_run(name, config, runs) as journal:
             journal.record_facts(recorded.facts())
+            journal.record_memory(recorded.memory())
             result = run_campaign(
                 recorded.tasks(),
                 [PacedProposer(inner, recorded)],

@@ -162,6 +162,20 @@ def limits(evaluation: Evaluation, measured: Measured | None) -> list[str]:
     return lines
 
 
+def bottleneck_of(
+    latency_ms: float | None, floor_ms: float | None, measured: Measured | None
+) -> str:
+    """What bounds a call of this latency, in a word or two; `unknown` where nothing tells."""
+    launch_s = (measured.launch_s if measured is not None else None) or 0.0
+    if latency_ms is None:
+        return "unknown"
+    if latency_ms < LAUNCH_BOUND * launch_s * 1e3:
+        return "launch-bound"
+    if floor_ms is None:
+        return "unknown"
+    return "memory-bound" if floor_ms / latency_ms >= MEMORY_BOUND else "far from memory-bound"
+
+
 def kernel_claims(evaluation: Evaluation) -> list[str]:
     """Registers, spills and shared memory of its kernels, as its own process reported them."""
     facts = (f for e in evaluation.evidence if e.layer is Layer.RUNTIME for f in e.facts)

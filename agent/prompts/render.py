@@ -53,6 +53,10 @@ class Scene:
     """Answers so far that were known programs; for strategies, no prompt shows them."""
     tuning: bool = False
     """Constants that a reply declares are searched (agent/tuning.py)."""
+    recalled: Sequence[str] = ()
+    """A line each: what was confirmed on similar tasks in earlier campaigns (agent/memory)."""
+    recalled_source: str | None = None
+    """The kernel of the first of them, where it may be shown."""
 
 
 def render_propose(scene: Scene) -> list[Message]:
@@ -143,6 +147,8 @@ def _messages(scene: Scene, template: str, **values: object) -> list[Message]:
         facts=scene.facts,
         measured=feedback.measured_lines(scene.measured),
         precision=feedback.precision_policy(scene.task, scene.policy),
+        recalled=scene.recalled,
+        recalled_source=scene.recalled_source,
         **values,
     )
     return [Message(role="system", content=shown), Message(role="user", content=asked)]
