@@ -23,6 +23,8 @@ from agent.models.store import ReplyStore
 from agent.outcome import CampaignResult
 from agent.prompts.message import Message
 from agent.proposers import open_proposers
+from agent.strategies.evolve import Evolve
+from agent.strategies.fsr import Fsr
 from sandbox.errors import ConfigError
 from sandbox.types import Evaluation, Task
 from tests.agent.scripts import hashed_reply, local_engine, make_task
@@ -106,23 +108,35 @@ def reply_line(key: str, text: str) -> dict[str, Any]:
     return {"custom_id": key, "response": {"status_code": 200, "body": body}, "error": None}
 
 
-@pytest.mark.parametrize("tasks", [FEW, pytest.param(TASKS, marks=pytest.mark.slow)], ids=len)
-def test_three_rounds_through_files_decide_as_the_online_path(tmp_path, monkeypatch, tasks):
+@pytest.mark.parametrize(
+    ("tasks", "strategy"),
+    [
+        (FEW, Fsr()),
+        pytest.param(FEW, Evolve(), marks=pytest.mark.slow),
+        pytest.param(TASKS, Fsr(), marks=pytest.mark.slow),
+        pytest.param(TASKS, Evolve(), marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Fsr | Evolve) else len(value),
+)
+def test_three_rounds_through_files_decide_as_the_online_path(
+    tmp_path, monkeypatch, tasks, strategy
+):
+    config = replace(CONFIG, strategy=strategy)
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     with OpenAIServer([], answering=hashed_reply) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        online = run(tmp_path / "online", tasks, CONFIG)
+        online = run(tmp_path / "online", tasks, config)
     monkeypatch.delenv("OPENAI_API_KEY")
     provider, said = Provider(), list[str]()
     requests, replies = tmp_path / "requests.jsonl", tmp_path / "replies.jsonl"
-    offline = run(tmp_path / "offline", tasks, CONFIG, BatchFiles(requests, say=said.append))
+    offline = run(tmp_path / "offline", tasks, config, BatchFiles(requests, say=said.append))
     assert (offline.tried, said) == (0, [f"{2 * len(tasks)} requests written to {requests}"])
     for _ in range(12):
         if said[-1].startswith("no request is left"):
             break
         provider.answer(requests, replies)
         files = BatchFiles(requests, [replies], said.append)
-        offline = run(tmp_path / "offline", tasks, CONFIG, files)
+        offline = run(tmp_path / "offline", tasks, config, files)
     assert sum("written" in line for line in said) >= 3, "rounds"
     assert decisions(tmp_path / "offline") == decisions(tmp_path / "online")
     assert [(t.verdict, t.stage) for t in offline.tasks] == [

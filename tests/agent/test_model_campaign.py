@@ -14,14 +14,17 @@ from agent.model import Model, Reply, ScriptedModel
 from agent.model_proposer import ModelProposer
 from agent.models.mixture import Mixture
 from agent.models.opening import check_models
+from agent.models.settings import ModelConfig
 from agent.outcome import CampaignResult, Stage
 from agent.prompts.message import Message
+from agent.proposers import open_proposers
 from agent.spending import Spending, spending
 from agent.strategies.best_of_n import BestOfN
 from agent.strategies.types import Strategy
 from agent.types import Measured
 from sandbox.errors import ConfigError
-from tests.agent.scripts import local_engine, make_task
+from tests.agent.scripts import hashed_reply, local_engine, make_task
+from tests.doubles.openai_server import OpenAIServer
 
 ASK: list[Message] = [Message(role="user", content="Write a kernel.")]
 
@@ -104,6 +107,35 @@ def test_models_get_requests_by_their_weights_and_the_same_again():
     replies = [r.text for draw in range(100) for r in mixture.complete(ASK, 10, str(draw))]
     assert Counter(replies)["a"] == pytest.approx(750, abs=60)
     assert replies == [r.text for draw in range(100) for r in mixture.complete(ASK, 10, str(draw))]
+
+
+def test_two_models_share_a_campaign_by_weight_under_one_cap(tmp_path, monkeypatch):
+    config = OptimizeConfig(
+        device="cpu",
+        models=(ModelConfig("big", weight=3.0), ModelConfig("small")),
+        strategy=BestOfN(),
+        keep_replies=False,
+        proposals_per_round=4,
+        max_candidates_per_task=40,
+        max_requests=24,
+    )
+    engine = local_engine()
+    answering = {"answering": hashed_reply, "honours_n": False, "delay_s": 0.02}
+    with OpenAIServer([], any_model=True, **answering) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        with Journal(tmp_path) as journal, open_proposers(journal, config, {}) as proposers:
+            tasks = [make_task(str(i)) for i in range(4)]
+            result = run_campaign(tasks, proposers, engine, journal, config.campaign())
+            made = Counter(
+                record.proposal.proposer for task in tasks for record in journal.proposals(task.id)
+            )
+    engine.close()
+    assert len(server.requests) == 24, "the cap is used up, and not exceeded"
+    assert server.most_in_flight > 1
+    assert made == Counter(request.body["model"] for request in server.requests)
+    assert made["big"] > made["small"] > 0
+    assert all("max_requests (24)" in row.reason for row in result.tasks)
 
 
 def test_a_model_that_fails_loses_its_share_alone():
