@@ -43,7 +43,7 @@ $(VENV)/.installed: pyproject.toml
 	  || { echo "warpsmith needs Linux and Python 3.11 or newer; found $$($(PYTHON) --version 2>&1) on $$(uname -s): set PYTHON=..."; exit 1; }
 	@command -v g++ >/dev/null || { echo "warpsmith needs g++: install your distribution's compiler package (Debian: apt-get install g++)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install -q --disable-pip-version-check -e '.$(if $(EXTRA),[$(EXTRA)])'
+	$(RUN) -m pip install -q --disable-pip-version-check -e '.[report$(if $(EXTRA),$(COMMA)$(EXTRA))]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -192,6 +192,24 @@ def bench(
     )
 
 
+def report(
+    run: str | Path,
+    to: str | Path | None = None,
+    *,
+    markdown: bool = False,
+    references: Sequence[str | Path] = (),
+) -> Path:
+    """Write what a campaign or a bench has found so far as one page: `warpsmith report`.
+
+    `to` is by default report.html (report.md) in its folder; `references` are benches whose fast_p
+    is drawn beside its own. Returns the file.
+    """
+    from agent.report.find import write_report
+
+    path = None if to is None else Path(to)
+    return write_report(str(run), path, markdown=markdown, references=[*map(Path, references)])
+
+
 # --- the command line -----------------------------------------------------------------------------
 
 app = typer.Typer(
@@ -494,6 +512,26 @@ def _compare(a: Path, b: Path, as_json: Json = False) -> None:
         _note(line)
     found = compare(before, after)
     _answer(comparison_record(found), as_json, lambda c: c.print(comparison_view(found)))
+
+
+@app.command("report")
+def _report(
+    run: Annotated[str, typer.Argument(help="A run or a bench: its name or folder.")],
+    to: Annotated[Path | None, typer.Option(help="File; report.html in its folder else.")] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="A summary for a README; on stdout without --to.")
+    ] = False,
+    reference: Annotated[
+        list[Path] | None, typer.Option(help="A bench whose fast_p is drawn beside its own.")
+    ] = None,
+) -> None:
+    """What a campaign or a bench has found so far, as one page that needs no network."""
+    from agent.report.find import summary_of
+
+    if markdown and to is None:
+        typer.echo(summary_of(run), nl=False)
+    else:
+        typer.echo(report(run, to, markdown=markdown, references=reference or ()))
 
 
 @app.command("replay")

@@ -25,6 +25,8 @@ from sandbox.records import from_record, to_record
 from sandbox.types import Candidate, Evaluation, Language, Task, digest
 
 FILE = "journal.sqlite"
+COMMAND = "command"
+"""Kind of the event for a command line that started or resumed the run; its detail is JSON."""
 EVENT = "INSERT INTO events VALUES (NULL, ?, ?, ?, ?, ?, ?)"
 Write = Callable[..., sqlite3.Cursor]
 """`Connection.execute`, inside a transaction."""
@@ -286,6 +288,22 @@ class Journal:
         """Details of all events of this kind, oldest first."""
         query = "SELECT detail FROM events WHERE kind = ? ORDER BY id"
         return [str(row["detail"]) for row in self._database.execute(query, (kind,))]
+
+    def seconds_by_kind(self) -> dict[str, float]:
+        """Summed over all events of a kind that took time."""
+        rows = self._database.execute(
+            "SELECT kind, SUM(seconds) AS total FROM events WHERE seconds IS NOT NULL GROUP BY kind"
+        )
+        return {row["kind"]: row["total"] for row in rows}
+
+    def span(self) -> tuple[float, float] | None:
+        """Unix times of the first and the last event, proposal or evaluation; None without any."""
+        times = " UNION ALL ".join(
+            f"SELECT MIN(at) AS a, MAX(at) AS b FROM {table}"
+            for table in ("events", "proposals", "evaluations")
+        )
+        row = self._database.execute(f"SELECT MIN(a) AS a, MAX(b) AS b FROM ({times})").fetchone()
+        return None if row["a"] is None else (row["a"], row["b"])
 
     def export_jsonl(self, path: Path) -> int:
         """Write every row of every table, one JSON object a line; returns how many."""

@@ -7,6 +7,8 @@ knows.
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
@@ -17,6 +19,7 @@ from rich.console import Console
 from agent.campaign import run_campaign
 from agent.config import OptimizeConfig
 from agent.engine import Engine, LocalEngine
+from agent.journal import COMMAND
 from agent.learner import OpenPolicy
 from agent.models.opening import BatchFiles, check_models
 from agent.outcome import CampaignResult
@@ -52,6 +55,7 @@ def launch(
         files = BatchFiles(export_requests, import_replies, say)
     check_models(config, files)
     with open_run(name, config) as journal:
+        journal.record_event(COMMAND, detail=json.dumps(sys.argv))
         policy = None if open_policy is None else open_policy(journal.folder)
         local = None if policy is None else policy.model
         with (

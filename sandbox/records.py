@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
+from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -29,26 +30,45 @@ def from_record(kind: type[T], record: Any) -> T:
     """The dataclass `kind` from what `to_record` made; raises TypeError or ValueError if it does
     not fit.
     """
-    return typing.cast(T, _build(kind, record))
+    build: Build = _builder(kind)  # type: ignore[arg-type]  # types hash by identity
+    return typing.cast(T, build(record))
 
 
-def _build(kind: Any, record: Any) -> Any:
+Build = Callable[[Any], Any]
+
+
+@cache
+def _builder(kind: Any) -> Build:
+    """Builds values of a type; kept, since resolving the type takes far longer than building."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        if record is None:
-            return None
-        return _build(next(a for a in args if a is not type(None)), record)
+        some = _builder(next(a for a in args if a is not type(None)))
+        return lambda record: None if record is None else some(record)
     if origin is tuple:
-        if args[-1] is Ellipsis:
-            return tuple(_build(args[0], item) for item in record)
-        return tuple(_build(a, item) for a, item in zip(args, record, strict=True))
+        return _of_tuple(args)
     if origin is not None and issubclass(origin, Mapping):
-        return dict(record)
+        return dict
     if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        if unknown := record.keys() - hints.keys():
-            raise TypeError(f"{kind} has no field {sorted(unknown)}")
-        return kind(**{name: _build(hints[name], item) for name, item in record.items()})  # type: ignore[operator]
+        return _of_dataclass(kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(record)
-    return record
+        return kind
+    return lambda record: record
+
+
+def _of_tuple(args: tuple[Any, ...]) -> Build:
+    if args[-1] is Ellipsis:
+        each = _builder(args[0])
+        return lambda record: tuple(each(item) for item in record)
+    parts = tuple(map(_builder, args))
+    return lambda record: tuple(build(item) for build, item in zip(parts, record, strict=True))
+
+
+def _of_dataclass(kind: Any) -> Build:
+    parts = {name: _builder(hint) for name, hint in typing.get_type_hints(kind).items()}
+
+    def build(record: Mapping[str, Any]) -> Any:
+        if unknown := record.keys() - parts.keys():
+            raise TypeError(f"{kind} has no field {sorted(unknown)}")
+        return kind(**{name: parts[name](item) for name, item in record.items()})
+
+    return build

@@ -1,0 +1,315 @@
+"""A page from a bench's folder: its records, as far as they have come.
+
+Figures over tasks are those of summary.json, which knows the suite; rows and curves come from the
+evaluations of the same protocol and environment. A bench keeps no sources: they are where its input
+was.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent.report.campaign import baseline_curves, duration
+from agent.report.details import pack, verdict
+from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fast_curve, plural
+from agent.report.texts import Texts, visible
+from agent.timings import STAGES, device_name
+from kernelbench.bench import Report
+from kernelbench.comparison import read_bench
+from kernelbench.metrics import Score, Summary, score_of
+from kernelbench.results import SCHEMA_VERSION
+from kernelbench.results import Row as Sample
+from sandbox.errors import ConfigError
+from sandbox.evidence import Kind
+from sandbox.records import from_record
+from sandbox.types import Status
+
+SUMMARY = "summary.json"
+FOOTNOTES = (
+    "The headline is the geometric mean over all tasks; a failure or a missing kernel counts 1.0. "
+    "Its interval is a bootstrap over tasks (95 %, 10 000 resamples, fixed seed). A task with "
+    "several samples is scored by its first one.",
+    "B* is the fastest of eager and the baselines timed beside it, chosen and measured on the same "
+    "sample, which makes figures against it a little low.",
+)
+
+
+def bench_page(folder: Path, references: Sequence[Curve] = ()) -> Page:
+    """Everything the folder says now; raises ConfigError where it is no bench's."""
+    report = read_report(folder)
+    samples, complaints = here(folder, report)
+    first = first_samples(samples)
+    rows = [_row(own, samples) for own in first.values()]
+    rows += [
+        Row(task_id, State.LEFT_OUT, "not scored", visible(reason))
+        for task_id, reason in report.not_scored.items()
+        if task_id not in first
+    ]
+    by_task = {task_id: [s for s in samples if s.task_id == task_id] for task_id in first}
+    statuses = Counter(s.evaluation.status.value for s in samples)
+    about = report.about
+    return Page(
+        title=folder.resolve().name,
+        kind="bench",
+        subtitle=tuple(
+            filter(
+                None,
+                (
+                    device_of(samples, report),
+                    f"input {about.get('input', '')}",
+                    f"suite {about.get('suite', '')}",
+                    f"protocol {about.get('preset', '')}",
+                ),
+            )
+        ),
+        notices=_notices(report),
+        tiles=_tiles(report, samples),
+        rows=tuple(rows),
+        fast=(*_fast(folder, report, first, rows), *references),
+        fast_table=_fast_table(report.all),
+        statuses=dict(statuses.most_common()),
+        stages=_stages(samples),
+        caught=tuple(
+            Caught(
+                s.task_id,
+                s.evaluation.candidate_id,
+                s.sample,
+                visible(s.evaluation.detail),
+                tuple(str(e.layer) for e in s.evaluation.suspicions),
+            )
+            for s in samples
+            if s.evaluation.status is Status.REWARD_HACK
+        ),
+        subsets=_subsets(report),
+        environment=dict(report.environment),
+        commands=(
+            ("scored as, and goes on as", visible(shlex.join(_command(about, folder)))),
+            ("against another", f"warpsmith compare {shlex.quote(str(folder))} OTHER"),
+        ),
+        details=[_details(by_task[row.task_id]) if row.task_id in first else None for row in rows],
+        footnotes=(*FOOTNOTES, *(visible(line) for line in (*report.left_out, *complaints)[:40])),
+    )
+
+
+def read_report(folder: Path) -> Report:
+    """What the bench wrote last."""
+    path = folder / SUMMARY
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        version = record.pop("schema_version")
+        if version != SCHEMA_VERSION:
+            raise ValueError(f"schema version is {version}; expected {SCHEMA_VERSION}")
+        return from_record(Report, record)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"{path}: not a bench's summary ({error}); expected a folder that `warpsmith bench` "
+            "wrote: run the bench again, it goes on where it stopped"
+        ) from error
+
+
+def here(folder: Path, report: Report) -> tuple[list[Sample], list[str]]:
+    """Of each task and sample the last evaluation under the summary's protocol, on its machine."""
+    found, complaints = read_bench(folder)
+    kept = {
+        (s.task_id, s.sample): s
+        for s in found
+        if s.evaluation.config_id == report.config_id
+        and dict(s.environment) == dict(report.environment)
+    }
+    return [kept[key] for key in sorted(kept)], complaints
+
+
+def first_samples(samples: Sequence[Sample]) -> dict[str, Sample]:
+    first: dict[str, Sample] = {}
+    for sample in samples:
+        first.setdefault(sample.task_id, sample)
+    return first
+
+
+def reference_curve(folder: Path) -> Curve:
+    """fast_p of another bench, to be drawn beside a page's own."""
+    report = read_report(folder)
+    samples, _ = here(folder, report)
+    ratios, total = _ratios(report, first_samples(samples))
+    name = folder.resolve().name
+    return fast_curve(name, ratios, f"{total} tasks, {device_of(samples, report)}")
+
+
+def device_of(samples: Sequence[Sample], report: Report) -> str:
+    known = report.environment
+    name = known.get("gpu") or known.get("cpu") or known.get("device")
+    return name or next((device_name(s.evaluation) for s in samples), "unknown device")
+
+
+def _score(sample: Sample) -> Score | None:
+    if not sample.evaluation.status.scored:
+        return None
+    return score_of(sample.task_id, sample.sample, sample.evaluation)
+
+
+def _ratios(report: Report, first: Mapping[str, Sample]) -> tuple[list[float | None], int]:
+    """Speedups of all tasks that count, None for failures and missing kernels, and how many."""
+    scores = [_score(s) for s in first.values()]
+    known = [s.speedup for s in scores if s is not None]
+    total = max(len(known), 0 if report.all is None else report.all.tasks)
+    return [*known, *[None] * (total - len(known))], total
+
+
+def _row(own: Sample, samples: Sequence[Sample]) -> Row:
+    found, timing = own.evaluation, own.evaluation.timing
+    score = _score(own)
+    mine = [s for s in samples if s.task_id == own.task_id]
+    state, word = _state(own)
+    return Row(
+        own.task_id,
+        state,
+        word,
+        visible(found.detail),
+        found.speedup,
+        None if score is None else score.against_best,
+        {b.name: b.speedup.value for b in found.baselines if b.speedup is not None},
+        None if timing is None else timing.reference_ms,
+        None if timing is None or not found.passed else timing.candidate_ms,
+        len(mine),
+        sum(s.evaluation.passed for s in mine),
+        own.language.value,
+        "" if found.kind is None else found.kind.value,
+        found.precision or "",
+        len(found.suspicions) if found.passed else 0,
+        None if score is None else score.roofline,
+    )
+
+
+def _state(own: Sample) -> tuple[State, str]:
+    found = own.evaluation
+    if not found.status.scored:
+        return State.LEFT_OUT, found.status.value
+    if not found.passed:
+        return State.FAILED, found.status.value
+    if found.timing is None or not found.timing.faster:
+        return State.EVEN, "no faster"
+    return (
+        (State.WIN, "faster")
+        if found.kind in (None, Kind.KERNEL)
+        else (
+            State.APART,
+            f"faster ({found.kind})",
+        )
+    )
+
+
+def _notices(report: Report) -> tuple[str, ...]:
+    said = []
+    if report.waiting:
+        said.append(
+            f"Partial: {report.waiting} of {report.tasks} tasks are not evaluated yet, and in no "
+            "figure."
+        )
+    if report.not_scored:
+        said.append(f"{len(report.not_scored)} tasks cannot be scored, and are in no figure.")
+    return tuple(said)
+
+
+def _tiles(report: Report, samples: Sequence[Sample]) -> tuple[Tile, ...]:
+    tiles = []
+    summary = report.all
+    if summary is not None:
+        note = f"geometric mean over {plural(summary.tasks)}, failures 1.0"
+        headline = summary.headline
+        tiles.append(Tile("against eager", f"{headline.value:.2f}x", note, headline))
+        best = summary.headline_best
+        if best is not None:
+            note = "max(1, speedup against the fastest baseline)"
+            tiles.append(Tile("against B*", f"{best.value:.2f}x", note, best))
+        none = counted([(summary.without_kernel, "without a kernel")])
+        tiles.append(Tile("correct", f"{summary.correct} of {summary.tasks}", none))
+        if summary.conditional is not None:
+            note = "geometric mean where correct; not to be quoted alone"
+            tiles.append(Tile("correct only", f"{summary.conditional:.2f}x", note))
+        if summary.roofline is not None:
+            tiles.append(Tile("roofline", f"{summary.roofline:.0%}", "of the floor, median"))
+    caught = sum(s.evaluation.status is Status.REWARD_HACK for s in samples)
+    seconds = sum(s.evaluation.seconds.get("total", 0.0) for s in samples)
+    note = counted([(caught, "caught cheating")])
+    took = f"{duration(seconds)} in all" if seconds else ""
+    tiles.append(Tile("evaluations", str(len(samples)), ", ".join(filter(None, (note, took)))))
+    return tuple(tiles)
+
+
+def _fast(
+    folder: Path, report: Report, first: Mapping[str, Sample], rows: Sequence[Row]
+) -> list[Curve]:
+    ratios, _ = _ratios(report, first)
+    return [fast_curve(folder.resolve().name, ratios), *baseline_curves(rows)]
+
+
+def _fast_table(summary: Summary | None) -> dict[str, Mapping[str, float]]:
+    if summary is None:
+        return {}
+    best = summary.fast_best
+    return {"eager": summary.fast, **({} if best is None else {"B*": best})}
+
+
+def _stages(samples: Sequence[Sample]) -> dict[str, float]:
+    seconds = Counter[str]()
+    for sample in samples:
+        seconds.update({k: v for k, v in sample.evaluation.seconds.items() if k != "total"})
+    names = sorted(seconds, key=lambda n: (STAGES.index(n) if n in STAGES else len(STAGES), n))
+    return {name: seconds[name] for name in names if seconds[name] > 0}
+
+
+def _subsets(report: Report) -> tuple[tuple[str, ...], ...]:
+    named: list[tuple[str, Summary]] = []
+    if report.sound is not None:
+        named.append(("without degenerate problems", report.sound))
+    named += report.parts.items()
+    named += ((f"only {kind}", summary) for kind, summary in report.kinds.items())
+    return tuple(
+        (
+            name,
+            str(s.tasks),
+            f"{s.correct} ({s.correctness:.0%})",
+            str(s.headline),
+            "-" if s.headline_best is None else str(s.headline_best),
+        )
+        for name, s in named
+    )
+
+
+def _command(about: Mapping[str, str], folder: Path) -> list[str]:
+    words = ["warpsmith", "bench", about.get("input", "INPUT")]
+    for suite in about.get("suite", "").split():
+        words += ["--suite", suite]
+    for name in ("preset", "device"):
+        if about.get(name):
+            words += [f"--{name}", about[name]]
+    return [*words, "--out", str(folder)]
+
+
+def _details(samples: Sequence[Sample]) -> str:
+    """Each sample as a candidate without a source."""
+    texts = Texts()
+    candidates: list[dict[str, Any]] = [
+        {
+            "n": sample.sample,
+            "id": sample.evaluation.candidate_id,
+            "by": visible(sample.origin),
+            "language": sample.language.value,
+            "search": verdict(sample.evaluation, texts),
+        }
+        for sample in samples
+    ]
+    return pack(
+        {
+            "id": samples[0].task_id,
+            "best": 0,
+            "lineage": [0],
+            "candidates": candidates,
+            "texts": texts.record(),
+        }
+    )

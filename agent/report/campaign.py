@@ -1,0 +1,446 @@
+"""A page from a campaign's journal, finished or under way: what it found, and how.
+
+The headline counts a task's confirmed win, measured after it was selected, and 1.0 for every other
+task: eager would be kept there. So it is what `warpsmith bench` says of the same run's winners.
+Figures of the search alone (best so far) are selected ones, and called so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agent.audit import audit
+from agent.confirm import promising
+from agent.journal import COMMAND, Journal, Recorded
+from agent.learner import LEARN
+from agent.outcome import Stage, TaskReport, report
+from agent.report.details import Allowance, pack, task_details
+from agent.report.page import (
+    Caught,
+    Curve,
+    Page,
+    Row,
+    State,
+    Tile,
+    counted,
+    fast_curve,
+    plural,
+    thinned,
+)
+from agent.report.texts import visible
+from agent.spending import Spending, total
+from agent.timings import EVENT, STAGES, device_name, evaluations, held_seconds
+from agent.types import Measured
+from kernelbench.metrics import Score, Summary, score_of, summarise
+from sandbox.evidence import Kind
+from sandbox.types import Evaluation, Status, Task
+
+NO_MODEL = "no model"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One judged proposal, for what the run had found and spent by then."""
+
+    id: int
+    task: int
+    log_best: float
+    """Of its task after it: log of the best speedup by the search, 0 below eager."""
+    seconds: float
+    usd: float
+    tokens: int
+
+
+@dataclass
+class Gathered:
+    """What is kept of each task while the next is read: its candidates are not."""
+
+    rows: list[Row] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    caught: list[Caught] = field(default_factory=list)
+    details: list[str | None] = field(default_factory=list)
+    statuses: Counter[str] = field(default_factory=Counter)
+    stages: dict[str, float] = field(default_factory=dict)
+    """Seconds."""
+    devices: Counter[str] = field(default_factory=Counter)
+    proposers: Counter[str] = field(default_factory=Counter)
+    environments: Counter[tuple[tuple[str, str], ...]] = field(default_factory=Counter)
+    spent: Spending = field(default_factory=Spending)
+    left: Allowance = field(default_factory=Allowance)
+
+
+def campaign_page(journal: Journal, references: Sequence[Curve] = ()) -> Page:
+    """Everything the journal says now; `references` are further fast_p curves to draw."""
+    found = Gathered()
+    for number, task in enumerate(journal.tasks()):
+        _gather(found, number, task, journal)
+    counted_ids = [r.task_id for r in found.rows if r.state is not State.LEFT_OUT]
+    summary = summarise(counted_ids, found.scores) if counted_ids else None
+    config = journal.last_start() or {}
+    return Page(
+        title=journal.folder.name,
+        kind="campaign",
+        subtitle=_subtitle(found, config, journal),
+        notices=_notices(found.rows, config),
+        tiles=_tiles(found, summary, journal),
+        rows=tuple(found.rows),
+        fast=(*_fast(found.rows, found.scores), *references),
+        fast_table=_fast_table(summary),
+        progress=_progress(found.steps, len(counted_ids)),
+        statuses=dict(found.statuses.most_common()),
+        stages=_stages(found, journal),
+        time_notes=_time_notes(journal),
+        training=_training(journal),
+        caught=tuple(found.caught),
+        environment=dict(found.environments.most_common(1)[0][0]) if found.environments else {},
+        commands=_commands(journal),
+        config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
+        details=found.details,
+        footnotes=FOOTNOTES,
+    )
+
+
+FOOTNOTES = (
+    "A win is confirmed: measured again after it was selected, in at least three fresh pairs of "
+    "processes, on inputs the kernel had never seen, and in agreement with the search.",
+    "The headline is the geometric mean over all tasks; a task without a confirmed win counts 1.0. "
+    "Its interval is a bootstrap over tasks (95 %, 10 000 resamples, fixed seed). B* is the "
+    "fastest of eager and the baselines timed beside it.",
+    "Best so far follows single measurements by which candidates were selected: it flatters, and "
+    "only the confirmed figures are results.",
+)
+
+
+def _gather(found: Gathered, number: int, task: Task, journal: Journal) -> None:
+    records = journal.proposals(task.id)
+    stage, _, reason = (journal.last_event("stage", task.id) or Stage.WAITING).partition(" ")
+    known = report(task.id, Stage(stage), records, budget=len(records), reason=reason)
+    best = None if known.best is None else known.best.proposal.candidate.id
+    audited = None
+    if known.best is not None and best is not None and promising(known.best.evaluation):
+        audited = audit(known, task.hash, records, journal.measurements(best))
+    doubts = 0 if audited is None else len(audited.doubts)
+    found.rows.append(row_of(known, records, journal.measured(task.id), doubts))
+    if known.confirmed and known.confirmation is not None:
+        found.scores.append(score_of(task.id, 0, known.confirmation))
+    details = task_details(task, records, audited, best, found.left)
+    found.details.append(pack(details))
+    found.spent = _sum(found.spent, total(records))
+    found.steps += _steps(number, records)
+    found.caught += _caught(records)
+    for record in records:
+        found.proposers[record.proposal.proposer] += 1
+        _add(found.stages, {"proposing": record.proposal.usage.seconds})
+        if record.evaluation is not None:
+            found.statuses[record.evaluation.status.value] += 1
+    for evaluation in evaluations(records):
+        found.devices[device_name(evaluation)] += 1
+        found.environments[tuple(sorted(evaluation.environment.items()))] += 1
+        _add(found.stages, evaluation.seconds)
+
+
+def _add(sums: dict[str, float], seconds: Mapping[str, float]) -> None:
+    for stage, value in seconds.items():
+        if stage != "total":
+            sums[stage] = sums.get(stage, 0.0) + value
+
+
+def row_of(
+    known: TaskReport, records: Sequence[Recorded], measured: Measured | None, doubts: int = 0
+) -> Row:
+    """The table's row of a task."""
+    figure, speedup = known.figure, known.speedup
+    timing = None if figure is None else figure.timing
+    score = None if figure is None or speedup is None else score_of(known.task_id, 0, figure)
+    candidate = None if known.best is None else known.best.proposal.candidate
+    measured = measured or Measured()
+    return Row(
+        known.task_id,
+        state_of(known),
+        known.verdict,
+        visible(known.reason),
+        speedup,
+        None if score is None else score.against_best,
+        _baselines(figure, measured),
+        timing.reference_ms if timing is not None else measured.eager_ms,
+        None if timing is None else timing.candidate_ms,
+        known.tried,
+        sum(r.evaluation is not None and r.evaluation.passed for r in records),
+        "" if candidate is None else candidate.language.value,
+        "" if figure is None or figure.kind is None else figure.kind.value,
+        "" if figure is None else figure.precision or "",
+        doubts,
+        None if score is None else score.roofline,
+    )
+
+
+def state_of(known: TaskReport) -> State:
+    """Its colour. An unsupported task is a failure, one that cannot be scored is none."""
+    if known.stage is Stage.INVALID:
+        return State.LEFT_OUT
+    if known.confirmed and known.confirmation is not None:
+        kind = known.confirmation.kind
+        return State.WIN if kind in (None, Kind.KERNEL) else State.APART
+    if not known.stage.final:
+        return State.RUNNING
+    if known.best is None:
+        return State.FAILED
+    return State.CLAIM if promising(known.best.evaluation) else State.EVEN
+
+
+def _baselines(figure: Evaluation | None, measured: Measured) -> dict[str, float]:
+    if figure is not None and figure.baselines:
+        return {b.name: b.speedup.value for b in figure.baselines if b.speedup is not None}
+    if not measured.eager_ms:
+        return {}
+    return {name: measured.eager_ms / ms for name, ms in measured.baselines_ms.items() if ms}
+
+
+def _steps(number: int, records: Sequence[Recorded]) -> list[Step]:
+    steps, best, low = [], 0.0, 0.0
+    for record in records:
+        if record.evaluation is None or record.duplicate:
+            continue
+        speedup = record.evaluation.speedup
+        if speedup is not None and speedup.low > low:
+            low, best = speedup.low, max(0.0, math.log(speedup.value))
+        held = sum(held_seconds(e) for e in evaluations([record]))
+        usage = record.proposal.usage
+        tokens = usage.prompt_tokens + usage.completion_tokens
+        steps.append(Step(record.id, number, best, held, usage.cost_usd or 0.0, tokens))
+    return steps
+
+
+def _progress(steps: Sequence[Step], tasks: int) -> dict[str, Curve]:
+    """Geometric mean over tasks of the best so far, after every candidate, by what was spent."""
+    known: dict[int, float] = {}
+    sums: dict[str, float] = {}
+    log_sum = 0.0
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for step in sorted(steps, key=lambda s: s.id):
+        log_sum += step.log_best - known.get(step.task, 0.0)
+        known[step.task] = step.log_best
+        spent = {"device seconds": step.seconds, "US$": step.usd, "tokens": float(step.tokens)}
+        for name, value in {"candidates": 1.0, **spent}.items():
+            sums[name] = sums.get(name, 0.0) + value
+        for name, value in sums.items():
+            curves.setdefault(name, []).append((value, math.exp(log_sum / tasks)))
+    note = f"geometric mean over {plural(tasks)} of the search's figures"
+    return {
+        name: Curve(name, thinned([(0.0, 1.0), *points]), note)
+        for name, points in curves.items()
+        if points[-1][0]
+    }
+
+
+def _caught(records: Sequence[Recorded]) -> list[Caught]:
+    caught = []
+    for place, record in enumerate(records):
+        found = record.evaluation
+        for each in (found, record.confirmation):
+            if each is not None and each.status is Status.REWARD_HACK:
+                candidate = record.proposal.candidate
+                layers = tuple(str(e.layer) for e in each.suspicions)
+                detail = visible(each.detail)
+                caught.append(Caught(candidate.task_id, candidate.id, place, detail, layers))
+                break
+    return caught
+
+
+def _fast(rows: Sequence[Row], scores: Sequence[Score]) -> list[Curve]:
+    """Of what the run found, of the search alone while that is more, and of the baselines."""
+    counting = [r for r in rows if r.state is not State.LEFT_OUT]
+    confirmed = {s.task_id: s.speedup for s in scores}
+    curves = [fast_curve("confirmed wins", [confirmed.get(r.task_id) for r in counting])]
+    correct = [None if r.speedup is None else r.speedup.value for r in counting]
+    if sum(c is not None for c in correct) > len(confirmed):
+        curves.append(fast_curve("best correct kernels", correct))
+    return curves + baseline_curves(counting)
+
+
+def baseline_curves(rows: Sequence[Row]) -> list[Curve]:
+    """Each baseline as if it were a set of kernels, over the tasks where it was timed."""
+    names = sorted({name for row in rows for name in row.baselines})
+    return [
+        fast_curve(
+            {"compile": "torch.compile"}.get(name, name.replace("_", " ")),
+            [row.baselines[name] for row in rows if name in row.baselines],
+        )
+        for name in names
+    ]
+
+
+def _fast_table(summary: Summary | None) -> dict[str, Mapping[str, float]]:
+    if summary is None:
+        return {}
+    best = summary.fast_best
+    return {"eager": summary.fast, **({} if best is None else {"B*": best})}
+
+
+def _tiles(found: Gathered, summary: Summary | None, journal: Journal) -> tuple[Tile, ...]:
+    tiles = []
+    if summary is not None:
+        note = f"geometric mean over {plural(summary.tasks)}, 1.0 without a confirmed win"
+        headline = summary.headline
+        tiles.append(Tile("against eager", f"{headline.value:.2f}x", note, headline))
+        best = summary.headline_best
+        if best is not None:
+            note = "max(1, speedup against the fastest baseline)"
+            tiles.append(Tile("against B*", f"{best.value:.2f}x", note, best))
+    states = Counter(row.state for row in found.rows)
+    wins = states[State.WIN] + states[State.APART]
+    others = [
+        (states[State.APART], "not by a kernel"),
+        (states[State.CLAIM], "not confirmed"),
+        (states[State.EVEN], "no faster"),
+        (states[State.FAILED], "none correct"),
+        (states[State.RUNNING], "under way"),
+    ]
+    tiles.append(Tile("confirmed wins", f"{wins} of {len(found.rows)}", counted(others)))
+    tried = sum(found.statuses.values())
+    passed = found.statuses[Status.PASSED.value]
+    caught = counted([(passed, "correct"), (len(found.caught), "caught cheating")])
+    tiles.append(Tile("candidates", f"{tried:,}", caught))
+    tiles.append(_cost(found.spent, journal))
+    return tuple(tiles)
+
+
+def _cost(spent: Spending, journal: Journal) -> Tile:
+    """Money where it is known, else time."""
+    wall_s = _wall_seconds(journal)
+    parts = [f"{duration(spent.lane_seconds)} on devices"]
+    if spent.replies:
+        tokens = spent.prompt_tokens + spent.completion_tokens
+        parts.append(f"{spent.replies:,} replies, {tokens:,} tokens")
+    if spent.usd is not None:
+        return Tile("cost", f"${spent.usd:,.2f}", ", ".join([duration(wall_s), *parts]))
+    return Tile("time", duration(wall_s), ", ".join(parts))
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12.5 min`, `3.1 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _wall_seconds(journal: Journal) -> float:
+    """Over all calls of the run; each one's pulse begins at 0 again."""
+    wall = last = 0.0
+    for pulse in map(json.loads, journal.events(EVENT)):
+        if pulse["elapsed_s"] < last:
+            wall += last
+        last = pulse["elapsed_s"]
+    return wall + last
+
+
+def _subtitle(found: Gathered, config: Mapping[str, Any], journal: Journal) -> tuple[str, ...]:
+    devices = [f"{name}" for name, _ in found.devices.most_common(3)]
+    who = [NO_MODEL if p == "features" else p for p, _ in found.proposers.most_common(3)]
+    strategy = (config.get("strategy") or {}).get("kind", "")
+    protocol = (config.get("evaluation") or {}).get("preset", "")
+    span = journal.span()
+    asked = {p for p in found.proposers if p != "features"}
+    return tuple(
+        filter(
+            None,
+            (
+                " + ".join(devices),
+                " + ".join(map(visible, who)),
+                f"strategy {strategy}" if asked and strategy else "",
+                f"protocol {protocol}" if protocol else "",
+                "" if span is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(span[0])),
+            ),
+        )
+    )
+
+
+def _notices(rows: Sequence[Row], config: Mapping[str, Any]) -> tuple[str, ...]:
+    running = sum(row.state is State.RUNNING for row in rows)
+    said = []
+    if not rows:
+        said.append("Nothing is recorded yet: the run has begun and no task is prepared.")
+    if running:
+        said.append(
+            f"Partial: {running} of {len(rows)} tasks are not finished; a task counts 1.0 until "
+            "its win is confirmed."
+        )
+    if config.get("learn"):
+        said.append("Transductive: the policy learned from the tasks that these figures are about.")
+    return tuple(said)
+
+
+def _stages(found: Gathered, journal: Journal) -> dict[str, float]:
+    events = journal.seconds_by_kind()
+    extra = {"prepare": events.get("prepare", 0.0), "learning": events.get(LEARN, 0.0)}
+    seconds = {**found.stages, **{k: s for k, s in extra.items() if s}}
+    order = ["proposing", *STAGES]
+    names = sorted(seconds, key=lambda n: (order.index(n) if n in order else len(order), n))
+    return {name: seconds[name] for name in names if seconds[name] > 0}
+
+
+def _time_notes(journal: Journal) -> tuple[str, ...]:
+    pulses = [json.loads(pulse) for pulse in journal.events(EVENT)]
+    if not pulses or not pulses[-1]["elapsed_s"]:
+        return ()
+    last = pulses[-1]
+    elapsed, lanes = last["elapsed_s"], last["lanes"]
+    rate, busy = 60 * last["evaluations"] / elapsed, last["held_s"] / (elapsed * lanes)
+    calls = journal.starts()
+    return (
+        f"{'Last of ' + str(calls) + ' calls: ' if calls > 1 else ''}{last['evaluations']} "
+        f"evaluations in {duration(elapsed)} on {lanes} lane{'s' if lanes != 1 else ''}: "
+        f"{rate:.1f} a minute, devices {busy:.0%} busy.",
+    )
+
+
+def _training(journal: Journal) -> tuple[Curve, ...]:
+    """A curve for each figure that updates of a policy recorded."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for number, lesson in enumerate(map(json.loads, journal.events(LEARN)), start=1):
+        for name, value in lesson["figures"].items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                curves.setdefault(name, []).append((float(number), float(value)))
+    return tuple(Curve(name.replace("_", " "), points) for name, points in curves.items())
+
+
+def _commands(journal: Journal) -> tuple[tuple[str, str], ...]:
+    name = shlex.quote(journal.folder.name)
+    given = [
+        ("started as" if number == 0 else "gone on as", visible(_typed(json.loads(command))))
+        for number, command in enumerate(dict.fromkeys(journal.events(COMMAND)))
+    ]
+    return (
+        *given,
+        ("the same again, by another name", f"warpsmith optimize --config runs/{name}/config.yaml"),
+        ("its decisions, without a device", f"warpsmith replay {name}"),
+        ("its kernels", f"warpsmith export {name} --to kernels"),
+    )
+
+
+def _typed(words: Sequence[str]) -> str:
+    """A command line, with the console script for whatever path it was started by."""
+    name = Path(words[0]).name
+    return shlex.join(["warpsmith" if name == "warpsmith.py" else name, *words[1:]])
+
+
+def _sum(one: Spending, other: Spending) -> Spending:
+    usd = None if one.usd is None and other.usd is None else (one.usd or 0) + (other.usd or 0)
+    return Spending(
+        one.replies + other.replies,
+        one.prompt_tokens + other.prompt_tokens,
+        one.completion_tokens + other.completion_tokens,
+        usd,
+        one.lane_seconds + other.lane_seconds,
+    )

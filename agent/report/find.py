@@ -1,0 +1,66 @@
+"""The report of what a name means: a campaign under runs/, a bench under bench/, or a path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent.journal import Journal
+from agent.report import render
+from agent.report.bench import bench_page, reference_curve
+from agent.report.campaign import campaign_page
+from agent.report.page import Page
+from agent.runs import RUNS, find_run
+from kernelbench.results import EVALUATIONS
+from sandbox.errors import ConfigError
+
+BENCHES = Path("bench")
+
+
+def page_of(name: str, references: Sequence[Path] = ()) -> tuple[Page, Path]:
+    """With the folder it is about; raises ConfigError where the name means nothing.
+
+    `references` are folders of benches whose fast_p is drawn beside the page's own.
+    """
+    curves = [reference_curve(folder) for folder in references]
+    bench = find_bench(name)
+    if bench is not None:
+        return bench_page(bench, curves), bench
+    folder = find_run(name, RUNS)
+    with Journal(folder, read_only=True) as journal:
+        return campaign_page(journal, curves), folder
+
+
+def find_bench(name: str) -> Path | None:
+    """A run goes before a bench of the same name, a path to a bench before a run."""
+    if (Path(name) / EVALUATIONS).is_file():
+        return Path(name)
+    if not (RUNS / name).exists() and (BENCHES / name / EVALUATIONS).is_file():
+        return BENCHES / name
+    return None
+
+
+def summary_of(name: str) -> str:
+    """Markdown; raises ConfigError where the name means nothing."""
+    page, _ = page_of(name)
+    return render.markdown(page)
+
+
+def write_report(
+    name: str, to: Path | None, *, markdown: bool, references: Sequence[Path] = ()
+) -> Path:
+    """By default to report.html (report.md) in the run's folder; returns the file.
+
+    Raises ConfigError where the name means nothing, a page's plotting library is missing, or the
+    file cannot be written.
+    """
+    plotly = "" if markdown else render.plotly_script()
+    page, folder = page_of(name, references)
+    path = to or folder / ("report.md" if markdown else "report.html")
+    text = render.markdown(page) if markdown else render.html(page, plotly)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
+    return path
