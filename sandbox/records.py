@@ -47,12 +47,17 @@ def _builder(kind: Any) -> Build:
     if origin is tuple:
         return _of_tuple(args)
     if origin is not None and issubclass(origin, Mapping):
-        return dict
+        return _of_mapping(args)
     if dataclasses.is_dataclass(kind):
         return _of_dataclass(kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind
     return lambda record: record
+
+
+def _of_mapping(args: tuple[Any, ...]) -> Build:
+    each = _builder(args[1]) if args else _builder(Any)
+    return lambda record: {key: each(item) for key, item in record.items()}
 
 
 def _of_tuple(args: tuple[Any, ...]) -> Build:

@@ -1,0 +1,33 @@
+"""Records of the nouns: what is written is what is read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from sandbox.records import from_record, to_record
+from sandbox.types import Interval, Language
+
+
+@dataclass(frozen=True)
+class Part:
+    language: Language
+    interval: Interval | None = None
+
+
+@dataclass(frozen=True)
+class Whole:
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    row: tuple[Part, ...] = ()
+    pair: tuple[int, str] = (0, "")
+
+
+def test_what_is_written_is_what_is_read() -> None:
+    part = Part(Language.CUDA, Interval(2.0, 1.0, 3.0))
+    whole = Whole({"a": part}, (Part(Language.CPP), part), (1, "x"))
+    assert from_record(Whole, to_record(whole)) == whole
+
+
+def test_an_unknown_field_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match=r"has no field \['size'\]"):
+        from_record(Whole, {"parts": {"a": {"language": "cpp", "size": 1}}})
