@@ -53,6 +53,7 @@ INIT = '''"""{about}
     {package}.names                     # {names}
     {package}.layer(NAME)               # a module with the reference's parameters
     {package}.operator(NAME)(x, ...)    # the operator: forward's arguments, parameters, buffers
+    {package}.patch(model, *inputs)     # the operators where they fit in a model; unpatch(model)
     print({package}.table())            # where which kernel is used
 """
 
@@ -63,9 +64,13 @@ from {package}.runtime.records import LibraryError
 
 library = _KernelLibrary(_Path(__file__).parent)
 names, operator, layer = library.names, library.operator, library.layer
+patch, unpatch = library.patch, library.unpatch
 switch, counts, table = library.switch, library.counts, library.table
 __version__ = library.library.version
-__all__ = ["LibraryError", "counts", "layer", "library", "names", "operator", "switch", "table"]
+__all__ = [
+    "LibraryError", "counts", "layer", "library", "names", "operator", "patch", "switch", "table",
+    "unpatch",
+]  # fmt: skip
 '''
 MAIN = '''"""`python -m {package} table | verify`."""
 

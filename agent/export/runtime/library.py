@@ -7,11 +7,15 @@ it won.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from agent.export.runtime import records, tables
 from agent.export.runtime.operators import Custom, Layer
+from agent.export.runtime.substitution import Patch, Site
 
 DEFINED: dict[tuple[str, str], Custom] = {}
 """By namespace and name: a reloaded package finds its operators again."""
@@ -43,6 +47,33 @@ class KernelLibrary:
     def layer(self, name: str, *init: Any) -> Layer:
         """A module with the reference's parameters, constructed like it; by default as measured."""
         return Layer(self.operator(name), *init)
+
+    def patch(
+        self, model: torch.nn.Module, *inputs: Any, only: Sequence[str] | None = None, **named: Any
+    ) -> Patch:
+        """Put the operators where they fit in the model; with inputs at once, else when it is
+        called.
+
+        `only` names the operators to use. Raises LibraryError for a model that is patched already.
+        """
+        if isinstance(vars(model).get("forward"), Site):
+            raise records.LibraryError("the model is patched already: unpatch it first")
+        names = self.names if only is None else tuple(only)
+        made = Patch(model, {name: self.operator(name) for name in names})
+        if inputs or named:
+            try:
+                with torch.no_grad():
+                    model(*inputs, **named)
+            except BaseException:
+                made.unpatch()
+                raise
+        return made
+
+    def unpatch(self, model: torch.nn.Module) -> None:
+        """Give a model its own forward back; nothing happens to one that is not patched."""
+        site = vars(model).get("forward")
+        if isinstance(site, Site):
+            site.patch.unpatch()
 
     def switch(self, name: str, on: bool) -> None:
         """Let an operator's kernels be used, or leave all its calls to the reference."""

@@ -52,6 +52,11 @@ class Custom:
             self._kind = models.import_source(text, path, name).Model
         return self._kind
 
+    @property
+    def overload(self) -> Any:
+        """For graphs: called without the checks of `op`."""
+        return getattr(getattr(torch.ops, self.operator.namespace), self.operator.name).default
+
     # --- what torch calls ------------------------------------------------------------------------
 
     def _define(self) -> Any:
@@ -80,10 +85,10 @@ class Custom:
                     raise  # says nothing about the kernel
                 except Exception as error:  # noqa: BLE001  whatever a kernel raises
                     self.dispatch.give_up(kernel.kernel, error)
-            return self._own(self._plain(self._refer(arguments, init)), tensors)
+            return self._own(self._plain(self.refer(arguments, init)), tensors)
 
     def _fake(self, *everything: Any) -> Result:
-        found = self._plain(self._refer(list(everything[:-1]), everything[-1]))
+        found = self._plain(self.refer(list(everything[:-1]), everything[-1]))
         outputs = [
             torch.empty_like(f, memory_format=torch.contiguous_format) for f in _listed(found)
         ]
@@ -108,7 +113,7 @@ class Custom:
                 arguments.append(other)
         wanted = [a for a in arguments if isinstance(a, torch.Tensor) and a.requires_grad]
         with torch.enable_grad():
-            outputs = _listed(self._plain(self._refer(arguments[:-1], arguments[-1])))
+            outputs = _listed(self._plain(self.refer(arguments[:-1], arguments[-1])))
         pairs = [
             (o, g) for o, g in zip(outputs, given, strict=True) if o.requires_grad and g is not None
         ]
@@ -136,7 +141,8 @@ class Custom:
             loaded.instances.keep(key, model)
         return model(*inputs)
 
-    def _refer(self, arguments: Arguments, init: str) -> Any:
+    def refer(self, arguments: Arguments, init: str) -> Any:
+        """What the reference returns."""
         inputs, state = self._split(arguments)
         model = self._references.find(init)
         if model is None:

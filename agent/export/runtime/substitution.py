@@ -1,0 +1,254 @@
+"""A library's operators inside a user's model, put there and taken out again.
+
+`Patch` stands before the model's forward. At the first call with inputs it has not seen it traces
+the model, looks for places where an operator fits, and keeps a graph with the operators in them; a
+later call with such inputs runs that graph on the model's present parameters. Everything else runs
+the model's own forward: train mode, autocast, other shapes, hooks inside the model, a model that
+was changed, a model that torch.export refuses (then its children are tried, each by itself).
+
+It replaces what is proven elsewhere to be right and fast; that the whole is, `warpsmith apply`
+shows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from agent.export.runtime import graphs, places
+from agent.export.runtime.operators import Custom
+from agent.export.runtime.places import Place, Variant
+
+KEPT_PLANS = 32
+"""Of one module: beyond so many kinds of inputs the module's own forward runs."""
+TRACING = threading.RLock()
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs for one kind of inputs."""
+
+    run: Callable[..., Any]
+    state: tuple[tuple[Mapping[str, Any], str] | torch.Tensor, ...]
+    """Where each parameter and buffer is looked up at every call."""
+    out_spec: TreeSpec
+    single: bool
+    """Whether the result is one tensor by itself."""
+
+    def __call__(self, values: Sequence[Any]) -> Any:
+        state = [s if isinstance(s, torch.Tensor) else s[0][s[1]] for s in self.state]
+        found = self.run(*state, *values)
+        return found[0] if self.single else tree_unflatten(list(found), self.out_spec)
+
+
+class Site:
+    """One module whose forward is stood in for: the model, or a part of it."""
+
+    def __init__(self, patch: Patch, module: torch.nn.Module, name: str) -> None:
+        self.patch, self.module, self.name = patch, module, name
+        self.own: Callable[..., Any] = module.forward
+        self.plans: dict[Key, Plan | None] = {}
+        self.modules = list(module.modules())
+        self._had_its_own = "forward" in vars(module)
+        module.forward = self
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if not self._ready():
+            return self.own(*arguments, **named)
+        values, key = _key(arguments, named)
+        if key not in self.plans and not torch.compiler.is_compiling():
+            self.patch.plan(self, key, arguments, named)
+        plan = self.plans.get(key)
+        if plan is None or self.hooked():
+            return self.own(*arguments, **named)
+        return plan(values)
+
+    def _ready(self) -> bool:
+        """In eval mode, outside autocast, and made of the modules it was patched with."""
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            return False
+        if any(module.training for module in self.modules):
+            return False
+        return list(self.module.modules()) == self.modules
+
+    def hooked(self) -> bool:
+        """Whether somebody watches a module inside, which a graph would pass by."""
+        return any(map(_hooked, self.modules[1:]))
+
+    def remove(self) -> None:
+        if vars(self.module).get("forward") is not self:
+            return
+        if self._had_its_own:
+            self.module.forward = self.own
+        else:
+            del self.module.forward
+
+    def put_back(self) -> None:
+        self.module.forward = self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        raise TypeError("a patched model cannot be copied: unpatch it first, patch the copy")
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a patched model cannot be pickled: unpatch it first")
+
+
+class Patch:
+    """The operators of a library in one model; `unpatch` takes them out again."""
+
+    def __init__(
+        self, model: torch.nn.Module, customs: Mapping[str, Custom], package: str = ""
+    ) -> None:
+        self.model, self.package = model, package
+        self.variants: list[Variant] = []
+        self.missing: dict[str, str] = {}
+        """Operators that have no graph to look for here, and why."""
+        self.places: list[Place] = []
+        """Every occurrence that was looked at, the replaced ones among them."""
+        self.untraceable: dict[str, str] = {}
+        """Modules that could not be traced, and why; their children were tried."""
+        for name, custom in customs.items():
+            found, reason = places.variants(custom)
+            self.variants += found
+            if reason:
+                self.missing[name] = reason
+        self.sites: list[Site] = [Site(self, model, "")] if self.variants else []
+
+    @property
+    def replaced(self) -> list[Place]:
+        return [place for place in self.places if place.replaced]
+
+    def on(self) -> None:
+        """Again, after `off`."""
+        for site in self.sites:
+            site.put_back()
+
+    def off(self) -> None:
+        """For a while; what was traced is kept."""
+        for site in self.sites:
+            site.remove()
+
+    def unpatch(self) -> None:
+        """Give the model its own forward back; may be called again."""
+        self.off()
+        self.sites.clear()
+
+    def plan(self, site: Site, key: Key, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Trace the site's module for inputs of this kind and keep what is to run for them."""
+        with TRACING:
+            if key in site.plans or len(site.plans) >= KEPT_PLANS:
+                return
+            site.plans[key] = None
+            try:
+                if site.hooked():
+                    raise graphs.Untraceable("modules inside it have hooks")
+                site.plans[key] = self._made(site, arguments, named)
+            except graphs.Untraceable as error:
+                self.untraceable.setdefault(site.name, str(error))
+                self._descend(site)
+
+    def _made(self, site: Site, arguments: tuple[Any, ...], named: dict[str, Any]) -> Plan | None:
+        site.remove()
+        try:
+            traced = graphs.trace(site.module, arguments, named)
+        finally:
+            site.put_back()
+        fits, told = places.find(traced, graphs.decompose(traced), self.variants)
+        graph = None
+        if fits:
+            try:
+                graph = places.rewrite(traced, fits)
+            except places.Unfit as error:
+                told = [replace(p, state=str(error)) if p.replaced else p for p in told]
+        self._note(site, told)
+        if graph is None:
+            return None
+        state = tuple(
+            s if isinstance(s, torch.Tensor) else _home(site.module, s) for s in traced.state
+        )
+        return Plan(graph.forward, state, traced.out_spec, traced.out_spec.is_leaf())
+
+    def _note(self, site: Site, told: Sequence[Place]) -> None:
+        prefix = f"{site.name}." if site.name else ""
+        for place in told:
+            module = f"{prefix}{place.module}".rstrip(".")
+            noted = replace(place, module=module)
+            if noted not in self.places:
+                self.places.append(noted)
+
+    def _descend(self, site: Site) -> None:
+        """Children with a forward of their own become sites; they are traced when called."""
+        known = {id(s.module) for s in self.sites}
+        for name, child in _callable_children(site.module, site.name):
+            if id(child) not in known:
+                self.sites.append(Site(self, child, name))
+
+    def __str__(self) -> str:
+        """What was replaced, what was not and why."""
+        told = [
+            f"{p.operator}: {p.module or 'the model'} ({', '.join(p.nodes)}): {p.state}"
+            for p in sorted(self.places, key=lambda p: not p.replaced)
+        ]
+        return "\n".join([*told, *(f"{name}: {why}" for name, why in self.reasons().items())])
+
+    def reasons(self) -> dict[str, str]:
+        """Operators without any place, and modules that could not be traced, and why."""
+        seen = {p.operator for p in self.places} | set(self.missing)
+        looked = any(site.plans for site in self.sites)
+        why = "nothing in the model has its graph"
+        if not looked:
+            why = "the model was not called in eval mode yet"
+        rest = {v.name: why for v in self.variants if v.name not in seen}
+        untraced = {n or "the model": f"not traced: {why}" for n, why in self.untraceable.items()}
+        return self.missing | rest | untraced
+
+
+def _key(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], Key]:
+    """The flattened inputs, and what a graph made for them depends on."""
+    if not named and all(isinstance(a, torch.Tensor) for a in arguments):
+        return list(arguments), tuple(map(_of_tensor, arguments))
+    values, spec = tree_flatten((arguments, named))
+    parts = [_of_tensor(v) if isinstance(v, torch.Tensor) else _of_value(v) for v in values]
+    return values, (spec, *parts)
+
+
+def _of_tensor(tensor: torch.Tensor) -> Key:
+    return type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+
+def _of_value(value: Any) -> Key:
+    if isinstance(value, bool | int | float | str) or value is None:
+        return type(value), value
+    return type(value), id(value)
+
+
+def _hooked(module: torch.nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+def _home(module: torch.nn.Module, name: str) -> tuple[Mapping[str, Any], str]:
+    path, _, last = name.rpartition(".")
+    owner = module.get_submodule(path)
+    return (owner._parameters if last in owner._parameters else owner._buffers), last
+
+
+def _callable_children(module: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Through containers, which are indexed and not called."""
+    for key, child in module.named_children():
+        path = f"{name}.{key}" if name else key
+        if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
+            yield from _callable_children(child, path)
+        else:
+            yield path, child

@@ -1,0 +1,239 @@
+"""A library's operators inside a user's model: where they fit, what they leave alone, and back."""
+
+import copy
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from agent.export.artefact import gather
+from agent.export.package import export_package
+from tests.agent.export_library import cpp_campaign
+
+NAME = "patching_kernels"
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    """`bias_relu`: torch.relu(x + bias) of float32 (64, 32) and (32,)."""
+    folder = tmp_path_factory.mktemp("library")
+    run = cpp_campaign(folder / "run", bias_relu="speedup=3.0", signs="speedup=1.6")
+    export_package(gather([run], "Apache-2.0"), folder / "out", NAME)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patched.syspath_prepend(str(folder / "out" / "source"))
+        yield importlib.import_module(NAME)
+    for name in [n for n in sys.modules if n.partition(".")[0] == NAME]:
+        del sys.modules[name]
+
+
+class Written(nn.Module):
+    """The operator twice, spelt differently, beside one of another shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 32)
+        self.shift1 = nn.Parameter(torch.randn(32))
+        self.shift2 = nn.Parameter(torch.randn(32))
+        self.act, self.drop = nn.ReLU(inplace=True), nn.Dropout(0.5)
+
+    def forward(self, x):
+        y = self.act(self.first(x) + self.shift1)
+        z = torch.relu(self.shift2 + self.drop(self.second(y)))
+        return z, torch.relu(y[:7] + self.shift1)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Written().eval()
+
+
+def x():
+    return torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
+
+
+def used(kernels) -> int:
+    return kernels.counts()["bias_relu"].get("kernel", 0)
+
+
+def same(found, wanted) -> bool:
+    return all(torch.equal(f, w) for f, w in zip(found, wanted, strict=True))
+
+
+def test_both_spellings_are_replaced_and_the_result_stays(kernels, model):
+    wanted, before = model(x()), used(kernels)
+    patch = kernels.patch(model, x())
+    assert same(model(x()), wanted)
+    assert used(kernels) == before + 4  # two at the first call, two at this one
+    assert [p.module for p in patch.replaced] == ["", ""]
+    patch.unpatch()
+
+
+def test_what_does_not_fit_is_told_with_its_reason(kernels, model):
+    patch = kernels.patch(model, x())
+    told = [p.state for p in patch.places if not p.replaced]
+    assert told == ["measured float32[64,32], here float32[7,32]"]
+    assert patch.reasons() == {"signs": "nothing in the model has its graph"}
+    assert "signs: nothing in the model has its graph" in str(patch)
+    patch.unpatch()
+
+
+def test_parameters_are_read_at_every_call(kernels, model):
+    patch = kernels.patch(model, x())
+    with torch.no_grad():
+        model.shift1.add_(1.0)
+    model.shift2 = nn.Parameter(torch.randn(32))
+    found = model(x())
+    patch.unpatch()
+    assert same(found, model(x()))
+
+
+def test_gradients_are_those_of_the_model(kernels, model):
+    def gradients():
+        return torch.autograd.grad(model(x())[0].square().sum(), list(model.parameters()))
+
+    patch = kernels.patch(model, x())
+    found = gradients()
+    patch.unpatch()
+    for new, old in zip(found, gradients(), strict=True):
+        torch.testing.assert_close(new, old)
+
+
+def test_unpatch_gives_the_models_own_forward_back(kernels, model):
+    kernels.patch(model, x())
+    kernels.unpatch(model)
+    assert "forward" not in vars(model)
+    before = used(kernels)
+    model(x())
+    assert used(kernels) == before
+    kernels.unpatch(model)  # a second time, nothing happens
+
+
+def test_without_inputs_the_first_call_decides(kernels, model):
+    patch = kernels.patch(model)
+    assert patch.places == []
+    model(x())
+    assert len(patch.replaced) == 2
+    patch.unpatch()
+
+
+def test_train_mode_autocast_hooks_and_other_shapes_are_the_models_own(kernels, model):
+    patch = kernels.patch(model, x())
+    before, seen = used(kernels), []
+    model(x()[:5])
+    with torch.autocast("cpu", torch.bfloat16):
+        model(x())
+    hook = model.second.register_forward_hook(lambda *_: seen.append(1))
+    model(x())
+    hook.remove()
+    model.train()
+    model(x())
+    assert (used(kernels), seen) == (before, [1])
+    model.eval()
+    model(x())
+    assert used(kernels) == before + 2
+    patch.unpatch()
+
+
+def test_a_model_that_was_changed_runs_its_own_forward(kernels, model):
+    patch = kernels.patch(model, x())
+    before = used(kernels)
+    model.second = nn.Linear(32, 32)
+    found = model(x())
+    patch.unpatch()
+    assert used(kernels) == before
+    assert same(found, model(x()))
+
+
+class Shared(nn.Module):
+    def forward(self, x, bias):
+        shifted = x + bias
+        return torch.relu(shifted), shifted
+
+
+class Mutating(nn.Module):
+    def forward(self, x, bias):
+        return torch.relu(x.add_(bias))
+
+
+def test_an_intermediate_that_is_used_elsewhere_stays(kernels):
+    model = Shared().eval()
+    given = torch.randn(64, 32), torch.randn(32)
+    patch = kernels.patch(model, *given)
+    assert [p.state for p in patch.places] == ["add, an intermediate result, is used elsewhere"]
+    patch.unpatch()
+
+
+def test_a_model_that_writes_to_its_inputs_is_left_alone(kernels):
+    model = Mutating().eval()
+    patch = kernels.patch(model, torch.randn(64, 32), torch.randn(32))
+    assert patch.untraceable == {"": "it changes its inputs or buffers"}
+    patch.unpatch()
+
+
+class Deciding(nn.Module):
+    """torch.export refuses it: its control flow depends on values."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([Written(), Written()])
+
+    def forward(self, x):
+        return self.parts[0](x) if x.sum() > 0 else self.parts[1](x)
+
+
+def test_where_the_model_cannot_be_traced_its_parts_are(kernels):
+    model = Deciding().eval()
+    high, low = x().abs(), -x().abs()
+    wanted = model(high), model(low)
+    patch = kernels.patch(model, high)
+    assert {p.module for p in patch.replaced} == {"parts.0"}
+    assert same(model(low), wanted[1])
+    assert {p.module for p in patch.replaced} == {"parts.0", "parts.1"}
+    assert same(model(high), wanted[0])
+    assert "torch.export" in patch.untraceable[""]
+    patch.unpatch()
+    assert all("forward" not in vars(m) for m in model.modules())
+
+
+def test_a_patched_model_cannot_be_patched_copied_or_pickled(kernels, model):
+    patch = kernels.patch(model, x())
+    with pytest.raises(kernels.LibraryError, match="patched already"):
+        kernels.patch(model, x())
+    with pytest.raises(TypeError, match="unpatch it first"):
+        copy.deepcopy(model)
+    patch.unpatch()
+    copy.deepcopy(model)
+
+
+def test_a_call_that_fails_leaves_the_model_as_it_was(kernels, model):
+    with pytest.raises(RuntimeError):
+        kernels.patch(model, torch.randn(64, 17))
+    assert "forward" not in vars(model)
+
+
+def test_kernels_that_are_switched_off_are_not_put_in(kernels, model):
+    kernels.switch("bias_relu", on=False)
+    patch = kernels.patch(model, x(), only=["bias_relu"])
+    kernels.switch("bias_relu", on=True)
+    assert patch.reasons() == {"bias_relu": "its kernels are switched off"}
+    assert "forward" not in vars(model)
+
+
+def test_a_patched_model_compiles(kernels, model):
+    wanted = model(x())
+    patch = kernels.patch(model, x())
+    before = used(kernels)
+    found = torch.compile(model, fullgraph=True, backend="aot_eager")(x())
+    assert same(found, wanted)
+    assert used(kernels) > before
+    patch.unpatch()
+
+
+def test_the_packages_own_tree_holds_the_patching(kernels):
+    runtime = Path(kernels.__file__).parent / "runtime"
+    assert "agent." not in "".join(p.read_text() for p in runtime.glob("*.py"))
