@@ -1,11 +1,11 @@
 """The campaign loop: propose, build, measure, reward, record; tasks side by side, each in rounds.
 
-Decisions depend on the journal alone: a round is proposed when the round before it is complete, and
-`to_beat` is the best of earlier rounds, so that every engine decides alike and a resumed run goes
-on as if it had not been killed. A few tasks are under way at once, since evaluators keep a few
-references warm; a task that has used up its even share of the time left is given no further round.
-A task's winner is measured afresh after it was selected (docs/measuring.md), for which the
-last part of `max_seconds` is kept. Strategies live in proposers.
+What is decided (agent/decisions.py) depends on the journal alone: a round is proposed when the
+round before it is complete, and compared with the best of earlier rounds, so that every engine
+decides alike and a resumed run goes on as if it had not been killed. A few tasks are under way at
+once, since evaluators keep a few references warm; a task that has used up its even share of the
+time left is given no further round. A task's winner is measured afresh after it was selected
+(docs/measuring.md), for which the last part of `max_seconds` is kept. Strategies live in proposers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,18 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from agent.budget import CampaignConfig, first_candidates, search_seconds, share_seconds
-from agent.confirm import Which, best_of, lower_bound, refuted, unlikely, winner_of
+from agent.confirm import unlikely, winner_of
+from agent.decisions import (
+    SEARCH_OVER,
+    Await,
+    Confirm,
+    End,
+    Propose,
+    bar,
+    next_round,
+    next_step,
+    search_over,
+)
 from agent.engine import Engine
 from agent.examine import examine
 from agent.journal import Journal, Purpose, Recorded
@@ -37,9 +48,6 @@ log = logging.getLogger(__name__)
 
 TASKS_AT_ONCE = 4
 """As many as an evaluator keeps prepared."""
-BARREN_ROUNDS = 3
-"""Rounds in a row without a new candidate that end a task."""
-SEARCH_OVER = "the time for searching (max_seconds) is over"
 PROPOSERS_AT_ONCE = 8
 POLL_S = 0.2
 """How soon an interrupt or the end of the time is noticed."""
@@ -195,18 +203,18 @@ class _Campaign:
             for r in records
         )
         pending = [r for r in records if r.pending]
-        over = self._search_over(run, records)
-        if not over or self._to_confirm(winner_of, records) is not None:
-            self._push(run, Kind.PREPARE, pending[0].round if pending else _next_round(records))
+        over = search_over(run, records, self.config)
+        if not over or (self.config.confirm and winner_of(records) is not None):
+            self._push(run, Kind.PREPARE, pending[0].round if pending else next_round(records))
         if over:
             self._advance(run)
         elif pending:
             self._push_pending(run, pending)
-        elif (doubtful := self._to_confirm(unlikely, records)) is not None:
+        elif self.config.confirm and (doubtful := unlikely(records)) is not None:
             self._push(run, Kind.CONFIRM, doubtful.round, doubtful)
         elif not any(p.wants_measured for p in run.proposers):
             # Else the first round is pushed once preparing has ended.
-            self._go_on(run, records)
+            self._go_on(run, next_round(records))
 
     def _advance(self, run: TaskRun) -> None:
         """Decide what comes next, once nothing of this task is outstanding."""
@@ -214,31 +222,25 @@ class _Campaign:
             return
         run.awaiting = False
         records = self.journal.proposals(run.task.id)
-        if (doubtful := self._to_confirm(unlikely, records)) is not None:
-            self._push(run, Kind.CONFIRM, doubtful.round, doubtful)
-            return
         late = run.search_until_s is not None and time.monotonic() >= run.search_until_s
-        another = self.searching and not (late and records)  # The first round is always measured.
-        if another and not self._search_over(run, records):
-            self._go_on(run, records)
-            return
-        if self.searching and self.waves.open and not self._ended(run, records):
-            self._enter(run, Stage.WAITING, "for a further share")
-            run.awaiting = True
-        elif (winner := self._to_confirm(winner_of, records)) is not None:
-            self._push(run, Kind.CONFIRM, winner.round, winner)
-        elif run.halted is not None:
-            self._enter(run, Stage.STOPPED, run.halted)
-        elif self._search_over(run, records):
-            why = "no more proposals" if run.exhausted else self.waves.ended(records)
-            self._enter(run, Stage.DONE, why)
-        else:
-            self._enter(run, Stage.STOPPED, SEARCH_OVER)
+        step = next_step(
+            run, records, self.config, searching=self.searching, late=late, waves=self.waves.open
+        )
+        match step:
+            case Propose(round):
+                self._go_on(run, round)
+            case Confirm(record):
+                self._push(run, Kind.CONFIRM, record.round, record)
+            case Await():
+                self._enter(run, Stage.WAITING, "for a further share")
+                run.awaiting = True
+            case End(stage, reason):
+                self._enter(run, stage, reason)
 
-    def _go_on(self, run: TaskRun, records: Sequence[Recorded]) -> None:
+    def _go_on(self, run: TaskRun, round: int) -> None:
         """Another round, at once or by the next weights."""
         if self.learner is None:
-            self._push(run, Kind.PROPOSE, _next_round(records))
+            self._push(run, Kind.PROPOSE, round)
         else:
             run.resting = True
 
@@ -251,7 +253,7 @@ class _Campaign:
         learn_from(self.journal, self.learner)
         for run in active:
             run.resting = False
-            self._push(run, Kind.PROPOSE, _next_round(self.journal.proposals(run.task.id)))
+            self._push(run, Kind.PROPOSE, next_round(self.journal.proposals(run.task.id)))
 
     def _grant_if_all_wait(self) -> None:
         """A wave is decided on when every task has had its share: whose round it is must not depend
@@ -277,25 +279,9 @@ class _Campaign:
         """Another round of a task that this call may not have prepared yet."""
         records = self.journal.proposals(run.task.id)
         if not run.prepared:
-            self._push(run, Kind.PREPARE, _next_round(records))
+            self._push(run, Kind.PREPARE, next_round(records))
         if run.prepared or not any(p.wants_measured for p in run.proposers):
-            self._go_on(run, records)
-
-    def _search_over(self, run: TaskRun, records: Sequence[Recorded]) -> bool:
-        if any(r.pending for r in records):
-            return False
-        fresh = [r for r in records if not r.duplicate]
-        return len(fresh) >= run.budget or self._ended(run, records)
-
-    def _ended(self, run: TaskRun, records: Sequence[Recorded]) -> bool:
-        """Nothing more is worth asking for, whatever budget is left."""
-        fresh = [r for r in records if not r.duplicate]
-        barren = _next_round(records) - _next_round(fresh)
-        ended = run.exhausted or run.halted is not None or bool(self.waves.ended(records))
-        return ended or barren >= BARREN_ROUNDS
-
-    def _to_confirm(self, which: Which, records: Sequence[Recorded]) -> Recorded | None:
-        return which(records) if self.config.confirm else None
+            self._go_on(run, next_round(records))
 
     def _push(
         self,
@@ -342,7 +328,9 @@ class _Campaign:
             if job.kind is Kind.BUILD:
                 future = self.engine.submit_build(run.task, candidate, config)
             else:
-                to_beat = self._to_beat(run, job.round) if job.kind is Kind.EVALUATE else None
+                to_beat = None
+                if job.kind is Kind.EVALUATE:
+                    to_beat = bar(self.journal.proposals(run.task.id), job.round, self.config)
                 future = self.engine.submit_evaluate(
                     run.task, candidate, config, to_beat, elsewhere=job.kind is Kind.CONFIRM
                 )
@@ -368,12 +356,6 @@ class _Campaign:
             return ()
 
         return propose
-
-    def _to_beat(self, run: TaskRun, round: int) -> float | None:
-        best = best_of([r for r in self.journal.proposals(run.task.id) if r.round < round])
-        if best is not None and not refuted(best):
-            return lower_bound(best)
-        return 1.0 if self.config.confirm else None
 
     def _finish(self, job: Job, future: Future[Any]) -> None:
         run = job.run
@@ -472,7 +454,3 @@ class _Campaign:
     def _report(self, run: TaskRun) -> TaskReport:
         records = self.journal.proposals(run.task.id)
         return report(run.task.id, run.stage, records, budget=run.budget, reason=run.reason)
-
-
-def _next_round(records: Sequence[Recorded]) -> int:
-    return 1 + max((r.round for r in records), default=-1)

@@ -6,7 +6,7 @@ promoted, and only where the search had said the same. Pure functions of journal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from agent.journal import Recorded
 from sandbox.types import Evaluation
@@ -17,8 +17,6 @@ UNLIKELY_SPEEDUP = 3.0
 """From here a figure is confirmed before anything is compared with it, or proposed after it."""
 BETTER = 1.1
 """Times the best confirmed figure of the task, to be confirmed during the search again."""
-Which = Callable[[Sequence[Recorded]], Recorded | None]
-"""Of one task's records the one to confirm now, if any."""
 CONFIRMATIONS = 3
 """Winners of one task that may fail their confirmation before it is given up."""
 

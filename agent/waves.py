@@ -16,7 +16,8 @@ from agent.allocation import (
     write_grants,
 )
 from agent.budget import CampaignConfig, shares_headroom
-from agent.journal import Journal, Recorded
+from agent.decisions import fresh
+from agent.journal import Journal
 
 
 class Waves:
@@ -30,17 +31,12 @@ class Waves:
         """Candidates beyond the task's first share."""
         return sum(self._granted.get(task_id, ()))
 
-    def ended(self, records: Sequence[Recorded]) -> str:
-        """Why a task is done although it has budget left; empty while it is not."""
-        allocation = self._config.allocation
-        return "" if allocation is None else allocation.ended(records)
-
     def grant(self, waiting: Sequence[str], task_ids: Sequence[str]) -> dict[str, int]:
         """Candidates for some of the waiting tasks, written down before they are used; none where
         nothing is left, and then no more is ever.
         """
         config = self._config
-        tried = {id: len(_fresh(self._journal.proposals(id))) for id in task_ids}
+        tried = {id: len(fresh(self._journal.proposals(id))) for id in task_ids}
         standings = [
             Standing(
                 id,
@@ -59,7 +55,3 @@ class Waves:
                 self._granted.setdefault(id, []).append(count)
         self.open = bool(grants)
         return grants
-
-
-def _fresh(records: Sequence[Recorded]) -> list[Recorded]:
-    return [record for record in records if not record.duplicate]
