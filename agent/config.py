@@ -6,8 +6,7 @@ Precedence: defaults of the dataclass, then the preset or file, then what the co
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import Discriminator, TypeAdapter, ValidationError
 
-from agent.allocation import Allocation
 from agent.budget import CampaignConfig
+from agent.keys import nearest, refuse_unknown
 from agent.memory.notes import Memory
 from agent.models.ledger import Caps
 from agent.models.prices import Price
@@ -192,7 +191,7 @@ def strategy_values(given: object, origin: str) -> dict[str, Any]:
     if not isinstance(given, Mapping) or kind not in STRATEGIES:
         known = ", ".join(STRATEGIES)
         raise ConfigError(f"{origin}: strategy is {given!r}; expected a name or a kind of {known}")
-    _refuse_unknown(STRATEGIES[str(kind)], given, origin, "strategy.")
+    refuse_unknown(STRATEGIES[str(kind)], given, origin, "strategy.")
     preset = read_yaml(str(kind), "strategy")[1]
     across = {**preset.get("across", {}), **(given.get("across") or {})}
     merged = preset | dict(given) | ({"across": across} if across else {})
@@ -241,7 +240,7 @@ def read_yaml(source: str, verb: str) -> tuple[str, dict[str, Any]]:
 
 def validate(kind: type[T], values: Mapping[str, Any], origin: str) -> T:
     """The dataclass from plain values; raises ConfigError for the first thing wrong."""
-    _refuse_unknown(kind, values, origin, "")
+    refuse_unknown(kind, values, origin)
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:
@@ -250,43 +249,6 @@ def validate(kind: type[T], values: Mapping[str, Any], origin: str) -> T:
         why = first["msg"].removeprefix("Value error, ")
         given = "" if isinstance(first["input"], Mapping) else f", got {first['input']!r}"
         raise ConfigError(f"{origin}: {key}: {why}{given}") from error
-
-
-NESTED: Mapping[str, type] = {
-    "evaluation": EvalConfig,
-    "models": ModelConfig,
-    "prices": Price,
-    "across": Allocation,
-    "tuning": Tuning,
-    "memory": Memory,
-}
-"""Keys whose values are dataclasses of their own, alone, listed or named."""
-
-
-def _refuse_unknown(kind: type, values: Mapping[str, Any], origin: str, prefix: str) -> None:
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    for key, value in values.items():
-        if key not in fields:
-            meant = nearest(str(key), fields)
-            raise ConfigError(
-                f"{origin}: unknown key {prefix + str(key)!r}; "
-                + (f"did you mean {prefix + meant!r}?" if meant else f"known: {', '.join(fields)}")
-            )
-        if key in NESTED:
-            for part in _parts(key, value):
-                _refuse_unknown(NESTED[key], part, origin, f"{key}.")
-
-
-def _parts(key: str, value: object) -> list[Mapping[str, Any]]:
-    if key == "prices" and isinstance(value, Mapping):
-        value = list(value.values())
-    found = value if isinstance(value, list | tuple) else [value]
-    return [part for part in found if isinstance(part, Mapping)]
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known name most like a mistyped one."""
-    return next(iter(difflib.get_close_matches(word, list(known), 1)), None)
 
 
 def to_yaml(config: OptimizeConfig) -> str:

@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from agent.config import MAY_CHANGE, OptimizeConfig, nearest, to_yaml
+from agent.config import MAY_CHANGE, OptimizeConfig, to_yaml
 from agent.journal import FILE, Journal
+from agent.keys import nearest
 from agent.storage import RunLock
 from sandbox.errors import ConfigError
 from sandbox.records import to_record

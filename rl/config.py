@@ -5,15 +5,11 @@ Unknown keys are refused. configs/train/cuda-l1.yaml tells published values from
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from agent.config import nearest, read_yaml, validate
-from rewards.robust import Robust
+from agent.config import read_yaml, validate
 from rewards.terms import RewardConfig
-from sandbox.errors import ConfigError
 from sandbox.types import digest
 
 Split = Literal["train", "held_out_task", "held_out_family"]
@@ -174,42 +170,9 @@ def load_train(source: str, **overrides: object) -> TrainConfig:
     """From a preset's name or a YAML file; raises ConfigError naming the file and the key."""
     origin, values = read_yaml(source, "train")
     values |= {key: value for key, value in overrides.items() if value is not None}
-    return validate(TrainConfig, _nested(TrainConfig, values, origin), origin)
+    return validate(TrainConfig, values, origin)
 
 
 def _share(text: str) -> float:
     """Uniform in 0..1, the same for the same text."""
     return int(digest(text), 16) / 16**16
-
-
-def _nested(kind: type, values: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, Any]:
-    """With every key checked, those of inner dataclasses too."""
-    known = {f.name: f for f in dataclasses.fields(kind)}
-    checked: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in known:
-            meant = nearest(str(key), known)
-            hint = f"did you mean {prefix + meant!r}?" if meant else f"known: {', '.join(known)}"
-            raise ConfigError(f"{origin}: unknown key {prefix + str(key)!r}; {hint}")
-        inner = INNER.get(str(known[key].type).removesuffix(" | None"))
-        if inner is not None and isinstance(value, Mapping):
-            value = _nested(inner, value, origin, f"{prefix}{key}.")
-        checked[key] = value
-    return checked
-
-
-INNER: Mapping[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        ShapeConfig,
-        HeldOut,
-        SamplingConfig,
-        LoraConfig,
-        SftConfig,
-        SelfConfig,
-        GrpoConfig,
-        RewardConfig,
-        Robust,
-    )
-}
-"""Dataclasses that are keys of another one, by the annotation's text."""

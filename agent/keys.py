@@ -1,0 +1,55 @@
+"""Keys of a config file against the dataclass they are for: unknown ones are refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sandbox.errors import ConfigError
+
+
+def refuse_unknown(kind: type, values: Mapping[str, Any], origin: str, prefix: str = "") -> None:
+    """Raises ConfigError for the first key that is no field, in values of dataclasses too: alone,
+    listed or named. Values of several kinds of dataclass are left to who can tell them apart.
+    """
+    hints = typing.get_type_hints(kind)
+    known = [f.name for f in dataclasses.fields(kind)]
+    for key, value in values.items():
+        if key not in known:
+            meant = nearest(str(key), known)
+            raise ConfigError(
+                f"{origin}: unknown key {prefix + str(key)!r}; "
+                + (f"did you mean {prefix + meant!r}?" if meant else f"known: {', '.join(known)}")
+            )
+        match list(dict.fromkeys(_dataclasses(hints[key]))):
+            case [inner]:
+                for part in _parts(value, named=_is_mapping(hints[key])):
+                    refuse_unknown(inner, part, origin, f"{prefix}{key}.")
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known name most like a mistyped one."""
+    return next(iter(difflib.get_close_matches(word, list(known), 1)), None)
+
+
+def _dataclasses(hint: Any) -> Iterable[type]:
+    """Those in `X`, `X | None`, `tuple[X, ...]` or `Mapping[str, X]`."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        yield hint
+    for argument in typing.get_args(hint):
+        yield from _dataclasses(argument)
+
+
+def _is_mapping(hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _parts(value: object, *, named: bool) -> list[Mapping[str, Any]]:
+    if named and isinstance(value, Mapping):
+        value = list(value.values())
+    found = value if isinstance(value, list | tuple) else [value]
+    return [part for part in found if isinstance(part, Mapping)]
