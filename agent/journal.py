@@ -20,6 +20,7 @@ from typing import Any
 from agent.storage import DISK_ERRORS, TABLES, DiskFull, Reserve, connect
 from agent.types import Attempt, Measured, Proposal, Usage
 from rewards.types import Reward
+from sandbox.cleanup import on_failure
 from sandbox.errors import ConfigError
 from sandbox.records import from_record, to_record
 from sandbox.types import Candidate, Evaluation, Language, Task, digest
@@ -376,13 +377,13 @@ class Journal:
 
     def _try(self, body: Callable[[Write], object]) -> None:
         self._database.execute("BEGIN IMMEDIATE")
-        try:
+        with on_failure(self._roll_back):
             body(self._database.execute)
             self._database.execute("COMMIT")
-        except BaseException:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            raise
+
+    def _roll_back(self) -> None:
+        if self._database.in_transaction:
+            self._database.execute("ROLLBACK")
 
 
 def _proposal_row(round: int, proposal: Proposal, *, duplicate: bool) -> tuple[object, ...]:

@@ -22,6 +22,7 @@ from agent.engine import Build, MakeEvaluator, build_with, evaluate_on, prepare_
 from agent.lanes import LaneLost, LanePool, NoLane
 from agent.reaper import Reaper
 from agent.types import Measured
+from sandbox.cleanup import on_failure
 from sandbox.errors import DeviceError
 from sandbox.types import Candidate, EvalConfig, Evaluation, Task
 
@@ -78,15 +79,12 @@ class RayLane:
         lane = ray.remote(LaneActor).options(max_restarts=0, max_task_retries=0, **self.options)
         self._actor = lane.remote(self.make_evaluator, os.environ.get("OMP_NUM_THREADS"))
         try:
-            _get(self._actor.open.remote(), timeout_s=START_TIMEOUT_S)
+            with on_failure(lambda: ray.kill(self._actor)):
+                _get(self._actor.open.remote(), timeout_s=START_TIMEOUT_S)
         except GetTimeoutError as error:
-            ray.kill(self._actor)
             raise DeviceError(
                 f"Ray placed no lane within {START_TIMEOUT_S:.0f} s; another campaign may hold it"
             ) from error
-        except BaseException:
-            ray.kill(self._actor)
-            raise
 
     def prepare(self, task: Task, config: EvalConfig) -> Measured:
         measured = _get(self._actor.prepare.remote(task, config))

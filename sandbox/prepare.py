@@ -16,6 +16,7 @@ import torch
 
 from sandbox import copying
 from sandbox.cache import LIMITS, Shelf, read_json, write_json
+from sandbox.cleanup import on_failure
 from sandbox.device import DeviceFacts, free_bytes
 from sandbox.errors import InvalidReference, SandboxFault
 from sandbox.gpu_state import undisturbed
@@ -192,21 +193,18 @@ class Preparer:
         pools: dict[int, Pool] = {}
         try:
             subject = subject or self.stand.start_reference(task, config)
-            for shape in (*range(1, len(task.shapes)), 0):
-                if pools:
-                    subject.release()
-                signature = self.stand.open_reference(subject, Opening(shape, randomise))
-                pools[shape] = build_pool(subject, signature, config, free_bytes(task.device))
-                refuse_ignored_inputs(subject, pools[shape], config)
+            with on_failure(subject.close):
+                for shape in (*range(1, len(task.shapes)), 0):
+                    if pools:
+                        subject.release()
+                    signature = self.stand.open_reference(subject, Opening(shape, randomise))
+                    pools[shape] = build_pool(subject, signature, config, free_bytes(task.device))
+                    refuse_ignored_inputs(subject, pools[shape], config)
             return subject, tuple(pools[shape] for shape in range(len(task.shapes)))
-        except BaseException as error:
-            if subject is not None:
-                subject.close()
-            if isinstance(error, WorkerFailed):
-                raise reference_failed(task, error) from error
-            if isinstance(error, InvalidReference):
-                raise InvalidReference(f"{task.id}: {error}") from None
-            raise
+        except WorkerFailed as failed:
+            raise reference_failed(task, failed) from failed
+        except InvalidReference as error:
+            raise InvalidReference(f"{task.id}: {error}") from None
 
     def _keep_warm(self, key: str, subject: Subject) -> None:
         """Beside the others, of which the large free their arenas and the oldest ends."""

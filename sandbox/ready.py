@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
+from sandbox.cleanup import on_failure
 from sandbox.errors import SandboxFault
 from sandbox.handle import Worker, WorkerFailed
 from sandbox.quiet import Quiet
@@ -71,18 +72,14 @@ class Ready:
     def _make(self, role: str) -> Worker:
         with self._quiet.noise():
             worker = self._zygote.spawn(role, memory_limit_bytes=EvalConfig().memory_limit_bytes)
-        try:
-            with self._quiet.beside(worker):
-                worker.request(
-                    "setup",
-                    stage="load",
-                    timeout_s=SETUP_TIMEOUT_S,
-                    device=self._zygote.device,
-                    dtype="float32",
-                    threads=self._zygote.threads,
-                    tf32=None,
-                )
-        except BaseException:
-            worker.close()
-            raise
+        with on_failure(worker.close), self._quiet.beside(worker):
+            worker.request(
+                "setup",
+                stage="load",
+                timeout_s=SETUP_TIMEOUT_S,
+                device=self._zygote.device,
+                dtype="float32",
+                threads=self._zygote.threads,
+                tf32=None,
+            )
         return worker

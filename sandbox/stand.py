@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sandbox.cleanup import on_failure
 from sandbox.gpu_state import GpuWatch
 from sandbox.handle import WorkerFailed
 from sandbox.observation import Failure, FailureKind
@@ -74,17 +75,14 @@ class Stand:
         """Two starts side by side; if either fails, what the other started is retired."""
         with ThreadPoolExecutor(1, "starter") as pool:
             other = pool.submit(second)
-            try:
+            with on_failure(lambda: self._retire_result(other)):
                 one = first()
-            except BaseException:
-                if other.exception() is None:
-                    self.retire(_subject_of(other.result()))
-                raise
-            try:
+            with on_failure(lambda: self.retire(_subject_of(one))):
                 return one, other.result()
-            except BaseException:
-                self.retire(_subject_of(one))
-                raise
+
+    def _retire_result(self, started: Future[AlsoStarted]) -> None:
+        if started.exception() is None:
+            self.retire(_subject_of(started.result()))
 
     def reference(
         self,
@@ -95,11 +93,8 @@ class Stand:
     ) -> tuple[Subject, Signature]:
         """A fresh reference worker, its model open, and what it looks like."""
         subject = self.start_reference(task, config, preload)
-        try:
+        with on_failure(lambda: self.retire(subject)):
             return subject, self.open_reference(subject, opening)
-        except BaseException:
-            self.retire(subject)
-            raise
 
     def start_reference(
         self, task: Task, config: EvalConfig, preload: Sequence[tuple[Path, str]] = ()
@@ -191,13 +186,12 @@ class Stand:
                     preload=preload,
                 )
         subject = Subject(worker, task, config, "reference" if role == "reference" else "load")
-        try:
-            with self.quiet.beside(worker, then_stop=then_stop):
-                subject.setup(self.zygote.threads)
-                subject.load(source)
-        except BaseException:
-            self.retire(subject)
-            raise
+        with (
+            on_failure(lambda: self.retire(subject)),
+            self.quiet.beside(worker, then_stop=then_stop),
+        ):
+            subject.setup(self.zygote.threads)
+            subject.load(source)
         return subject
 
 

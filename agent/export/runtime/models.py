@@ -34,7 +34,7 @@ def import_source(text: str, path: Path, name: str, build: Path | None = None) -
         sys.modules[name] = module
         try:
             exec(compile(text, str(path), "exec"), module.__dict__)
-        except BaseException:
+        except BaseException:  # SystemExit included: a module half made must not be found again.
             del sys.modules[name]
             raise
     return module
