@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ray")
-
 from agent.journal import Journal
 from sandbox.types import Status
 from tests.agent.scripts import calls

@@ -9,8 +9,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytest.importorskip("ray")
-
 from agent.engine import LocalEngine
 from agent.journal import Journal
 from agent.ray_engine import RayEngine

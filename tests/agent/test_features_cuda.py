@@ -31,7 +31,7 @@ def points(found: Plan, count: int) -> list[dict[str, str | int]]:
 
 
 def compile_error(source: str) -> str | None:
-    nvrtc = pytest.importorskip("cupy").cuda.nvrtc
+    nvrtc = pytest.importorskip("cupy", reason="needs NVRTC: the extra cuda13").cuda.nvrtc
     program = nvrtc.createProgram(source.split('r"""')[1].split('"""')[0], "candidate.cu", (), ())
     try:
         nvrtc.compileProgram(program, ("-arch=sm_90", "--std=c++17"))

@@ -177,7 +177,7 @@ def test_the_cpp_example_computes_what_its_reference_does(
 
 
 def test_the_cuda_example_compiles_for_hopper() -> None:
-    nvrtc = pytest.importorskip("cupy").cuda.nvrtc
+    nvrtc = pytest.importorskip("cupy", reason="needs NVRTC: the extra cuda13").cuda.nvrtc
     source = example("cuda").split('r"""')[1].split('"""')[0]
     program = nvrtc.createProgram(source, "example.cu", (), ())
     nvrtc.compileProgram(program, ("-arch=sm_90",))

@@ -10,6 +10,8 @@ import pytest
 
 from sandbox import cores, processes
 
+FEW_CORES = len(os.sched_getaffinity(0)) < cores.LEAST_CORES
+
 
 @pytest.fixture
 def allowed() -> list[int]:
@@ -26,7 +28,7 @@ def test_few_cores_are_all_for_work(allowed: list[int]) -> None:
         os.sched_setaffinity(0, set(allowed))
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 4, reason="a host of four cores and more")
+@pytest.mark.skipif(FEW_CORES, reason="shares cores out on larger hosts only")
 def test_no_other_work_runs_on_the_launching_core() -> None:
     for gpu in ("0", "GPU-5f1d"):
         core = cores.launching_core(gpu)

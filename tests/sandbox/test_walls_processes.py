@@ -94,7 +94,7 @@ def test_kill_tree_beats_a_process_that_forks_for_ever() -> None:
         assert count_processes(pgid) == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs a uid of its own")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives uids")
 def test_kill_tree_sweeps_the_slots_uid_beyond_the_group() -> None:
     reader, writer = os.pipe()
 

@@ -1,0 +1,44 @@
+"""The pages a user copies from: every command in them is one that the front door takes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import typer.main
+
+import warpsmith
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMAND = re.compile(r"^ *(?:\$ )?warpsmith ((?:.*\\\n)*.*)$", re.MULTILINE)
+
+
+def commands() -> Iterator[object]:
+    """Of code blocks, fenced or indented; options of the user's own choice stay as they are."""
+    for page in PAGES:
+        for found in COMMAND.finditer(page.read_text(encoding="utf-8")):
+            line = found[1].replace("\\\n", " ")
+            yield pytest.param(line, id=f"{page.name}: {line[:60]}")
+
+
+def parse(line: str) -> None:
+    """As the shell and then the front door would; nothing is run."""
+    words = shlex.split(line, comments=True)
+    command: click.Command = typer.main.get_command(warpsmith.app)
+    context = click.Context(command)
+    while isinstance(command, click.Group):
+        name = words.pop(0)
+        found = command.get_command(context, name)
+        assert found is not None, f"no command {name!r}"
+        command, context = found, click.Context(found, parent=context)
+    command.make_context(command.name, words, parent=context.parent)
+
+
+@pytest.mark.parametrize("line", list(commands()))
+def test_every_command_of_the_pages_parses(line: str) -> None:
+    parse(line)
