@@ -124,27 +124,30 @@ def export(
     runs: str | Sequence[str],
     to: str | Path,
     *,
-    format: str = "modelnew",
+    format: str | Sequence[str] = "modelnew",
     package: str = "tuned_kernels",
     licence: str = "unknown",
+    archs: Sequence[str] = (),
+    device: str = "auto",
 ) -> list[Path]:
-    """Write the winners of runs as stand-alone files, or as a Python package: `warpsmith export`.
+    """Write the winners of runs in one form, or in several, each in a folder: `warpsmith export`.
 
-    `format` is `modelnew` or `package`; the other two are of a package, its name and its kernels'
-    SPDX licence.
+    Forms are `modelnew`, `package`, `kernels`, `kernelbench` and `flashinfer`; `package` names the
+    package or repository, `licence` is the kernels' SPDX identifier, `archs` such as `sm_90` get
+    binaries beside those measured. `device` is where converted kernels are judged again.
     """
-    from agent.export.artefact import gather
-    from agent.export.modelnew import export_runs
-    from agent.export.package import check_name, export_package
+    from agent.export.formats import check_formats, export_formats
     from agent.runs import find_run
+    from sandbox.doctor import resolve_device
+    from sandbox.evaluator import LocalEvaluator
 
+    formats = check_formats(
+        [format] if isinstance(format, str) else format, package, archs, licence
+    )
     folders = [find_run(run) for run in ([runs] if isinstance(runs, str) else runs)]
-    if format == "modelnew":
-        return export_runs(folders, Path(to))
-    if format != "package":
-        raise ConfigError(f"format is {format!r}; expected modelnew or package")
-    check_name(package)
-    return export_package(gather(folders, licence), Path(to), package)
+    resolved = resolve_device(device)
+    make_evaluator = partial(LocalEvaluator, resolved)
+    return export_formats(folders, Path(to), formats, resolved, make_evaluator)
 
 
 def revalidate(folder: str | Path, *, device: str = "auto") -> list[Outcome]:
@@ -670,12 +673,20 @@ def _train_rl(
 def _export(
     runs: list[str],
     to: To,
-    format: Annotated[str, typer.Option(help="modelnew or package.")] = "modelnew",
+    format: Annotated[
+        list[str],
+        typer.Option(help="modelnew, package, kernels, kernelbench or flashinfer; also several."),
+    ] = ["modelnew"],  # noqa: B006  typer reads it
     package: Annotated[str, typer.Option(help="Its import name.")] = "tuned_kernels",
     licence: Annotated[str, typer.Option(help="Of the kernels, SPDX.")] = "unknown",
+    arch: Annotated[
+        list[str] | None, typer.Option(help="Compile cuda kernels ahead for it too: sm_90.")
+    ] = None,
+    device: Device = "auto",
 ) -> None:
-    """Write the winners of runs as stand-alone files, or as a Python package with dispatch."""
-    _say(export(runs, to, format=format, package=package, licence=licence))
+    """Write the winners of runs as files, as a package with dispatch, or for other tools."""
+    options = {"format": format, "package": package, "licence": licence}
+    _say(export(runs, to, **options, archs=arch or (), device=device))
 
 
 @app.command("revalidate")

@@ -207,14 +207,21 @@ def _exported(folder: Path, suite: Suite) -> Iterator[Raw | Problem]:
     for entry in entries if isinstance(entries, list) else []:
         match entry:
             case {"file": str(name), "task_id": str(task_id), "language": str(language)}:
-                source = _text(folder / Path(name).name)
+                path = folder / name if _inside(name) else folder / Path(name).name
+                source = _text(path)
                 if isinstance(source, Problem):
                     yield source
                 else:
-                    origin = str(folder / Path(name).name)
-                    yield Raw(suite.names.get(task_id), task_id, 0, source, origin, language)
+                    found = suite.names.get(task_id)
+                    yield Raw(found, task_id, 0, source, str(path), language)
             case _:
                 yield Problem(str(path), f"{entry!r:.60} has no file, task_id and language")
+
+
+def _inside(name: str) -> bool:
+    """Whether a manifest's path stays in its folder."""
+    path = Path(name)
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def _lines(path: Path, suite: Suite) -> Iterator[Raw | Problem]:

@@ -16,13 +16,14 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
 
+from agent.export.runtime.hosts import Incomparable, facts
 from agent.export.runtime.models import init_text, init_values, state_names
 from agent.export.runtime.signature import Argument, readable, signature_of
 from sandbox.errors import ConfigError
@@ -40,6 +41,8 @@ class Measured:
     name: str
     signature: str
     readable: str
+    outputs: str = "[]"
+    """JSON of [dtype, shape] of each output."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class Interface:
     autograd: str = "none"
     shapes: tuple[Measured, ...] = ()
     refused: str | None = None
+    facts: str | None = None
+    """Literal of what `runtime.hosts.facts` says of the reference."""
+    unlike: str = "exported before layers were"
+    """Why no module of a user can be told to be the reference, where `facts` is None."""
 
 
 class Refused(Exception):
@@ -91,7 +98,7 @@ def interface(task: Task) -> Interface:
         return Interface(refused=f"its reference fails here: {type(error).__name__}: {error}")
     first = found[0]
     shapes = tuple(shape for f in found if _same_call(f, first) for shape in f.shapes)
-    return Interface(first.inputs, first.state, first.init, first.outputs, first.autograd, shapes)
+    return replace(first, shapes=shapes)
 
 
 def refuse_constants(task: Task) -> None:
@@ -128,6 +135,7 @@ def _shape(task: Task, constants: dict[str, Any], name: str) -> Interface:
         _refuse_attributes(model)
         outputs = _forward(model, arguments, named)
         autograd = _differentiable(model, arguments)
+        known, unlike = _facts(task, model)
     tensors = [*arguments, *named.values()]
     if not any(isinstance(a, torch.Tensor) for a in arguments):
         raise Refused("forward takes no tensor")
@@ -138,8 +146,25 @@ def _shape(task: Task, constants: dict[str, Any], name: str) -> Interface:
         init=text,
         outputs=None if isinstance(outputs, torch.Tensor) else len(outputs),
         autograd=autograd,
-        shapes=(Measured(name, signature, readable(arguments)),),
+        shapes=(Measured(name, signature, readable(arguments), _outputs(outputs)),),
+        facts=known,
+        unlike=unlike,
     )
+
+
+def _outputs(found: Any) -> str:
+    listed = [found] if isinstance(found, torch.Tensor) else found
+    return json.dumps([[str(o.dtype), list(o.shape)] for o in listed])
+
+
+def _facts(task: Task, model: torch.nn.Module) -> tuple[str | None, str]:
+    """What tells whether a user's module is this reference, or why nothing does."""
+    if "training" in task.source:
+        return None, "its reference may depend on the mode, train or eval"
+    try:
+        return repr(tuple(facts(model))), ""
+    except Incomparable as error:
+        return None, str(error)
 
 
 def _cast(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:

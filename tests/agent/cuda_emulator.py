@@ -111,7 +111,7 @@ extern "C" void launch_{name}(const unsigned* shape, void** given) {{
     }}
 }}
 """
-KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+\)\s*(\w+)\(([^)]*)\)')
+KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+\)\s*)?(\w+)\(([^)]*)\)')
 CONVERSIONS = {
     'asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));': (
         "_Float16 h; __builtin_memcpy(&h, &x, 2); y = (float)h;"
@@ -147,21 +147,32 @@ class Kernel:
         self.function(shape, pointers)
 
 
+def plain(code: str) -> str:
+    """With conversions that g++ knows."""
+    for ptx, known in CONVERSIONS.items():
+        code = code.replace(ptx, known)
+    return code
+
+
+def launchers(code: str) -> tuple[list[str], str]:
+    """Names of the kernels, and host functions that run each."""
+    found, text = KERNEL.findall(code), ""
+    for name, signature in found:
+        kinds = [re.sub(r"\s*\w+$", "", p.strip()) for p in signature.split(",")]
+        unpacked = ", ".join(
+            f"*(std::decay_t<{k.replace('__restrict__', '')}>*)arguments[{i}]"
+            for i, k in enumerate(kinds)
+        )
+        text += LAUNCH.format(name=name, unpacked=unpacked)
+    return [name for name, _ in found], text
+
+
 class RawModule:
     """Compiles with g++ where cupy would call NVRTC."""
 
     def __init__(self, *, code: str, options: tuple[str, ...] = (), backend: str = "nvrtc") -> None:
-        for ptx, plain in CONVERSIONS.items():
-            code = code.replace(ptx, plain)
-        launchers = ""
-        for name, signature in KERNEL.findall(code):
-            kinds = [re.sub(r"\s*\w+$", "", p.strip()) for p in signature.split(",")]
-            unpacked = ", ".join(
-                f"*(std::decay_t<{k.replace('__restrict__', '')}>*)arguments[{i}]"
-                for i, k in enumerate(kinds)
-            )
-            launchers += LAUNCH.format(name=name, unpacked=unpacked)
-        source = SHIM + code + launchers
+        code = plain(code)
+        source = SHIM + code + launchers(code)[1]
         stem = Path(self.folder) / hashlib.sha256(source.encode()).hexdigest()[:16]
         stem.with_suffix(".cpp").write_text(source)
         command = ["g++", "-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-fno-strict-aliasing"]

@@ -1,0 +1,102 @@
+"""The forms that winners can be exported in, and several of them at once from one reading."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.export.artefact import gather, winners
+from agent.export.flashinfer import export_flashinfer
+from agent.export.hub import export_hub
+from agent.export.kernelbench_runs import export_kernelbench
+from agent.export.modelnew import export_runs
+from agent.export.package import check_name, export_package
+from agent.export.standalone import Judge
+from sandbox.errors import ConfigError
+from sandbox.types import Candidate, EvalConfig, Evaluation, Evaluator, Task
+
+FORMATS = ("modelnew", "package", "kernels", "kernelbench", "flashinfer")
+
+
+@dataclass(frozen=True)
+class Formats:
+    """What was asked for."""
+
+    names: tuple[str, ...]
+    package: str
+    archs: tuple[str, ...]
+    licence: str = "unknown"
+
+
+def check_formats(
+    names: Sequence[str], package: str, archs: Sequence[str], licence: str = "unknown"
+) -> Formats:
+    """Raises ConfigError."""
+    for name in names:
+        if name not in FORMATS:
+            raise ConfigError(f"format is {name!r}; expected one of {', '.join(FORMATS)}")
+    for arch in archs:
+        if not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
+            raise ConfigError(f"architecture is {arch!r}; expected one such as sm_90")
+    check_name(package)
+    return Formats(tuple(dict.fromkeys(names)), package, tuple(archs), licence)
+
+
+def export_formats(
+    runs: Sequence[Path],
+    folder: Path,
+    formats: Formats,
+    device: str,
+    make_evaluator: Callable[[], Evaluator],
+) -> list[Path]:
+    """The files in the folder, or in a folder of each form where there are several.
+
+    Converted kernels are judged once, whatever forms they are for; tasks of another device are not.
+    """
+    with ExitStack() as stack:
+        judge = _Once(device, make_evaluator, stack)
+        written: list[Path] = []
+        for name in formats.names:
+            inner = folder if len(formats.names) == 1 else folder / name
+            written += _export(name, runs, inner, formats, judge)
+        return written
+
+
+def _export(
+    name: str, runs: Sequence[Path], folder: Path, formats: Formats, judge: _Once
+) -> list[Path]:
+    if name == "modelnew":
+        return export_runs(runs, folder)
+    if name == "kernelbench":
+        return export_kernelbench(winners(runs, formats.licence), folder, judge.of)
+    gathered = gather(runs, formats.licence)
+    if name == "flashinfer":
+        return export_flashinfer(gathered, folder, judge.of)
+    write = export_package if name == "package" else export_hub
+    return write(gathered, folder, formats.package, formats.archs)
+
+
+class _Once:
+    """Judges each candidate once, with an evaluator that is made when it is first needed."""
+
+    def __init__(
+        self, device: str, make_evaluator: Callable[[], Evaluator], stack: ExitStack
+    ) -> None:
+        self._device, self._make, self._stack = device, make_evaluator, stack
+        self._evaluator: Evaluator | None = None
+        self._known: dict[tuple[str, str], Evaluation] = {}
+
+    def of(self, task: Task) -> Judge | None:
+        """None where the task's device is not here."""
+        return self._judge if task.device == self._device else None
+
+    def _judge(self, task: Task, candidate: Candidate, config: EvalConfig) -> Evaluation:
+        key = (task.hash, candidate.id)
+        if key not in self._known:
+            if self._evaluator is None:
+                self._evaluator = self._stack.enter_context(closing(self._make()))
+            self._known[key] = self._evaluator.evaluate(task, candidate, config)
+        return self._known[key]

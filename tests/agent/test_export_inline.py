@@ -1,0 +1,164 @@
+"""`cuda` kernels converted to `load_inline`: refused by name, launched through the real binding."""
+
+from __future__ import annotations
+
+import ast
+import random
+from importlib.resources import files
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from agent.export.inline import host
+from agent.export.inline.convert import NotConvertible, convert, converted, host_text
+from agent.export.kernelbench_runs import refusal
+from agent.features import cuda_pool
+from agent.features.assemble import candidate
+from sandbox.language import detect_language
+from sandbox.static.scan import scan
+from sandbox.types import Candidate, Language
+from tests.agent import inline_emulator
+from tests.agent.features_references import task, traced, worst_error
+
+EXAMPLE = (files("agent.prompts") / "examples" / "cuda.py.j2").read_text()
+TYPES = '''
+import cupy as cp
+
+SRC = r"""
+extern "C" __global__ void show(double* out, int small, long long large, float x, double y, bool z,
+                                unsigned char byte) {
+  out[0] = small; out[1] = large; out[2] = x; out[3] = y; out[4] = z; out[5] = byte;
+}
+"""
+SHOW = cp.RawKernel(SRC, "show", ("--std=c++17",))
+
+class ModelNew: ...
+'''
+
+
+def test_what_is_converted_is_another_candidate_with_the_same_device_source():
+    before = Candidate("test/bias_relu", Language.CUDA, EXAMPLE)
+    after = converted(before)
+    assert (after.language, after.task_id) == (Language.CUDA_INLINE, before.task_id)
+    assert after.id != before.id
+    assert detect_language(after.source) is Language.CUDA_INLINE
+    assert not scan(after.source).refused
+    assert EXAMPLE.split('r"""')[1].split('"""')[0] in after.source
+    imports = [n for n in ast.walk(ast.parse(after.source)) if isinstance(n, ast.Import)]
+    assert "cupy" not in {alias.name for node in imports for alias in node.names}
+
+
+def test_what_the_conversion_adds_is_nothing_that_kernelbench_refuses():
+    assert refusal(host_text()) is None
+    assert refusal(convert(EXAMPLE)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("import cupy\nx = cupy.asarray([1])", "uses cupy.asarray"),
+        ("import cupy\nx = cupy.cuda.Device(0)", "uses cupy.cuda.Device"),
+        ("import cupy\nf(cupy)", "uses cupy.<the module as cupy>"),
+        ("from cupy import asarray", "uses cupy.asarray"),
+        ("import cupy as cp\ncp.RawModule(code='').get_function('f')\ncp.zeros(3)", "cupy.zeros"),
+        ("def f():\n    import cupy", "does not import cupy at its top level"),
+        ("import cupy\ndef f():\n    import cupy", "inside a function"),
+        ("import cupy\nLAUNCH_STREAMS = 1", "binds LAUNCH_STREAMS"),
+        ("import torch", "does not import cupy"),
+        ("import cupy\n)", "line 2"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused_by_name(text, named):
+    with pytest.raises(NotConvertible, match=named):
+        convert(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "use"),
+    [
+        ("import cupy", "cupy.RawModule"),
+        ("import cupy as cp", "cp.RawModule"),
+        ("from cupy import RawModule", "RawModule"),
+        ("from cupy import RawModule as Module", "Module"),
+        ("import math, cupy", "cupy.RawModule"),
+    ],
+)
+def test_every_way_to_import_cupy_is_replaced(line, use):
+    text = convert(f"from __future__ import annotations\n{line}\nMADE = {use}\n")
+    names = {"__name__": "converted"}
+    exec(compile(text, "converted.py", "exec"), names)
+    assert names["MADE"] is names["RawModule"]
+    assert text.startswith("from __future__")
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ('extern "C" __global__ void a(int x) {} __global__ void b();', ["a", "b"]),
+        ("__global__ void __launch_bounds__(256, 2)\n a (int x) { if (x) { } }", ["a"]),
+        ("template <class T> __global__ void t(T x) {} __global__ void a(int x) {}", ["a"]),
+        ("// __global__ void no(int)\n/* __global__ void no() */ __global__ void a() {}", ["a"]),
+        ('extern "C" { __global__ void a(); }\n__device__ float f(float);', ["a"]),
+    ],
+)
+def test_kernels_are_found_in_a_source(code, names):
+    assert host.kernels_of(code) == names
+
+
+def test_nvrtc_options_become_those_of_nvcc():
+    found = host.nvcc_flags(("-arch=sm_90a", "--std=c++20", "-DX=1", "--use_fast_math"))
+    assert found[len(host.NVCC_FLAGS) :] == [
+        *("-gencode=arch=compute_90a,code=sm_90a", "-std=c++20", "-DX=1", "--use_fast_math")
+    ]
+
+
+def test_arguments_keep_the_widths_that_cupy_gives_them(tmp_path):
+    names = inline_emulator.load(convert(TYPES), tmp_path)
+    out = torch.zeros(6, dtype=torch.float64)
+    given = (numpy.int32(-3), -(1 << 40), numpy.float32(1.5), 2.5, True, numpy.uint8(200))
+    names["SHOW"]((1,), (1, 1), (out.data_ptr(), *given))
+    assert out.tolist() == [-3, -(1 << 40), 1.5, 2.5, 1, 200]
+    with pytest.raises(TypeError):
+        names["SHOW"]((1,), (1,), (out.data_ptr(), "text"))
+    with pytest.raises(RuntimeError, match="cudaErrorInvalidValue"):
+        names["SHOW"]((1,), (2048,), (out.data_ptr(), *given))
+
+
+def test_a_stream_holds_inside_its_block_and_its_thread(tmp_path):
+    names = inline_emulator.load(convert(TYPES), tmp_path)
+    streams = names["LAUNCH_STREAMS"]
+    with names["cupy"].cuda.ExternalStream(7):
+        with names["cupy"].cuda.ExternalStream(9):
+            assert streams.get()[-1] == 9
+        assert streams.get()[-1] == 7
+    assert streams.get()[-1] == 0
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer_norm_residual"])
+def test_converted_kernels_of_the_built_in_search_are_right(name, tmp_path: Path):
+    problem = task(name, "cuda")
+    found = traced(problem)
+    point = cuda_pool.default(found.programs[found.main])
+    text = convert(candidate(problem, found, point).source)
+    names = inline_emulator.load(text, tmp_path)
+    assert worst_error(problem, names) < 5e-6
+    assert "-std=c++17" in names["emulated"].flags
+
+
+@pytest.mark.slow
+def test_everything_that_the_built_in_search_makes_can_be_converted(tmp_path: Path):
+    rng = random.Random(2)
+    for name in ("softmax", "swiglu", "rms_norm"):
+        problem = task(name, "cuda")
+        found = traced(problem)
+        for _ in range(3):
+            point = {f: rng.choice(v) for f, v in cuda_pool.POOL.items()}
+            if point["form"] == "tiles":
+                point["groups"] = 1
+            if not cuda_pool.fits(point) or point["threads"] > 128:
+                continue
+            text = convert(candidate(problem, found, point).source)
+            assert refusal(text) is None
+            assert worst_error(problem, inline_emulator.load(text, tmp_path)) < 5e-6, point
