@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
@@ -31,6 +31,7 @@ from agent.export.artefact import (
     state_of,
     write_artefact,
 )
+from agent.export.binaries import Compiled, architectures, binding_of, compile_ahead
 from agent.export.capture import Measured
 from agent.export.manifest import MANIFEST, write_manifest
 from agent.export.pages import page
@@ -59,8 +60,8 @@ INIT = '''"""{about}
 
 from pathlib import Path as _Path
 
-from {package}.runtime.library import KernelLibrary as _KernelLibrary
-from {package}.runtime.records import LibraryError
+from .runtime.library import KernelLibrary as _KernelLibrary
+from .runtime.records import LibraryError
 
 library = _KernelLibrary(_Path(__file__).parent)
 names, operator, layer = library.names, library.operator, library.layer
@@ -100,12 +101,16 @@ cuda13 = ["cupy-cuda13x>=14", "nvidia-cuda-nvrtc>=13.0,<13.1"]
 include = ["{package}*"]
 
 [tool.setuptools.package-data]
-"{package}" = ["library.json", "kernels/*.py", "pages/*.md"]
+"{package}" = ["library.json", "kernels/*.py", "kernels/*.cubin", "pages/*.md"]
 """
 
 
-def export_package(gathered: Gathered, folder: Path, package: str) -> list[Path]:
+def export_package(
+    gathered: Gathered, folder: Path, package: str, archs: Sequence[str] = ()
+) -> list[Path]:
     """Write the library; returns the distributions, then the manifest.
+
+    `cuda` kernels get binaries for the GPUs they were measured on, and for `archs`.
 
     Raises ConfigError where the name or the folder cannot be used, or nothing can be exported.
     """
@@ -116,7 +121,7 @@ def export_package(gathered: Gathered, folder: Path, package: str) -> list[Path]
         raise ConfigError(f"nothing to put in a package: {why or 'the runs have no wins'}")
     try:
         ordered = sorted(gathered.artefacts, key=lambda a: (a.operator, a.candidate.id))
-        return _write(ordered, dict(gathered.left_out), folder, package)
+        return _write(ordered, dict(gathered.left_out), folder, package, archs)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
 
@@ -138,7 +143,11 @@ def check_folder(folder: Path) -> None:
 
 
 def _write(
-    artefacts: Sequence[Artefact], left_out: dict[str, str], folder: Path, package: str
+    artefacts: Sequence[Artefact],
+    left_out: dict[str, str],
+    folder: Path,
+    package: str,
+    archs: Sequence[str],
 ) -> list[Path]:
     for name in OWNED:
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -147,10 +156,16 @@ def _write(
         stem = f"{artefact.operator}-{artefact.candidate.id}"
         write_artefact(artefact, folder / "artefacts" / f"{stem}.json")
         (folder / "pages" / f"{stem}.md").write_text(page(artefact, package))
-    version = f"0.1.0+{digest([_content(a) for a in artefacts])[:10]}"
-    _write_tree(artefacts, folder, package, version)
+    version = f"0.1.0+{digest([content_of(a) for a in artefacts])[:10]}"
+    missing = _write_tree(artefacts, folder, package, version, archs)
     built = build(folder / "source", folder / "dist")
-    facts = {"package": package, "version": version, "left_out": left_out}
+    facts = {
+        "package": package,
+        "version": version,
+        "archs": list(archs),
+        "left_out": left_out,
+        "without_binaries": missing,
+    }
     return [*built, write_manifest(folder, facts, artefacts)]
 
 
@@ -169,19 +184,35 @@ def build(tree: Path, dist: Path) -> list[Path]:
     return sorted(dist.iterdir())
 
 
-def _write_tree(artefacts: Sequence[Artefact], folder: Path, package: str, version: str) -> None:
+def _write_tree(
+    artefacts: Sequence[Artefact], folder: Path, package: str, version: str, archs: Sequence[str]
+) -> dict[str, list[str]]:
     tree, root = folder / "source", folder / "source" / package
-    (root / "kernels").mkdir(parents=True)
     shutil.copytree(folder / "pages", root / "pages")
-    _write_runtime(root, package)
-    operators = [
-        _operator(name, list(group), root, package)
-        for name, group in groupby(artefacts, key=lambda a: a.operator)
-    ]
-    names = ", ".join(o["name"] for o in operators)
+    names = ", ".join(dict.fromkeys(a.operator for a in artefacts))
     about = f"Tuned kernels for PyTorch: {names}"[:200]
     (root / "__init__.py").write_text(INIT.format(about=about, package=package, names=names))
     (root / "__main__.py").write_text(MAIN.format(package=package))
+    missing = write_root(artefacts, root, package, version, archs)
+    (tree / "README.md").write_text(_readme(about, package, artefacts))
+    (tree / "pyproject.toml").write_text(_project(about, package, version, artefacts))
+    return missing
+
+
+def write_root(
+    artefacts: Sequence[Artefact], root: Path, package: str, version: str, archs: Sequence[str]
+) -> dict[str, list[str]]:
+    """Beside the modules that are there: the runtime, sources, binaries, `library.json` over all.
+
+    Returns what NVRTC will have to compile where it is used, and why, by kernel.
+    """
+    (root / "kernels").mkdir(parents=True)
+    _write_runtime(root)
+    compiled = {a.candidate.id: compile_ahead(a, architectures(a, archs), root) for a in artefacts}
+    operators = [
+        _operator(name, list(group), root, package, compiled)
+        for name, group in groupby(artefacts, key=lambda a: a.operator)
+    ]
     files = {
         p.relative_to(root).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest()
         for p in sorted(root.rglob("*"))
@@ -195,26 +226,32 @@ def _write_tree(artefacts: Sequence[Artefact], folder: Path, package: str, versi
         "files": files,
     }
     (root / LIBRARY).write_text(seal(record))
-    (tree / "README.md").write_text(_readme(about, package, artefacts))
-    (tree / "pyproject.toml").write_text(_project(about, package, version, artefacts))
+    return {name: list(made.missing) for name, made in compiled.items() if made.missing}
 
 
-def _write_runtime(root: Path, package: str) -> None:
-    """The modules of agent/export/runtime, importing each other by their new name."""
+def _write_runtime(root: Path) -> None:
+    """The modules of agent/export/runtime, importing each other relative to where they are."""
     (root / "runtime").mkdir()
     for file in resources.files(RUNTIME).iterdir():
         if file.name.endswith(".py"):
-            text = file.read_text().replace(RUNTIME, f"{package}.runtime")
+            text = file.read_text().replace(f"from {RUNTIME}.", "from .")
+            text = text.replace(f"from {RUNTIME} import", "from . import")
             (root / "runtime" / file.name).write_text(text)
 
 
-def _operator(name: str, artefacts: list[Artefact], root: Path, package: str) -> dict[str, Any]:
+def _operator(
+    name: str,
+    artefacts: list[Artefact],
+    root: Path,
+    package: str,
+    compiled: Mapping[str, Compiled],
+) -> dict[str, Any]:
     first = artefacts[0]
     # Of two operators with one name the later wins silently: other sources are another name.
     content = digest([first.reference, sorted(a.candidate.id for a in artefacts)])[:10]
     reference = f"kernels/{name}_reference.py"
     (root / reference).write_text(first.task.source)
-    kernels = {a.candidate.id: _kernel(a, root) for a in artefacts}
+    kernels = {a.candidate.id: _kernel(a, root, compiled[a.candidate.id]) for a in artefacts}
     rows = [
         _row(artefact, machine, finding, shape)
         for artefact in artefacts
@@ -238,7 +275,7 @@ def _operator(name: str, artefacts: list[Artefact], root: Path, package: str) ->
     }
 
 
-def _kernel(artefact: Artefact, root: Path) -> dict[str, Any]:
+def _kernel(artefact: Artefact, root: Path, compiled: Compiled) -> dict[str, Any]:
     file = f"kernels/{artefact.operator}_{artefact.candidate.id}.py"
     (root / file).write_text(artefact.candidate.source)
     return {
@@ -247,6 +284,8 @@ def _kernel(artefact: Artefact, root: Path) -> dict[str, Any]:
         "sha256": artefact.source_sha256,
         "language": artefact.candidate.language.value,
         "match": artefact.findings[-1].evaluation.parameters,
+        "binding": binding_of(artefact),
+        "binaries": list(compiled.records),
     }
 
 
@@ -271,7 +310,7 @@ def _triple(interval: Interval | None) -> list[float] | None:
     return None if interval is None else [interval.value, interval.low, interval.high]
 
 
-def _content(artefact: Artefact) -> list[Any]:
+def content_of(artefact: Artefact) -> list[Any]:
     """What makes two versions of a library differ."""
     states = [
         [machine, shape.signature, state_of(artefact, finding, shape)]

@@ -70,7 +70,8 @@ def revalidate(
         outcomes = [_check(artefact, device, evaluator) for artefact in artefacts]
     left_out = tuple((str(k), str(v)) for k, v in record.get("left_out", {}).items())
     updated = tuple(map(_updated, outcomes))
-    export_package(Gathered(updated, left_out), folder, record["package"])
+    archs = [str(arch) for arch in record.get("archs", [])]
+    export_package(Gathered(updated, left_out), folder, record["package"], archs)
     return outcomes
 
 

@@ -38,6 +38,7 @@ assert torch.equal(x.grad, (x + bias > 0).float())
 torch.library.opcheck(op.op, (x, bias, "[32]"))
 print(json.dumps(kernels.counts()["bias_relu"]))
 """
+FIRST = 'k.operator("bias_relu")(torch.randn(64, 32), torch.randn(32))'
 COMPILED = """
 import torch
 import installed_kernels as kernels
@@ -86,6 +87,31 @@ def test_an_installed_library_answers_from_a_shell(installed):
     assert "files are as they were built" in run_python(
         python, cache, "-m", "installed_kernels", "verify"
     )
+
+
+DAMAGED = """
+import torch
+import installed_kernels as kernels
+
+x, bias = torch.randn(64, 32), torch.randn(32)
+for _ in range(2):
+    assert torch.equal(kernels.operator("bias_relu")(x, bias), torch.relu(x + bias))
+assert kernels.counts()["bias_relu"] == {"kernel broken": 2}, kernels.counts()
+"""
+
+
+@pytest.mark.parametrize("damage", ["truncated", "another architecture"])
+def test_a_damaged_compiled_kernel_leaves_the_work_to_the_reference(installed, damage):
+    python, cache = installed
+    run_python(python, cache, "-c", "import installed_kernels as k, torch\n" + FIRST)
+    [library] = cache.rglob("*.so")
+    whole = library.read_bytes()
+    broken = whole[:1000] if damage == "truncated" else whole[:18] + b"\xb7" + whole[19:]
+    try:
+        library.write_bytes(broken)
+        run_python(python, cache, "-c", DAMAGED)
+    finally:
+        library.write_bytes(whole)
 
 
 @pytest.mark.slow

@@ -7,10 +7,11 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from agent.export.runtime import models, records, signature
+from agent.export.runtime import driver, models, raw, records, signature
 from agent.export.runtime.counts import Counts
 from agent.export.runtime.machine import machine
 
@@ -84,8 +85,14 @@ class Dispatch:
         text = records.checked_source(self._folder, kernel.file, kernel.sha256)
         name = f"{self._package}._kernel_{kernel.id}"
         build = build_folder(self._package, kernel)
-        module = models.import_source(text, self._folder / kernel.file, name, build)
+        path = self._folder / kernel.file
+        module = models.import_source(text, path, name, build, self._builtins(kernel))
         return Loaded(kernel, module.ModelNew)
+
+    def _builtins(self, kernel: records.Kernel) -> dict[str, Any] | None:
+        if kernel.binding != "driver" or kernel.language != "cuda":
+            return None
+        return raw.Cupy(self._folder, kernel.binaries, driver.Driver()).importing()
 
 
 def switched_off(package: str, name: str) -> bool:

@@ -92,7 +92,7 @@ class KernelLibrary:
         found = []
         for file, sha256 in self.library.files.items():
             try:
-                records.checked_source(self.folder, file, sha256)
+                records.checked_bytes(self.folder, file, sha256)
             except records.LibraryError as error:
                 found.append(str(error))
         return found

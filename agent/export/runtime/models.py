@@ -26,9 +26,20 @@ LOADING = threading.RLock()
 """Importing a kernel compiles it, and changes the process's environment while it does."""
 
 
-def import_source(text: str, path: Path, name: str, build: Path | None = None) -> types.ModuleType:
-    """Execute a checked source as a module; what it compiles with torch lands in `build`."""
+def import_source(
+    text: str,
+    path: Path,
+    name: str,
+    build: Path | None = None,
+    names: dict[str, Any] | None = None,
+) -> types.ModuleType:
+    """Execute a checked source as a module; what it compiles with torch lands in `build`.
+
+    `names` are in its builtins instead of Python's own.
+    """
     module = types.ModuleType(name)
+    if names is not None:
+        module.__dict__["__builtins__"] = names
     module.__file__ = str(path)
     with LOADING, _environment("TORCH_EXTENSIONS_DIR", build):
         sys.modules[name] = module

@@ -21,6 +21,19 @@ class LibraryError(Exception):
 
 
 @dataclass(frozen=True)
+class Binary:
+    """A device source compiled ahead of time for one architecture."""
+
+    source: str
+    """`raw.source_key` of the source."""
+    arch: str
+    file: str
+    sha256: str
+    symbols: dict[str, str]
+    """By name expression."""
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One candidate's source file."""
 
@@ -30,6 +43,9 @@ class Kernel:
     language: str
     match: str
     """How its parameters correspond to the reference's: none, name, subset, order."""
+    binding: str = "cupy"
+    """Of a `cuda` kernel: `driver` where runtime.raw can stand for cupy."""
+    binaries: tuple[Binary, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,21 +128,31 @@ def read_library(folder: Path) -> Library:
 
 def checked_source(folder: Path, file: str, sha256: str) -> str:
     """Text of a source file whose hash is the recorded one; raises LibraryError."""
+    return checked_bytes(folder, file, sha256).decode()
+
+
+def checked_bytes(folder: Path, file: str, sha256: str) -> bytes:
+    """The same for a file that is no text."""
     try:
         data = (folder / file).read_bytes()
     except OSError as error:
         raise LibraryError(f"{file} cannot be read ({error.strerror})") from error
     if hashlib.sha256(data).hexdigest() != sha256:
         raise LibraryError(f"{file} is not the file that was measured (its hash differs)")
-    return data.decode()
+    return data
 
 
 def _operator(record: dict[str, Any]) -> Operator:
-    kernels = tuple(Kernel(**k) for k in record["kernels"])
+    kernels = tuple(map(_kernel, record["kernels"]))
     rows = tuple(_row(r) for r in record["rows"])
     inputs = tuple((name, kind) for name, kind in record["inputs"])
     plain = {**record, "kernels": kernels, "rows": rows, "inputs": inputs}
     return Operator(**{**plain, "state": tuple(record["state"])})
+
+
+def _kernel(record: dict[str, Any]) -> Kernel:
+    binaries = tuple(Binary(**binary) for binary in record.get("binaries", ()))
+    return Kernel(**{**record, "binaries": binaries})
 
 
 def _row(record: dict[str, Any]) -> Row:

@@ -1,0 +1,210 @@
+"""What kernels find under the name cupy: RawModule, RawKernel and streams, on the driver's API.
+
+A kernel's binary is the shipped one of this architecture; where that is missing, damaged or refused
+by the driver, NVRTC compiles the source, with one warning. Arguments are laid out as cupy lays
+them out: a Python int is 64 bits, a float a double, a numpy scalar its own bytes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextvars
+import ctypes
+import hashlib
+import json
+import logging
+import threading
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent.export.runtime import nvrtc, records
+from agent.export.runtime.driver import CARVEOUT, MAX_DYNAMIC_SHARED, Devices, DriverError
+
+logger = logging.getLogger(__name__)
+
+STREAMS: contextvars.ContextVar[tuple[int, ...]] = contextvars.ContextVar("STREAMS", default=(0,))
+
+Compiler = Callable[[str, Sequence[str], str, Sequence[str]], tuple[bytes, dict[str, str]]]
+"""`nvrtc.compile_cubin`."""
+
+
+def source_key(code: str, options: Sequence[str], expressions: Sequence[str]) -> str:
+    """What a binary was made from."""
+    text = json.dumps([code, list(options), list(expressions)])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def fits(binary: str, major: int, minor: int) -> bool:
+    """Whether a cubin for `sm_86`, `sm_90a`... runs on a device of that capability."""
+    number = binary.removeprefix("sm_")
+    if not number.isdigit():  # sm_90a, sm_100f: that device alone
+        return number.rstrip("abcdefghijklmnopqrstuvwxyz") == f"{major}{minor}"
+    return int(number[:-1]) == major and int(number[-1]) <= minor
+
+
+class Cupy:
+    """Stands for the module cupy in one kernel's source."""
+
+    def __init__(
+        self,
+        folder: Path,
+        binaries: Sequence[records.Binary],
+        driver: Devices,
+        compiler: Compiler = nvrtc.compile_cubin,
+    ) -> None:
+        self.folder, self.binaries = folder, binaries
+        self.driver, self.compiler = driver, compiler
+        self.cuda = types.SimpleNamespace(ExternalStream=ExternalStream)
+
+    def RawModule(
+        self,
+        *,
+        code: str,
+        options: Sequence[str] = (),
+        backend: str = "nvrtc",
+        name_expressions: Sequence[str] | None = None,
+    ) -> RawModule:
+        return RawModule(self, code, options, name_expressions or ())
+
+    def RawKernel(
+        self, code: str, name: str, options: Sequence[str] = (), backend: str = "nvrtc"
+    ) -> Kernel:
+        return self.RawModule(code=code, options=options).get_function(name)
+
+    def importing(self) -> dict[str, Any]:
+        """`__builtins__` of the source's module: its imports of cupy find this object."""
+
+        def find(
+            name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+        ) -> Any:
+            if level or name.partition(".")[0] != "cupy":
+                return builtins.__import__(name, globals, locals, fromlist, level)
+            return self.cuda if fromlist and name == "cupy.cuda" else self
+
+        return {**vars(builtins), "__import__": find}
+
+
+class RawModule:
+    """The kernels of one source, loaded on each device at its first launch."""
+
+    def __init__(
+        self, cupy: Cupy, code: str, options: Sequence[str], expressions: Sequence[str]
+    ) -> None:
+        self.driver = cupy.driver
+        self._cupy, self._code = cupy, code
+        self._options, self._expressions = tuple(options), tuple(expressions)
+        key = source_key(code, self._options, self._expressions)
+        self._binaries = [b for b in cupy.binaries if b.source == key]
+        self._loaded: dict[int, tuple[int, dict[str, str]]] = {}
+        self._lock = threading.Lock()
+
+    def get_function(self, name: str) -> Kernel:
+        return Kernel(self, name)
+
+    def find(self, name: str, device: int) -> int:
+        """The function on the current device; raises where neither way gives one."""
+        with self._lock:
+            if device not in self._loaded:
+                self._loaded[device] = self._load(device)
+            module, symbols = self._loaded[device]
+        return self.driver.function(module, symbols.get(name, name))
+
+    def _load(self, device: int) -> tuple[int, dict[str, str]]:
+        major, minor = self.driver.arch(device)
+        for binary in self._binaries:
+            if not fits(binary.arch, major, minor):
+                continue
+            try:
+                cubin = records.checked_bytes(self._cupy.folder, binary.file, binary.sha256)
+                return self.driver.load(cubin), dict(binary.symbols)
+            except (records.LibraryError, DriverError) as error:
+                logger.warning("%s is not used (%s); NVRTC compiles its source", binary.file, error)
+        arch = f"sm_{major}{minor}"
+        cubin, symbols = self._cupy.compiler(self._code, self._options, arch, self._expressions)
+        return self.driver.load(cubin), symbols
+
+
+class Kernel:
+    """One kernel, launched as cupy launches it."""
+
+    def __init__(self, module: RawModule, name: str) -> None:
+        self._module, self._name = module, name
+        self._functions: dict[int, int] = {}
+        self._wanted: dict[int, int] = {}
+
+    def __call__(
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[Any],
+        *,
+        shared_mem: int = 0,
+        stream: Any = None,
+    ) -> None:
+        driver = self._module.driver
+        device = driver.device()
+        function = self._functions.get(device) or self._prepared(device)
+        pointer = STREAMS.get()[-1] if stream is None else stream.ptr
+        boxes = [boxed(argument) for argument in args]
+        driver.launch(function, sizes(grid), sizes(block), boxes, shared_mem, pointer)
+
+    def _prepared(self, device: int) -> int:
+        function = self._module.find(self._name, device)
+        for attribute, value in self._wanted.items():
+            self._module.driver.configure(function, attribute, value)
+        self._functions[device] = function
+        return function
+
+    def _want(self, attribute: int, value: int) -> None:
+        self._wanted[attribute] = int(value)
+        self._functions.clear()
+
+    @property
+    def max_dynamic_shared_size_bytes(self) -> int:
+        return self._wanted.get(MAX_DYNAMIC_SHARED, 48 << 10)
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, value: int) -> None:
+        self._want(MAX_DYNAMIC_SHARED, value)
+
+    @property
+    def preferred_shared_memory_carveout(self) -> int:
+        return self._wanted.get(CARVEOUT, -1)
+
+    @preferred_shared_memory_carveout.setter
+    def preferred_shared_memory_carveout(self, value: int) -> None:
+        self._want(CARVEOUT, value)
+
+
+class ExternalStream:
+    """Launches inside `with` go to this stream."""
+
+    def __init__(self, ptr: int, device_id: int = -1) -> None:
+        self.ptr = ptr
+
+    def __enter__(self) -> ExternalStream:
+        STREAMS.set((*STREAMS.get(), self.ptr))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        STREAMS.set(STREAMS.get()[:-1])
+
+
+def sizes(given: Sequence[int]) -> tuple[int, int, int]:
+    """Three of them, none under 1, as cupy fills them up."""
+    x, y, z = (*given, 1, 1)[:3]
+    return max(1, x), max(1, y), max(1, z)
+
+
+def boxed(argument: Any) -> Any:
+    """A ctypes object with the argument's bytes; raises TypeError for what is no number."""
+    if isinstance(argument, bool):
+        return ctypes.c_bool(argument)
+    if isinstance(argument, int):
+        return ctypes.c_uint64(argument)  # wraps negative numbers: their bits
+    if isinstance(argument, float):
+        return ctypes.c_double(argument)
+    data = memoryview(argument).tobytes()
+    return ctypes.create_string_buffer(data, len(data))
