@@ -685,8 +685,17 @@ def _export(
     device: Device = "auto",
 ) -> None:
     """Write the winners of runs as files, as a package with dispatch, or for other tools."""
-    options = {"format": format, "package": package, "licence": licence}
-    _say(export(runs, to, **options, archs=arch or (), device=device))
+    archs = arch or ()
+    _say(
+        export(
+            *(runs, to),
+            format=format,
+            package=package,
+            licence=licence,
+            archs=archs,
+            device=device,
+        )
+    )
 
 
 @app.command("revalidate")

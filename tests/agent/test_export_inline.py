@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import random
+import shutil
+import subprocess
+import sysconfig
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from types import ModuleType
 
 import numpy
 import pytest
@@ -162,3 +168,52 @@ def test_everything_that_the_built_in_search_makes_can_be_converted(tmp_path: Pa
             text = convert(candidate(problem, found, point).source)
             assert refusal(text) is None
             assert worst_error(problem, inline_emulator.load(text, tmp_path)) < 5e-6, point
+
+
+@dataclass
+class Compiled:
+    """Stands for `load_inline` where torch has no CUDA: nvcc and g++ with the same sources."""
+
+    folder: Path
+
+    def __call__(
+        self,
+        *,
+        name: str,
+        cpp_sources: list[str],
+        cuda_sources: list[str],
+        extra_cuda_cflags: list[str],
+        no_implicit_headers: bool,
+    ) -> ModuleType:
+        (self.folder / "cuda.cu").write_text(cuda_sources[0])
+        (self.folder / "main.cpp").write_text(cpp_sources[0])
+        includes = [f"-I{sysconfig.get_path('include')}", f"-DTORCH_EXTENSION_NAME={name}"]
+        target = self.folder / f"{name}.so"
+        flags = [*extra_cuda_cflags, "-arch=sm_90", "-D__CUDA_NO_HALF_OPERATORS__"]
+        command = ["nvcc", "-shared", "-Xcompiler", "-fPIC", *flags, *includes]
+        command += ["cuda.cu", "main.cpp", "-o", str(target)]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        spec = importlib.util.spec_from_file_location(name, target)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
+@pytest.mark.parametrize("name", ["example", "layer_norm_residual"])
+def test_nvcc_and_the_host_compiler_accept_a_converted_kernel(name, tmp_path):
+    text = EXAMPLE
+    if name != "example":
+        problem = task(name, "cuda")
+        found = traced(problem)
+        text = candidate(problem, found, cuda_pool.default(found.programs[found.main])).source
+    names = inline_emulator.load(convert(text), tmp_path, Compiled(tmp_path))
+    kernels = [v for v in names.values() if type(v).__name__ == "LaunchedKernel"]
+    assert kernels
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="cudaError"):
+            kernels[0]((1,), (1,), (0, 0, 0, 0, 0))

@@ -16,6 +16,7 @@ import torch
 
 from agent.export.artefact import Artefact, Finding, Gathered, Provenance
 from agent.export.capture import interfaces
+from agent.export.inline.convert import converted
 from agent.export.package import export_package
 from sandbox.evaluator import LocalEvaluator
 from sandbox.types import Candidate, EvalConfig, Language, Status, Task
@@ -142,3 +143,31 @@ def test_another_gpu_than_the_current_one_is_used_right(kernels: Any) -> None:
     torch.cuda.synchronize(1)
     assert found.device == x.device
     assert torch.equal(found, torch.relu(x + bias))
+
+
+def test_the_runtime_loads_a_shipped_binary_and_another_launch_path_is_as_fast(
+    kernels: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    [kernel] = kernels.library.library.operators[0].kernels
+    if kernel.language != "cuda":
+        pytest.skip("Triton compiles its own")
+    major, minor = torch.cuda.get_device_capability()
+    assert f"sm_{major}{minor}" in [b.arch for b in kernel.binaries]
+    assert kernel.binding == "driver"
+    before, (x, bias) = hits(kernels), inputs()
+    assert torch.equal(kernels.operator("bias_relu")(x, bias), torch.relu(x + bias))
+    assert hits(kernels) == before + 1
+    assert not caplog.records
+
+
+def test_a_converted_winner_is_judged_again_as_load_inline(
+    evaluator: LocalEvaluator, config: EvalConfig, tmp_path: Path
+) -> None:
+    """Needs nvcc; KernelBench runs what is written."""
+    candidate = Candidate(TASK.id, Language.CUDA, (EXAMPLES / "cuda.py.j2").read_text())
+    again = evaluator.evaluate(TASK, converted(candidate), config)
+    assert again.status is Status.PASSED, again.detail
+    first = evaluator.evaluate(TASK, candidate, config)
+    assert first.speedup is not None
+    assert again.speedup is not None
+    assert again.speedup.value > 0.9 * first.speedup.value

@@ -106,8 +106,8 @@ def _bound(tree: ast.Module) -> Iterator[str]:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
-        elif isinstance(node, ast.Assign):
-            for target in node.targets:
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name))
         elif isinstance(node, ast.Import | ast.ImportFrom) and not _of_cupy(node):
             yield from (a.asname or a.name.partition(".")[0] for a in node.names)
