@@ -90,28 +90,27 @@ def test_an_installed_library_answers_from_a_shell(installed):
 
 
 DAMAGED = """
+import logging, sys
 import torch
 import installed_kernels as kernels
 
+logging.basicConfig(stream=sys.stdout)
 x, bias = torch.randn(64, 32), torch.randn(32)
 for _ in range(2):
     assert torch.equal(kernels.operator("bias_relu")(x, bias), torch.relu(x + bias))
-assert kernels.counts()["bias_relu"] == {"kernel broken": 2}, kernels.counts()
+assert kernels.counts()["bias_relu"] == {"kernel": 2}, kernels.counts()
 """
 
 
-@pytest.mark.parametrize("damage", ["truncated", "another architecture"])
-def test_a_damaged_compiled_kernel_leaves_the_work_to_the_reference(installed, damage):
+def test_a_library_that_was_cut_short_is_compiled_again_with_one_warning(installed):
     python, cache = installed
     run_python(python, cache, "-c", "import installed_kernels as k, torch\n" + FIRST)
     [library] = cache.rglob("*.so")
     whole = library.read_bytes()
-    broken = whole[:1000] if damage == "truncated" else whole[:18] + b"\xb7" + whole[19:]
-    try:
-        library.write_bytes(broken)
-        run_python(python, cache, "-c", DAMAGED)
-    finally:
-        library.write_bytes(whole)
+    library.write_bytes(whole[:1000])  # mapping it would be a SIGBUS
+    [line] = run_python(python, cache, "-c", DAMAGED).splitlines()
+    assert "damaged or unfinished; compiling it again" in line
+    assert len(library.read_bytes()) == len(whole)
 
 
 @pytest.mark.slow

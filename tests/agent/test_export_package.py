@@ -18,6 +18,7 @@ import torch
 from agent.export.artefact import Artefact, Gathered, gather, state_of, winners
 from agent.export.manifest import read_manifest
 from agent.export.package import export_package
+from agent.export.runtime import compiled
 from sandbox.errors import ConfigError
 from sandbox.types import Baseline, Interval, Status
 from tests.agent.export_library import cpp_campaign
@@ -249,6 +250,22 @@ def test_a_kernel_that_does_not_compile_here_leaves_the_work_to_the_reference(
         assert torch.equal(kernels.operator("bias_relu")(x, bias), torch.relu(x + bias))
     assert counts(kernels, "bias_relu") == {"kernel broken": 1}
     assert "the reference does its work" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["whole", "cut", "changed", "unsealed"])
+def test_only_libraries_that_are_as_they_were_compiled_are_kept(tmp_path, caplog, damage):
+    folder = tmp_path / "build"
+    library = folder / "kernel" / "kernel.so"
+    library.parent.mkdir(parents=True)
+    with compiled.sealed(folder):
+        library.write_bytes(b"as compiled")
+    if damage == "unsealed":
+        (folder / compiled.SEAL).unlink()
+    elif damage != "whole":
+        library.write_bytes(b"as" if damage == "cut" else b"AS compiled")
+    with compiled.sealed(folder):
+        assert library.exists() is (damage == "whole")
+    assert len(caplog.records) == (damage != "whole")
 
 
 def test_a_damaged_reference_is_one_clear_error(kernels, tree):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from agent.export.runtime import driver, models, raw, records, signature
+from agent.export.runtime import compiled, driver, models, raw, records, signature
 from agent.export.runtime.counts import Counts
 from agent.export.runtime.machine import machine
 
@@ -84,9 +84,10 @@ class Dispatch:
     def _import(self, kernel: records.Kernel) -> Loaded:
         text = records.checked_source(self._folder, kernel.file, kernel.sha256)
         name = f"{self._package}._kernel_{kernel.id}"
-        build = build_folder(self._package, kernel)
+        build = compiled.build_folder(self._package, kernel)
         path = self._folder / kernel.file
-        module = models.import_source(text, path, name, build, self._builtins(kernel))
+        with compiled.sealed(build):
+            module = models.import_source(text, path, name, build, self._builtins(kernel))
         return Loaded(kernel, module.ModelNew)
 
     def _builtins(self, kernel: records.Kernel) -> dict[str, Any] | None:
@@ -99,14 +100,6 @@ def switched_off(package: str, name: str) -> bool:
     """`PACKAGE_OFF=softmax,matmul` or `=all`, as it is when an operator is first used."""
     off = os.environ.get(f"{package.upper()}_OFF", "")
     return bool({"all", name} & {word.strip() for word in off.split(",")})
-
-
-def build_folder(package: str, kernel: records.Kernel) -> Path:
-    """Where a kernel's compiled library is kept, apart from those of any other source."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / package / f"{kernel.sha256[:16]}-torch{torch.__version__}"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _bound(row: records.Row) -> float:
