@@ -138,7 +138,8 @@ class _Campaign:
             self.thinkers.close(grace_s=0.0)
         for run in self.runs:
             if not run.stage.final:
-                self._enter(run, Stage.STOPPED, self.stopped or SEARCH_OVER)
+                why = "awaiting other tasks' replies" if run.awaiting else SEARCH_OVER
+                self._enter(run, Stage.STOPPED, self.stopped or why)
         if self.failure is not None:
             raise self.failure
         if self.stopped is None and self.searching:
@@ -262,7 +263,7 @@ class _Campaign:
         awaiting = [run for run in self.runs if run.awaiting]
         if not awaiting or self.waiting or self.stopped is not None:
             return
-        if any(run.active for run in self.runs):
+        if any(run.active or run.owed for run in self.runs):
             return
         ids = [run.task.id for run in self.runs]
         grants = self.waves.grant([run.task.id for run in awaiting], ids)
@@ -421,6 +422,7 @@ class _Campaign:
         elif isinstance(error, ModelError) and not isinstance(error, AwaitingReplies):
             run.halted = str(error)
         elif job.kind is Kind.PROPOSE or isinstance(error, SandboxFault):
+            run.owed = isinstance(error, AwaitingReplies)
             self._end(run, Stage.STOPPED, str(error))
         elif job.record is None or not isinstance(error, DeviceError):
             self._fail(error)

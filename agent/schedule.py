@@ -55,6 +55,8 @@ class TaskRun:
     """Its next round waits until the learner has learned from this one."""
     awaiting: bool = False
     """Has used up its share of the candidates; a wave may grant more (agent/waves.py)."""
+    owed: bool = False
+    """Requests of it wait in a file: until their replies are here no wave is decided."""
     outstanding: int = 0
     """Jobs queued or under way; a round is complete at 0."""
     built: list[Recorded] = field(default_factory=list)

@@ -9,9 +9,10 @@ each arm took are in the table: one that repeats a known program costs a reply a
     python benchmarks/ablation.py ... --export-requests out --import-replies in
 
 With folders, each arm's requests go to out/ARM.jsonl and its replies come from in/ARM.*jsonl;
-repeat until no arm has requests left. The figure of a task is its best candidate's confirmation,
-else its search's, a task without a correct one counting 1.0. Intervals are bootstraps over tasks of
-the geometric mean (kernelbench/metrics.py), and of the mean ratio to the first arm, paired by task.
+repeat until no arm has requests left. The figure of a task is its best candidate's confirmation; a
+gain that none upheld counts 1.0, since the best of many searches' figures is a lucky one, and so
+does a task without a correct candidate. Intervals are bootstraps over tasks of the geometric mean
+(kernelbench/metrics.py), and of the mean ratio to the first arm, paired by task.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ class Row:
     tasks: int
     correct: int
     speedup: Interval
-    """Geometric mean against eager; a failure counts 1.0."""
+    """Geometric mean against eager; a failure counts 1.0, and so does a gain not confirmed."""
     faster: float
-    """Share of tasks correct and faster than eager."""
+    """Share of tasks with a confirmed win over eager."""
     against_first: Interval
     """Geometric mean of the ratio to the first arm, task by task."""
     candidates: int
@@ -79,6 +80,7 @@ def arm_config(arm: str, base: OptimizeConfig, tasks: int, candidates: int) -> O
         strategy=strategy,
         tuning=(base.tuning or Tuning()) if "tuning" in beside else None,
         memory=memory,
+        confirm=True,
         max_candidates_per_task=candidates * (UNEVEN if uneven else 1),
         max_candidates=tasks * candidates,
     )
@@ -110,7 +112,7 @@ def rows(name: str, arms: Sequence[str], runs: Path = RUNS) -> list[Row]:
     first = logs(found[arms[0]][0])
     table = []
     for arm, (tasks, spent) in found.items():
-        speeds = [None if t.speedup is None else t.speedup.value for t in tasks]
+        speeds = [figure(t) for t in tasks]
         own = logs(tasks)
         shared = [own[id] - first[id] for id in first if id in own]
         table.append(
@@ -145,9 +147,16 @@ SETTLED = frozenset(("unsupported", "invalid reference"))
 """Of tasks that no arm can work on."""
 
 
+def figure(task: TaskReport) -> float | None:
+    """What counts of a task's best, against eager; None where nothing was correct."""
+    if task.speedup is None:
+        return None
+    return task.speedup.value if task.confirmed else min(1.0, task.speedup.value)
+
+
 def logs(tasks: Sequence[TaskReport]) -> dict[str, float]:
     """Log-speedup by task; a failure counts as eager."""
-    return {t.task_id: 0.0 if t.speedup is None else math.log(t.speedup.value) for t in tasks}
+    return {task.task_id: math.log(figure(task) or 1.0) for task in tasks}
 
 
 def markdown(table: Sequence[Row]) -> str:

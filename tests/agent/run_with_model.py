@@ -1,10 +1,10 @@
-"""A campaign with a model in a process of its own, to be killed: URL FOLDER."""
+"""A campaign with a model in a process of its own, to be killed: URL FOLDER [STRATEGY]."""
 
 import sys
 from pathlib import Path
 
 from agent.campaign import run_campaign
-from agent.config import OptimizeConfig
+from agent.config import OptimizeConfig, load_optimize
 from agent.models.settings import ModelConfig
 from agent.proposers import open_proposers
 from agent.runs import open_run
@@ -14,7 +14,10 @@ TASKS = [make_task(name) for name in ("a", "b", "c")]
 
 if __name__ == "__main__":
     url, folder = sys.argv[1], Path(sys.argv[2])
+    strategy = load_optimize(strategy=sys.argv[3] if len(sys.argv) > 3 else None).strategy
     config = OptimizeConfig(
+        strategy=strategy,
+        max_candidates=24,
         models=(ModelConfig("scripted", url),),
         keep_replies=False,
         proposals_per_round=2,

@@ -177,6 +177,13 @@ SLOW = replace(GOOD, timing=replace(FAST, candidate_ms=4.0, speedup=Interval(0.5
 TRIED = Attempt(Proposal(CPP, "m", "fsr improve", features={"feature": "tiling"}), WRONG, Reward(0))
 PROMPTS = {
     "propose": lambda: render_propose(SCENE),
+    "propose_recalled": lambda: render_propose(
+        replace(
+            SCENE,
+            recalled=("add, relu in float32, memory-bound: cpp with threads: 2.00x [1.90, 2.10]",),
+            recalled_source=CPP.source,
+        )
+    ),
     "repair_wrong_value": lambda: render_repair(SCENE, CPP, WRONG),
     "repair_compile_error": lambda: render_repair(SCENE, CPP, BROKEN),
     "improve": lambda: render_improve(SCENE, CPP, GOOD),

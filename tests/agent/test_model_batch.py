@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.budget import CampaignConfig
+from agent.allocation import Allocation
 from agent.campaign import run_campaign
 from agent.config import OptimizeConfig
 from agent.journal import Journal
@@ -23,8 +23,10 @@ from agent.models.store import ReplyStore
 from agent.outcome import CampaignResult
 from agent.prompts.message import Message
 from agent.proposers import open_proposers
+from agent.strategies.contrastive import Contrastive
 from agent.strategies.evolve import Evolve
 from agent.strategies.fsr import Fsr
+from agent.strategies.portfolio import Portfolio
 from sandbox.errors import ConfigError
 from sandbox.types import Evaluation, Task
 from tests.agent.scripts import hashed_reply, local_engine, make_task
@@ -40,6 +42,9 @@ CONFIG = OptimizeConfig(
     max_candidates_per_task=6,
 )
 
+# Two arms whose questions are never equal: then the order in which they are answered is theirs.
+WAVES = Portfolio(arms=(Fsr(depth=99), Contrastive()), across=Allocation(wave=1, patience=None))
+
 
 def run(
     folder: Path, tasks: Sequence[Task], config: OptimizeConfig, files: BatchFiles | None = None
@@ -47,12 +52,8 @@ def run(
     """One call of a campaign over scripted tasks, without the command line around it."""
     folder.mkdir(exist_ok=True)
     engine = local_engine()
-    budget = CampaignConfig(
-        proposals_per_round=config.proposals_per_round,
-        max_candidates_per_task=config.max_candidates_per_task,
-    )
     with Journal(folder) as journal, open_proposers(journal, config, {}, files) as proposers:
-        result = run_campaign(tasks, proposers, engine, journal, budget)
+        result = run_campaign(tasks, proposers, engine, journal, config.campaign())
     engine.close()
     return result
 
@@ -113,17 +114,21 @@ def reply_line(key: str, text: str) -> dict[str, Any]:
     [
         (FEW, Fsr()),
         pytest.param(FEW, Evolve(), marks=pytest.mark.slow),
+        pytest.param(FEW, WAVES, marks=pytest.mark.slow),
         pytest.param(TASKS, Fsr(), marks=pytest.mark.slow),
         pytest.param(TASKS, Evolve(), marks=pytest.mark.slow),
     ],
-    ids=lambda value: value.kind if isinstance(value, Fsr | Evolve) else len(value),
+    ids=lambda value: value.kind if isinstance(value, Fsr | Evolve | Portfolio) else len(value),
 )
 def test_three_rounds_through_files_decide_as_the_online_path(
     tmp_path, monkeypatch, tasks, strategy
 ):
     config = replace(CONFIG, strategy=strategy)
+    if strategy == WAVES:
+        config = replace(config, max_candidates=6 * len(tasks), max_candidates_per_task=12)
     monkeypatch.setenv("OPENAI_API_KEY", "k")
-    with OpenAIServer([], answering=hashed_reply) as server:
+    # One choice a request, as in a file: what replies cost decides too.
+    with OpenAIServer([], answering=hashed_reply, honours_n=False) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         online = run(tmp_path / "online", tasks, config)
     monkeypatch.delenv("OPENAI_API_KEY")

@@ -18,12 +18,21 @@ START_S = 1.2
 """Until the process has imported what it needs, about."""
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_killed_campaign_loses_no_reply_and_pays_for_none_twice(tmp_path, seed):
+@pytest.mark.parametrize(
+    ("strategy", "seed"),
+    [
+        ("fsr", 0),
+        pytest.param("fsr", 1, marks=pytest.mark.slow),
+        pytest.param("evolve", 2, marks=pytest.mark.slow),
+        pytest.param("portfolio", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_campaign_loses_no_reply_and_pays_for_none_twice(tmp_path, strategy, seed):
     environment = os.environ | {"OPENAI_API_KEY": "k"}
     dice, kills = random.Random(seed), 0
     with OpenAIServer([], answering=hashed_reply, honours_n=False, delay_s=0.1) as server:
-        command = [sys.executable, "-m", "tests.agent.run_with_model", server.url, str(tmp_path)]
+        module = "tests.agent.run_with_model"
+        command = [sys.executable, "-m", module, server.url, str(tmp_path), strategy]
         while kills < 3:
             process = subprocess.Popen(command, cwd=ROOT, env=environment)
             try:

@@ -200,6 +200,13 @@ def test_the_built_in_proposer_can_seed_a_strategys_population():
     [repair] = proposer.propose(task, history, 1, Turn(1))
     assert (repair.proposer, repair.strategy) == ("scripted", "fsr repair")
     assert repair.parents[0] in {p.candidate.id for p in seeds}
+    correct = [
+        Attempt(p, scripted_evaluation(p.candidate, EvalConfig(), Status.PASSED, s), Reward(1))
+        for p, s in zip(seeds, (1.2, 3.0), strict=True)
+    ]
+    for strategy in (Fsr(), Contrastive(), Evolve(islands=1), Portfolio()):
+        [ask] = strategy.asks(Scene(task, Language.CPP), correct, 1, 1)
+        assert {*ask.parents} & {p.candidate.id for p in seeds}, strategy.kind
 
 
 def test_a_task_the_built_in_proposer_does_not_cover_is_not_seeded():

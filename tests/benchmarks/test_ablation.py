@@ -11,11 +11,16 @@ from agent.config import OptimizeConfig
 from agent.memory.notes import Memory
 from agent.models.opening import BatchFiles
 from agent.models.settings import ModelConfig
+from agent.outcome import Stage, TaskReport
 from agent.proposers import open_proposers
 from agent.runs import open_run
+from agent.scripted import scripted_evaluation
 from agent.strategies.portfolio import Portfolio
-from benchmarks.ablation import ARMS, Row, arm_config, markdown, rows, run_arm
+from agent.types import Attempt, Proposal
+from benchmarks.ablation import ARMS, Row, arm_config, figure, markdown, rows, run_arm
+from rewards.types import Reward
 from sandbox.errors import ConfigError
+from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status
 from tests.agent.scripts import hashed_reply, local_engine, make_task
 from tests.doubles.openai_server import OpenAIServer, Step, completion
 
@@ -89,7 +94,8 @@ def test_the_table_compares_the_arms_online_and_through_files(
 ):
     monkeypatch.chdir(tmp_path)
     configs = {arm: arm_config(arm, BASE, len(TASKS), candidates) for arm in arms}
-    with OpenAIServer([], any_model=True, answering=by_prompt) as server:
+    # One choice a request, as in a file: what replies cost decides too.
+    with OpenAIServer([], any_model=True, answering=by_prompt, honours_n=False) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         for arm, config in configs.items():
@@ -98,19 +104,21 @@ def test_the_table_compares_the_arms_online_and_through_files(
     monkeypatch.delenv("OPENAI_API_KEY")
     out, back = tmp_path / "out", tmp_path / "in"
     back.mkdir()
-    for _ in range(2 + candidates):
-        for arm, config in configs.items():
+    for arm, config in configs.items():
+        run_arm(arm, "files", config, Scripted(tmp_path), out, back)
+        while answer(out / f"{arm}.jsonl", back):
             run_arm(arm, "files", config, Scripted(tmp_path), out, back)
-            answer(out / f"{arm}.jsonl", back)
     files = rows("files", arms, tmp_path)
     assert [figures(row) for row in files] == [figures(row) for row in online]
     check(online)
 
 
-def answer(requests: Path, folder: Path) -> None:
-    """What a provider returns for an arm's file; appended, since old lines may come again."""
+def answer(requests: Path, folder: Path) -> bool:
+    """What a provider returns for an arm's file, if there is one; appended: old lines may come
+    again.
+    """
     if not requests.exists():
-        return
+        return False
     with (folder / requests.name).open("a") as stream:
         for line in requests.read_text().splitlines():
             request = json.loads(line)
@@ -119,6 +127,7 @@ def answer(requests: Path, folder: Path) -> None:
             reply = {"custom_id": request["custom_id"], "response": {"body": body}}
             stream.write(json.dumps(reply) + "\n")
     requests.unlink()
+    return True
 
 
 def figures(row: Row) -> tuple[object, ...]:
@@ -134,6 +143,23 @@ def check(table: Sequence[Row]) -> None:
     assert len(text) == 2 + len(table)
     assert all(line.count("|") == text[0].count("|") for line in text)
     assert f"| {first.arm} | {first.correct}/8 |" in text[2]
+
+
+@pytest.mark.parametrize(
+    ("searched", "confirmed", "counts"),
+    [(2.0, 2.05, 2.05), (2.0, 1.2, 1.0), (2.0, None, 1.0), (0.5, None, 0.5)],
+    ids=["confirmed", "refuted", "unconfirmed", "slower"],
+)
+def test_a_gain_counts_when_a_confirmation_upheld_it(searched, confirmed, counts):
+    candidate = Candidate("t", Language.CPP, "class ModelNew: ...")
+
+    def measured(speedup: float) -> Evaluation:
+        return scripted_evaluation(candidate, EvalConfig(), Status.PASSED, speedup)
+
+    best = Attempt(Proposal(candidate, "m"), measured(searched), Reward(1.0))
+    again = None if confirmed is None else measured(confirmed)
+    assert figure(TaskReport("t", Stage.DONE, best=best, confirmation=again)) == counts
+    assert figure(TaskReport("t", Stage.DONE)) is None
 
 
 def test_fewer_than_eight_tasks_make_no_table(tmp_path, monkeypatch):
