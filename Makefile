@@ -29,9 +29,11 @@ EXTRA := $(if $(filter 12,$(CUDA)),cuda12,$(if $(CUDA),cuda13,))
 
 TRAIN ?= small
 DEMO ?= runs/train-demo
+DEMO_RUN ?=
+DEMO_NAME := demo-$(shell date +%Y%m%d-%H%M%S)
 PIECE_S ?= 480
 
-.PHONY: help install campaign train-demo test test-full test-gpu lint clean
+.PHONY: help install campaign train-demo demo test test-full test-gpu lint clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -66,6 +68,14 @@ $(VENV)/.installed-train: $(VENV)/.installed
 train-demo: $(TRAIN_STAMP) ## Proof of the loop: data, SFT, self-supervised, RL, evaluation
 	mkdir -p $(DEMO)
 	PATH="$(BIN):$$PATH" $(RUN) benchmarks/train_demo.py --config $(TRAIN) --to $(DEMO) --piece-s $(PIECE_S)
+
+# DEMO_RUN is a recorded run's folder; its decisions are made again from its journal, into a new run.
+demo: $(STAMP) ## Replay the recorded run DEMO_RUN without GPU, key or network, and open its report
+	@test -n "$(DEMO_RUN)" || { echo "make demo needs a recorded run: make demo DEMO_RUN=runs/NAME"; exit 1; }
+	$(RUN) warpsmith.py replay $(DEMO_RUN) --name $(DEMO_NAME)
+	$(RUN) warpsmith.py export $(DEMO_NAME) --to runs/$(DEMO_NAME)/kernels
+	$(RUN) warpsmith.py report $(DEMO_NAME)
+	-@$(RUN) -m webbrowser "file://$(CURDIR)/runs/$(DEMO_NAME)/report.html" >/dev/null 2>&1
 
 test: lint ## Lint, types and tests, on 2 cores without a GPU
 	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'not slow and not gpu and not alone' -n 2 --dist loadfile

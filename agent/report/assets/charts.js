@@ -225,7 +225,7 @@ function bars(values, colours, words) {
       hoverinfo: "skip",
     }],
     layout: {
-      height: Math.max(200, 30 + 27 * names.length), margin: { l: 8, r: 10, t: 6, b: 6 },
+      height: 24 + 28 * names.length, margin: { l: 8, r: 10, t: 6, b: 6 },
       xaxis: { showgrid: false, showticklabels: false, range: [0, Math.max(...Object.values(values), 1e-9) * 1.42] },
       yaxis: {
         tickvals: names.map((_, k) => k), ticktext: names.map(label), range: [names.length - 0.4, -0.6],
