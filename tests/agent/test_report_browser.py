@@ -257,6 +257,7 @@ def test_it_prints_light_and_whole(opened):
         Path(SHOTS, "page.pdf").write_bytes(data)
 
 
+@pytest.mark.alone
 def test_250_tasks_of_100_candidates_do_not_lag(browser, tmp_path, record_property):
     tasks, candidates = LARGE
     run = write_run(tmp_path / "large", tasks, candidates)
