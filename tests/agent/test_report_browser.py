@@ -43,6 +43,8 @@ def browser() -> Iterator[webdriver.Chrome]:
     options.binary_location = str(CHROMIUM)
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
         options.add_argument(argument)
+    # Without it a page scrolls smoothly, away from under the pointer.
+    options.add_argument("--force-prefers-reduced-motion")
     options.add_argument("--window-size=1500,1000")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     with webdriver.Chrome(options=options, service=Service(str(DRIVER))) as driver:
