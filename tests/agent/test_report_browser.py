@@ -237,7 +237,7 @@ def test_a_link_opens_its_task_and_escape_closes_it(opened, page):
     wait(browser, "document.querySelector('#sheet[open] .code') !== null")
     browser.switch_to.active_element.send_keys(Keys.ESCAPE)
     wait(browser, "!document.querySelector('#sheet').open")
-    assert browser.execute_script("return location.hash") == ""
+    wait(browser, "location.hash === ''")
 
 
 def test_the_theme_can_be_changed(opened):
