@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -72,31 +72,30 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class LocalEngine:
-    """The loop's work on this machine's threads; the evaluators start their own processes."""
+class Lane(Protocol):
+    """What jobs run on: one device, wherever it is."""
 
-    name = "local"
+    def prepare(self, task: Task, config: EvalConfig) -> Measured: ...
+
+    def evaluate(
+        self, task: Task, candidate: Candidate, config: EvalConfig, to_beat: float | None
+    ) -> Evaluation: ...
+
+    def close(self) -> None: ...
+
+
+class LaneEngine:
+    """What engines share: jobs for lanes. Where builds run is for each to say."""
 
     def __init__(
-        self,
-        make_evaluator: MakeEvaluator,
-        build: Build | None = None,
-        *,
-        lanes: int = 1,
-        depth: int = 1,
-        builders: int | None = None,
+        self, name: str, openers: Sequence[Callable[[], Lane]], *, depth: int, builders: int
     ) -> None:
-        self.lanes, self.depth = lanes, depth
-        openers = [partial(make_evaluator, i) for i in range(lanes)]
-        self._pool = LanePool("lane", openers, depth=depth)
-        self._build = build
-        self._builders = LanePool("build", [NoLane] * (builders or os.cpu_count() or 1))
+        self.name, self.lanes, self.depth = name, len(openers), depth
+        self._pool = LanePool[Lane](f"{name}-lane", openers, depth=depth)
+        self._builders = LanePool(f"{name}-build", [NoLane] * builders)
 
     def submit_prepare(self, task: Task, config: EvalConfig) -> Future[Measured]:
-        return self._pool.submit(lambda lane: prepare_on(lane, task, config), affinity=task.id)
-
-    def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:
-        return self._builders.submit(lambda _: build_with(self._build, candidate, config))
+        return self._pool.submit(lambda lane: lane.prepare(task, config), affinity=task.id)
 
     def submit_evaluate(
         self,
@@ -108,7 +107,7 @@ class LocalEngine:
         elsewhere: bool = False,
     ) -> Future[Evaluation]:
         return self._pool.submit(
-            lambda lane: evaluate_on(lane, task, candidate, config, to_beat),
+            lambda lane: lane.evaluate(task, candidate, config, to_beat),
             affinity=task.id,
             subject=candidate.id,
             elsewhere=elsewhere,
@@ -120,9 +119,57 @@ class LocalEngine:
         self._pool.close()
 
 
-def prepare_on(lane: LaneEvaluator, task: Task, config: EvalConfig) -> Measured:
-    """Validates the task; of what the evaluator returns, the figures leave the lane."""
-    return measured_of(lane.prepare(task, config), getattr(lane, "facts", None))
+class LocalEngine(LaneEngine):
+    """The loop's work on this machine's threads; the evaluators start their own processes."""
+
+    def __init__(
+        self,
+        make_evaluator: MakeEvaluator,
+        build: Build | None = None,
+        *,
+        lanes: int = 1,
+        depth: int = 1,
+        builders: int | None = None,
+    ) -> None:
+        openers = [partial(LocalLane.open, make_evaluator, i) for i in range(lanes)]
+        super().__init__("local", openers, depth=depth, builders=builders or os.cpu_count() or 1)
+        self._build = build
+
+    def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:
+        return self._builders.submit(lambda _: build_with(self._build, candidate, config))
+
+
+class LocalLane:
+    """An evaluator in this process."""
+
+    def __init__(self, evaluator: LaneEvaluator) -> None:
+        self._evaluator = evaluator
+
+    @classmethod
+    def open(cls, make_evaluator: MakeEvaluator, index: int) -> LocalLane:
+        return cls(make_evaluator(index))
+
+    def prepare(self, task: Task, config: EvalConfig) -> Measured:
+        """Validates the task; of what the evaluator returns, the figures leave the lane."""
+        found = self._evaluator.prepare(task, config)
+        return measured_of(found, getattr(self._evaluator, "facts", None))
+
+    def evaluate(
+        self, task: Task, candidate: Candidate, config: EvalConfig, to_beat: float | None
+    ) -> Evaluation:
+        """The pool's edge: our fault becomes a value; errors of the task or the device are
+        raised.
+        """
+        try:
+            return self._evaluator.evaluate(task, candidate, config, to_beat=to_beat)
+        except Exception as error:  # the pool's edge: one bad evaluation must not end the campaign
+            if isinstance(error, WarpsmithError) and not isinstance(error, SandboxFault):
+                raise
+            log.warning("evaluating %s failed: %r", candidate.id, error, exc_info=True)
+            return sandbox_error(candidate, config, error)
+
+    def close(self) -> None:
+        self._evaluator.close()
 
 
 def measured_of(preparation: object, facts: object) -> Measured:
@@ -152,23 +199,6 @@ def build_with(build: Build | None, candidate: Candidate, config: EvalConfig) ->
     """Fill the build cache, if there is anything to fill it with."""
     if build is not None:
         build(candidate, config)
-
-
-def evaluate_on(
-    lane: LaneEvaluator,
-    task: Task,
-    candidate: Candidate,
-    config: EvalConfig,
-    to_beat: float | None,
-) -> Evaluation:
-    """The pool's edge: our fault becomes a value; errors of the task or the device are raised."""
-    try:
-        return lane.evaluate(task, candidate, config, to_beat=to_beat)
-    except Exception as error:  # the pool's edge: one bad evaluation must not end the campaign
-        if isinstance(error, WarpsmithError) and not isinstance(error, SandboxFault):
-            raise
-        log.warning("evaluating %s failed: %r", candidate.id, error, exc_info=True)
-        return sandbox_error(candidate, config, error)
 
 
 def sandbox_error(candidate: Candidate, config: EvalConfig, error: Exception) -> Evaluation:

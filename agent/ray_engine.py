@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent.engine import Build, MakeEvaluator, build_with, evaluate_on, prepare_on, sandbox_error
-from agent.lanes import LaneLost, LanePool, NoLane
+from agent.engine import Build, Lane, LaneEngine, LocalLane, MakeEvaluator, build_with
+from agent.lanes import LaneLost, NoLane
 from agent.reaper import Reaper
 from agent.types import Measured
 from sandbox.cleanup import on_failure
@@ -53,23 +53,23 @@ class LaneActor:
 
     def open(self) -> None:
         """Apart from the constructor, whose exceptions Ray reports as a dead actor."""
-        self._evaluator = self._make_evaluator(0)
+        self._lane = LocalLane.open(self._make_evaluator, 0)
 
     def prepare(self, task: Task, config: EvalConfig) -> Measured:
-        return prepare_on(self._evaluator, task, config)
+        return self._lane.prepare(task, config)
 
     def evaluate(
         self, task: Task, candidate: Candidate, config: EvalConfig, to_beat: float | None
     ) -> Evaluation:
-        return evaluate_on(self._evaluator, task, candidate, config, to_beat)
+        return self._lane.evaluate(task, candidate, config, to_beat)
 
     def close(self) -> None:
-        self._evaluator.close()
+        self._lane.close()
 
 
 @dataclass
 class RayLane:
-    """Our side of a lane actor: the evaluator's protocol, blocking calls from several threads."""
+    """Our side of a lane actor: blocking calls from several threads."""
 
     make_evaluator: MakeEvaluator
     options: dict[str, Any]
@@ -92,12 +92,7 @@ class RayLane:
         return measured
 
     def evaluate(
-        self,
-        task: Task,
-        candidate: Candidate,
-        config: EvalConfig,
-        *,
-        to_beat: float | None = None,
+        self, task: Task, candidate: Candidate, config: EvalConfig, to_beat: float | None
     ) -> Evaluation:
         evaluation = _get(self._actor.evaluate.remote(task, candidate, config, to_beat))
         assert isinstance(evaluation, Evaluation)
@@ -111,10 +106,8 @@ class RayLane:
         ray.kill(self._actor)
 
 
-class RayEngine:
+class RayEngine(LaneEngine):
     """Joins the cluster at `address`, or starts Ray on this machine."""
-
-    name = "ray"
 
     def __init__(
         self,
@@ -140,19 +133,14 @@ class RayEngine:
             self._shut_down()
             wanted = f"GPU of type {gpu_type}" if gpu_type else "GPU" if device == "cuda" else "CPU"
             raise DeviceError(f"the Ray cluster has no {wanted}; `ray status` shows what it has")
-        self.lanes, self.depth = len(placements), depth
-        openers: list[Callable[[], RayLane]] = [
+        openers: list[Callable[[], Lane]] = [
             partial(RayLane, make_evaluator, {**options, "max_concurrency": depth + 1})
             for options in placements
         ]
-        self._pool = LanePool("ray-lane", openers, depth=depth)
-        self._build = build
         cores = int(ray.cluster_resources().get("CPU", 1))
-        self._builders = LanePool("ray-build", [NoLane] * max(1, min(cores, 64)))
+        super().__init__("ray", openers, depth=depth, builders=max(1, min(cores, 64)))
+        self._build = build
         self._remote_build = ray.remote(build_with).options(num_cpus=1, max_retries=2)
-
-    def submit_prepare(self, task: Task, config: EvalConfig) -> Future[Measured]:
-        return self._pool.submit(lambda lane: lane.prepare(task, config), affinity=task.id)
 
     def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:
         def run(_: NoLane) -> None:
@@ -160,26 +148,8 @@ class RayEngine:
 
         return self._builders.submit(run)
 
-    def submit_evaluate(
-        self,
-        task: Task,
-        candidate: Candidate,
-        config: EvalConfig,
-        to_beat: float | None,
-        *,
-        elsewhere: bool = False,
-    ) -> Future[Evaluation]:
-        return self._pool.submit(
-            lambda lane: lane.evaluate(task, candidate, config, to_beat=to_beat),
-            affinity=task.id,
-            subject=candidate.id,
-            elsewhere=elsewhere,
-            fallback=partial(sandbox_error, candidate, config),
-        )
-
     def close(self) -> None:
-        self._builders.close(grace_s=1.0)
-        self._pool.close()
+        super().close()
         self._shut_down()
 
     def _shut_down(self) -> None:
