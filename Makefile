@@ -32,6 +32,7 @@ DEMO ?= runs/train-demo
 DEMO_RUN ?=
 DEMO_NAME := demo-$(shell date +%Y%m%d-%H%M%S)
 PIECE_S ?= 480
+SEED ?= 0
 
 .PHONY: help install campaign train-demo demo test test-full test-gpu lint clean
 
@@ -67,7 +68,8 @@ $(VENV)/.installed-train: $(VENV)/.installed
 # Every step leaves a folder or a run that the next call goes on from; run it again after a stop.
 train-demo: $(TRAIN_STAMP) ## Proof of the loop: data, SFT, self-supervised, RL, evaluation
 	mkdir -p $(DEMO)
-	PATH="$(BIN):$$PATH" $(RUN) benchmarks/train_demo.py --config $(TRAIN) --to $(DEMO) --piece-s $(PIECE_S)
+	PATH="$(BIN):$$PATH" $(RUN) benchmarks/train_demo.py --config $(TRAIN) --to $(DEMO) \
+	  --piece-s $(PIECE_S) --seed $(SEED)
 
 # DEMO_RUN is a recorded run's folder; its decisions are made again from its journal, into a new run.
 demo: $(STAMP) ## Replay the recorded run DEMO_RUN without GPU, key or network, and open its report
@@ -86,7 +88,7 @@ lint: $(DEV_STAMP)
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-test-full: $(DEV_STAMP) ## The long suites as well
+test-full: $(DEV_STAMP) $(TRAIN_STAMP) ## The long suites and training as well
 	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'not gpu and not alone' -n 2 --dist loadfile
 	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'alone and not gpu'
 

@@ -223,6 +223,8 @@ app = typer.Typer(
 )
 tasks_app = typer.Typer(help="Which problems there are.", no_args_is_help=True)
 app.add_typer(tasks_app, name="tasks")
+data_app = typer.Typer(help="Tasks and examples to train on.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
 train_app = typer.Typer(help="The stages of training, apart.", no_args_is_help=True)
 app.add_typer(train_app, name="train")
 
@@ -587,12 +589,50 @@ def _audit(
     _answer(found, as_json, lambda c: show_audit(c, found, sources=sources))
 
 
-@app.command("data")
-def _data(
+@data_app.command("tasks")
+def _data_tasks(
+    to: To,
+    count: Annotated[int, typer.Option(help="So many compositions are tried.")] = 2000,
+    kind: Annotated[str, typer.Option(help="rows (row programs) or any.")] = "any",
+    seed: Annotated[int, typer.Option(help="Another seed, other compositions.")] = 0,
+    against: Annotated[
+        list[str] | None, typer.Option(help="Suites it is evaluated on; builtin otherwise.")
+    ] = None,
+    device: Device = "auto",
+    preset: Preset = "quick",
+    max_seconds: MaxSeconds = None,
+) -> None:
+    """Synthetic tasks that can be scored, unlike those of evaluation suites; goes on if stopped."""
+    from agent.config import load_evaluation
+    from kernelbench.suite import load_tasks
+    from kernelbench.synthetic_folder import Folder
+    from sandbox.evaluator import LocalEvaluator
+
+    tasks = load_tasks(f"synthetic:{kind}:{count}@{seed}", device)
+    suites = [task for spec in against or ["builtin"] for task in load_tasks(spec, device)]
+    with closing(LocalEvaluator(device)) as evaluator:
+        made = Folder(to).fill(
+            tasks,
+            suites,
+            evaluator,
+            evaluator.facts.environment,
+            load_evaluation(preset),
+            seconds=max_seconds,
+            on_row=lambda row: _note(f"{row.task_id}: {row.verdict} {row.reason}"),
+        )
+    typer.echo(made)
+
+
+@data_app.command("examples")
+def _data_examples(
     runs: Annotated[list[str], typer.Argument(help="Runs whose verified kernels are taken.")],
     to: To,
     config: TrainConfig = "small",
     per_task: Annotated[int | None, typer.Option(help="The fastest so many, of each kind.")] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="Suites whose tasks, and those like them, are left out."),
+    ] = None,
 ) -> None:
     """Training data from journals: verified kernels, repairs and contrasts, split and distinct."""
     from agent.runs import find_run
@@ -601,14 +641,14 @@ def _data(
     settings = open_training(config)
     from rl.data import dataset_of, save_dataset
 
-    dataset = dataset_of([find_run(run) for run in runs], settings, per_task)
+    dataset = dataset_of([find_run(run) for run in runs], settings, per_task, against or ())
     save_dataset(dataset, to)
     _say(f"{name}: {len(rows)} examples" for name, rows in dataset.items())
 
 
 @train_app.command("sft")
 def _train_sft(
-    data: Annotated[Path, typer.Option(help="Of `warpsmith data`.")],
+    data: Annotated[Path, typer.Option(help="Of `warpsmith data examples`.")],
     to: Annotated[Path, typer.Option(help="Folder of the checkpoint; an unfinished one goes on.")],
     config: TrainConfig = "small",
     start: Annotated[Path | None, typer.Option(help="Checkpoint to go on from.")] = None,
@@ -630,6 +670,7 @@ def _train_self(
     to: Annotated[Path, typer.Option(help="Folder; an unfinished one goes on.")],
     name: Annotated[str, typer.Option(help="Begins the names of the runs that sample.")],
     config: TrainConfig = "small",
+    max_seconds: Annotated[float | None, typer.Option(help="Of a round's sampling.")] = None,
 ) -> None:
     """Stage 2: sample, evaluate, keep what passes, fine-tune; again."""
     from agent.runs import find_run
@@ -642,7 +683,7 @@ def _train_self(
 
     def sample(policy: Path, number: int) -> Path:
         run = f"{name}-{number}"
-        optimize(config=sampling(config, settings, policy), name=run)
+        optimize(config=sampling(config, settings, policy, max_seconds), name=run)
         return find_run(run)
 
     device = resolve_device(settings.device)
@@ -666,6 +707,32 @@ def _train_rl(
     from rl.campaign import reinforcing
 
     result = optimize(config=reinforcing(config, settings, start, max_seconds), name=name)
+    _say_how_to_go_on(result, name)
+
+
+@train_app.command("judge")
+def _train_judge(
+    policy: Annotated[Path, typer.Option(help="Folder of the checkpoint.")],
+    name: Annotated[str, typer.Option(help="Of the run; an old one goes on.")],
+    config: TrainConfig = "small",
+    split: Annotated[
+        list[str] | None, typer.Option(help="train, held_out_task, held_out_family.")
+    ] = None,
+    max_seconds: MaxSeconds = None,
+    as_json: Json = False,
+) -> None:
+    """One greedy reply to each held-out task: how many pass, and how fast they are."""
+    from agent.runs import find_run
+    from rl.opening import open_training
+
+    settings = open_training(config)
+    from rl.campaign import judging
+    from rl.judging import judged_run
+
+    chosen = judging(config, settings, policy, split, max_seconds)
+    result = optimize(config=chosen, name=name)
+    found = judged_run(find_run(name), settings.held_out)
+    _answer(found, as_json, lambda _: _say(found))
     _say_how_to_go_on(result, name)
 
 

@@ -239,8 +239,8 @@ class _Campaign:
                 self._enter(run, stage, reason)
 
     def _go_on(self, run: TaskRun, round: int) -> None:
-        """Another round, at once or by the next weights."""
-        if self.learner is None:
+        """Another round, at once or by the next weights; an episode's turns have the same ones."""
+        if self.learner is None or round % self.learner.turns:
             self._push(run, Kind.PROPOSE, round)
         else:
             run.resting = True

@@ -64,6 +64,8 @@ class OptimizeConfig:
     """The local model's weights learn from every round; its strategy asks in groups."""
     train: str = "small"
     """How it is sampled and trained: a preset of configs/train, or a file."""
+    greedy: bool = False
+    """The local model answers with its likeliest tokens in place of a sample."""
     seed_candidates: int = 0
     """A task's first so many come from the built-in proposer, for the strategy to go on from."""
     tuning: Tuning | None = None
@@ -90,6 +92,8 @@ class OptimizeConfig:
     def __post_init__(self) -> None:
         if self.model is not None and self.models:
             raise ValueError("has both `model` and `models`; expected one of them")
+        if self.learn and self.greedy:
+            raise ValueError("learn compares samples of one prompt; greedy replies are all equal")
         if self.learn and self.local is None:
             raise ValueError("learn needs weights of its own; expected --model local:FOLDER")
         if len({m.name for m in self.models}) < len(self.models):

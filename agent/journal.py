@@ -262,6 +262,15 @@ class Journal:
         )
         return [Measurement(row["purpose"], row["at"], json.loads(row["record"])) for row in rows]
 
+    def lags(self, task_id: str) -> dict[str, float]:
+        """Seconds from a candidate's first proposal to its first verdict, by candidate."""
+        rows = self._database.execute(
+            "SELECT p.candidate_id AS id, MIN(e.at) - MIN(p.at) AS lag FROM proposals p "
+            "JOIN evaluations e USING (candidate_id) WHERE p.task_id = ? GROUP BY p.candidate_id",
+            (task_id,),
+        )
+        return {row["id"]: float(row["lag"]) for row in rows}
+
     # --- events ---------------------------------------------------------------------------------
 
     def record_event(

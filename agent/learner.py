@@ -16,6 +16,7 @@ from typing import Protocol
 
 from agent.journal import Journal, Recorded
 from agent.model import Model
+from agent.strategies.types import REPAIR
 from rewards import speedup
 from rewards.types import Reward
 from sandbox.records import to_record
@@ -38,6 +39,13 @@ class Rollout:
     version: int
     evaluation: Evaluation
     """The confirmation where one was measured; of equal code, the first one's."""
+    candidate_id: str = ""
+    parents: tuple[str, ...] = ()
+    """Candidates it was made from: of a repair, the one that failed."""
+    repair: bool = False
+    """A later turn of an episode."""
+    lag_s: float | None = None
+    """From its proposal to its verdict; None of code that was judged before."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,11 @@ class Learner(Protocol):
     @property
     def version(self) -> int:
         """Updates the weights have had in this run."""
+        ...
+
+    @property
+    def turns(self) -> int:
+        """Rounds between two updates: of an episode, in which failures are repaired."""
         ...
 
     @property
@@ -100,9 +113,11 @@ def rollouts(journal: Journal) -> list[Rollout]:
     for task in journal.tasks():
         records = journal.proposals(task.id)
         judged = {r.proposal.candidate.id: r for r in records if not r.duplicate}
+        lags = journal.lags(task.id)
         for record in records:
-            evaluation = _believed(judged[record.proposal.candidate.id])
-            rollout = _rollout(record, evaluation)
+            candidate_id = record.proposal.candidate.id
+            lag_s = None if record.duplicate else lags.get(candidate_id)
+            rollout = _rollout(record, _believed(judged[candidate_id]), lag_s)
             if rollout is not None:
                 found.append(rollout)
     return found
@@ -136,11 +151,23 @@ def _believed(record: Recorded) -> Evaluation | None:
     return record.evaluation
 
 
-def _rollout(record: Recorded, evaluation: Evaluation | None) -> Rollout | None:
+def _rollout(
+    record: Recorded, evaluation: Evaluation | None, lag_s: float | None
+) -> Rollout | None:
     proposal = record.proposal
     version = proposal.features.get(POLICY_VERSION)
     if evaluation is None or proposal.prompt is None or proposal.reply is None:
         return None
     if not isinstance(version, int):
         return None
-    return Rollout(proposal.candidate.task_id, proposal.prompt, proposal.reply, version, evaluation)
+    return Rollout(
+        proposal.candidate.task_id,
+        proposal.prompt,
+        proposal.reply,
+        version,
+        evaluation,
+        proposal.candidate.id,
+        proposal.parents,
+        proposal.strategy.endswith(REPAIR),
+        lag_s,
+    )

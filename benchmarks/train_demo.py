@@ -1,8 +1,10 @@
-"""Proof of the loop by the command line alone: data, SFT, self-supervised, RL, evaluation.
+"""Proof of the loop by the command line alone: data, SFT, self-supervised, RL, judged after each.
 
 Every step is a `warpsmith` command that goes on where it stopped, and a step that has ended is not
-run again: call this as often as it takes, each call for about `--piece-s` seconds. It sets no
-target and hides no figure: the last step prints what each stage's checkpoint samples on the tasks.
+run again: call this as often as it takes, each call for about `--piece-s` seconds. Steps that could
+go on for ever have a time of their own. It sets no target and hides no figure: report.json and the
+table at the end hold what one greedy reply to each held-out task is worth after every stage, beside
+the feature proposer's first kernels on the same tasks.
 
     python benchmarks/train_demo.py --config small --to runs/train-demo --piece-s 480
 """
@@ -10,73 +12,173 @@ target and hides no figure: the last step prints what each stage's checkpoint sa
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from agent.config import read_yaml  # noqa: E402
+from agent.journal import Journal  # noqa: E402
+from agent.learner import LEARN  # noqa: E402
+from agent.runs import find_run  # noqa: E402
+from kernelbench.metrics import bootstrap  # noqa: E402
+from rl.config import SPLITS, load_train  # noqa: E402
+from rl.data import family_of  # noqa: E402
+from rl.grpo import FOLDER, versions  # noqa: E402
+from rl.judging import judged  # noqa: E402
+from sandbox.records import to_record  # noqa: E402
+from sandbox.types import Evaluation  # noqa: E402
 
 SHORTEST_S = 30.0
 """No step begins with less left."""
-OWN_END = 0.85
-"""Of the seconds given: a campaign stops searching at 0.88 of them (agent/budget.py), so one that
-was sooner had come to its end by itself."""
-WARPSMITH = Path(__file__).parents[1] / "warpsmith.py"
+STAGES = ("sft", "self", "rl")
+REPORT = "report.json"
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    command: list[str]
+    box_s: float | None = None
+    """Time it is given in all; None for a step that ends by itself."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--config", default="small", help="preset of configs/train, or a file")
-    parser.add_argument("--campaign", default="train-small", help="preset of configs/optimize")
     parser.add_argument("--to", type=Path, required=True, help="folder for data and checkpoints")
     parser.add_argument("--piece-s", type=float, default=480.0, help="seconds of this call")
+    parser.add_argument("--search-s", type=float, default=300.0, help="for kernels to learn from")
+    parser.add_argument("--self-s", type=float, default=150.0, help="of a self-supervised round")
+    parser.add_argument("--rl-s", type=float, default=360.0)
+    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     until_s = time.monotonic() + given.piece_s
-    for place in range(len(steps(given.config, given.campaign, given.to))):
+    given.to.mkdir(parents=True, exist_ok=True)
+    config = given.to / "train.yaml"
+    config.write_text(yaml.safe_dump(read_yaml(given.config, "train")[1] | {"seed": given.seed}))
+    seconds: dict[str, float] = {}
+    for place in range(len(steps(given, config))):
         # Anew each time: the newest checkpoint is known only once RL has ended.
-        name, command = steps(given.config, given.campaign, given.to)[place]
-        done = given.to / f"{name}.done"
-        if done.exists():
-            continue
-        began_s = time.monotonic()
-        left_s = until_s - began_s
-        if left_s < SHORTEST_S:
-            print(f"next: {name}; run the same command again")
-            return
-        if command[0] == "optimize" or command[:2] == ["train", "rl"]:
-            command = [*command, "--max-seconds", f"{left_s:.0f}"]
-        print(f"== {name}: warpsmith {' '.join(command)}", flush=True)
-        code = subprocess.run([sys.executable, WARPSMITH, *command], check=False).returncode
-        if code:
-            sys.exit(code)
-        if time.monotonic() - began_s < OWN_END * left_s:
-            done.write_text("")
+        step = steps(given, config)[place]
+        done = given.to / f"{step.name}.done"
+        if not done.exists():
+            left_s = until_s - time.monotonic()
+            if left_s < SHORTEST_S or (step.box_s is not None and left_s < min(step.box_s, 120.0)):
+                print(f"next: {step.name}; run the same command again")
+                return
+            spent_s = run_step(step, left_s)
+            done.write_text(f"{spent_s:.1f}")
+        seconds[step.name] = float(done.read_text())
+    report(given.to, config, seconds)
 
 
-def steps(config: str, campaign: str, to: Path) -> list[tuple[str, list[str]]]:
-    """Each with its name, in order; the policies by which a stage ends are at fixed places."""
-    sys.path.insert(0, str(WARPSMITH.parent))
-    from rl.config import load_train
-    from rl.grpo import FOLDER, versions
+def run_step(step: Step, left_s: float) -> float:
+    """Seconds it took; exits as it did where it failed."""
+    box_s = None if step.box_s is None else min(step.box_s, left_s)
+    command = [*step.command, *(["--max-seconds", f"{box_s:.0f}"] if box_s else [])]
+    print(f"== {step.name}: warpsmith {' '.join(command)}", flush=True)
+    began_s = time.monotonic()
+    code = subprocess.run([sys.executable, ROOT / "warpsmith.py", *command], check=False).returncode
+    if code:
+        sys.exit(code)
+    return time.monotonic() - began_s
 
-    settings = load_train(config)
-    run, common = to.name, ["--config", config]
+
+def steps(given: argparse.Namespace, config: Path) -> list[Step]:
+    """In order; the policies by which a stage ends are at fixed places."""
+    settings = load_train(str(config))
+    to, run = given.to, given.to.name
+    common = ["--config", str(config)]
     data, first, second = to / "data", to / "sft", to / "self"
-    rounds = second / f"round-{settings.self_supervised.rounds - 1}"
     learner = Path("runs") / f"{run}-rl" / FOLDER
     newest = learner / str(max(versions(learner), default=0))
+    ends = {"sft": first, "self": second / f"round-{settings.self_supervised.rounds - 1}"}
+    ends["rl"] = newest if versions(learner) else ends["self"]
     self_supervised = ["train", "self", "--start", str(first), "--to", str(second)]
-    rows = [
-        ("search", ["optimize", "--config", campaign, "--name", f"{run}-features"]),
-        ("data", ["data", f"{run}-features", "--to", str(data), *common]),
-        ("sft", ["train", "sft", "--data", str(data), "--to", str(first), *common]),
-        ("self", [*self_supervised, "--name", f"{run}-self", *common]),
-        ("rl", ["train", "rl", "--start", str(rounds), "--name", f"{run}-rl", *common]),
+    search = ["optimize", *settings.tasks, "--config", settings.campaign]
+    stages = {
+        "sft": Step("sft", ["train", "sft", "--data", str(data), "--to", str(first), *common]),
+        "self": Step(
+            "self",
+            [*self_supervised, "--name", f"{run}-self", *common],
+            given.self_s,
+        ),
+        "rl": Step(
+            "rl",
+            ["train", "rl", "--start", str(ends["self"]), "--name", f"{run}-rl", *common],
+            given.rl_s,
+        ),
+    }
+    found = [
+        Step("search", [*search, "--name", f"{run}-features"], given.search_s),
+        Step("data", ["data", "examples", f"{run}-features", "--to", str(data), *common]),
     ]
-    for stage, policy in (("sft", first), ("self", rounds), ("rl", newest)):
-        command = ["optimize", "--config", "quickstart", "--model", f"local:{policy}"]
-        command += ["--train", config, "--strategy", "best-of-n", "--name", f"{run}-after-{stage}"]
-        rows.append((f"evaluate-{stage}", command))
-    return rows
+    for stage in STAGES:
+        judge = ["train", "judge", "--policy", str(ends[stage]), "--name", f"{run}-after-{stage}"]
+        found += [stages[stage], Step(f"judge-{stage}", [*judge, *common], 240.0)]
+    return found
+
+
+def report(to: Path, config: Path, seconds: Mapping[str, float]) -> None:
+    """Prints and writes what came of it."""
+    settings = load_train(str(config))
+    runs = {"features": f"{to.name}-features"} | {s: f"{to.name}-after-{s}" for s in STAGES}
+    tables, firsts = {}, {}
+    for stage, run in runs.items():
+        with Journal(find_run(run), read_only=True) as journal:
+            tables[stage] = [j for j in judged(journal, settings.held_out) if j.split != SPLITS[0]]
+            firsts[stage] = {
+                task.id: attempts[0].evaluation
+                for task in journal.tasks()
+                if (attempts := journal.attempts(task.id))
+                and settings.held_out.split(task.id, family_of(task)) != SPLITS[0]
+            }
+    with Journal(find_run(f"{to.name}-rl"), read_only=True) as journal:
+        curve = [json.loads(detail) for detail in journal.events(LEARN)]
+    gain = against(firsts["rl"], firsts["sft"])
+    record = {
+        "config": to_record(settings),
+        "stages": {stage: [to_record(j) for j in table] for stage, table in tables.items()},
+        "rl_against_sft": gain,
+        "seconds": dict(seconds),
+        "curve": curve,
+    }
+    (to / REPORT).write_text(json.dumps(record, indent=1))
+    print(f"proof of the loop: {settings.name}, seed {settings.seed}, one greedy reply a task")
+    for stage, table in tables.items():
+        for row in table:
+            print(f"{stage:9} {row}")
+    if gain is not None:
+        print(
+            f"rl against sft, paired over held-out tasks: {gain[0]:.3f}x ({gain[1]:.3f} to ", end=""
+        )
+        print(f"{gain[2]:.3f})")
+    print(", ".join(f"{name} {spent:.0f} s" for name, spent in seconds.items()))
+
+
+def against(
+    after: Mapping[str, Evaluation], before: Mapping[str, Evaluation]
+) -> tuple[float, float, float] | None:
+    """Geometric mean of the ratio of speedups by task, failures as 1.0x, with its interval."""
+
+    def log_of(evaluation: Evaluation) -> float:
+        return 0.0 if evaluation.speedup is None else math.log(evaluation.speedup.value)
+
+    logs = [log_of(after[task]) - log_of(before[task]) for task in after if task in before]
+    if not logs:
+        return None
+    ratio = bootstrap(logs)
+    return ratio.value, ratio.low, ratio.high
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 | `builtin`, `builtin/softmax`, `softmax` | all built-in problems, or one |
 | `kernelbench:PATH`, `kernelbench:PATH:level1/1-10` | a KernelBench checkout (selection.py) |
 | `hf:ScalingIntelligence/KernelBench:level1` | a data set on the Hugging Face Hub |
+| `synthetic:rows:COUNT@SEED`, `synthetic:any:COUNT` | compositions of operators (synthetic.py) |
 | `path/to/problem.py`, `path/to/folder/` | files of your own, ids `file/NAME` |
 """
 
@@ -19,10 +20,14 @@ from kernelbench.checkout import checkout_tasks, checkout_version
 from kernelbench.hub import hub_tasks
 from kernelbench.problem import DEVICE_KEYS, first_line, make_task, read_problem
 from kernelbench.selection import Selection, parse_selection
+from kernelbench.synthetic import SCHEME, synthetic_task, synthetic_tasks
 from sandbox.errors import ConfigError, TaskError
 from sandbox.types import Task
 
-FORMS = "builtin/NAME, kernelbench:PATH, hf:NAME, or the path of a problem.py or of a folder"
+FORMS = (
+    "builtin/NAME, kernelbench:PATH, hf:NAME, synthetic:rows:COUNT, or the path of a problem.py or "
+    "of a folder"
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,11 @@ def load_tasks(spec: str, device: str, dtype: str | None = None) -> list[Task]:
     if scheme == "hf":
         dataset, _, chosen = rest.partition(":")
         return hub_tasks(dataset, parse_selection(chosen), device, dtype)
+    if scheme == SCHEME:
+        return synthetic_tasks(rest, device, dtype)
+    composed = synthetic_task(spec, device, dtype)
+    if composed is not None:
+        return [composed]
     if spec == "builtin":
         return [builtin_task(name, device, dtype) for name in builtin_names()]
     if spec.removeprefix("builtin/") in builtin_names():

@@ -13,6 +13,7 @@ from rewards.terms import RewardConfig
 from sandbox.types import digest
 
 Split = Literal["train", "held_out_task", "held_out_family"]
+SPLITS: tuple[Split, ...] = ("train", "held_out_task", "held_out_family")
 NEW = "new"
 """As `model`: a small transformer from nothing, with a tokenizer of its own."""
 
@@ -43,6 +44,8 @@ class SamplingConfig:
     max_new_tokens: int = 1024
     batch: int = 16
     """Replies generated side by side."""
+    greedy: bool = False
+    """The likeliest token each time, whatever the temperature: for judging a policy."""
 
     def __post_init__(self) -> None:
         if self.temperature <= 0 or not 0 < self.top_p <= 1:
@@ -81,6 +84,9 @@ class SelfConfig:
 
     rounds: int = 2
     samples_per_task: int = 16
+    epochs: float = 2.0
+    learning_rate: float = 3e-4
+    """Of a round: the policy is to keep what it knows."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +95,19 @@ class GrpoConfig:
 
     group: int = 8
     """G: replies to one prompt."""
+    updates: int | None = None
+    """Of each task in one run of `train rl`; by default as many as the campaign's candidates."""
     learning_rate: float = 1e-6
     epsilon: float = 0.2
     epsilon_high: float = 0.28
     """DAPO's clip-higher."""
     beta: float = 0.0
     """KL against the first weights; 0 keeps no reference model."""
+    turns: int = 1
+    """Rounds of an episode: what failed is shown its verdict and repaired by the same weights."""
+    discount: float = 0.4
+    """gamma: what a turn is worth is its own reward and gamma times that of its repair (Kevin-32B,
+    arXiv 2507.11948)."""
     loss: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = "dapo"
     scale: Literal["group", "batch", "none"] = "group"
     """What advantages are divided by; none leaves the difference from the group's mean."""
@@ -107,6 +120,8 @@ class GrpoConfig:
     def __post_init__(self) -> None:
         if self.group < 2:
             raise ValueError(f"group is {self.group}; a baseline needs at least 2 replies")
+        if not 1 <= self.turns <= 4 or not 0 <= self.discount <= 1:
+            raise ValueError("expected turns in 1..4 and discount in 0..1")
         if self.beta != 0:
             raise ValueError("beta other than 0 is not supported yet: it needs a reference model")
 

@@ -4,14 +4,13 @@ Three kinds, all asked by the prompts that campaigns use: `propose` (reference -
 (failed source and its verdict -> the repair that passed) and `contrast` (exemplars of distinct
 buckets -> a kernel faster than all of them). Equal code of a task counts once per kind. Whole
 families (references calling the same operators) and whole tasks are held out, told by hashes, so
-that more data never moves a task. Not here yet: decontamination by AST similarity.
+that more data never moves a task. Tasks too like an evaluation suite's are left out.
 """
 
 from __future__ import annotations
 
 import ast
 import random
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,14 +25,17 @@ from agent.strategies.contrastive import Contrastive, buckets, draw
 from agent.strategies.lineage import log_speedup, writable
 from agent.strategies.types import REPAIR
 from agent.types import Attempt
+from kernelbench.similarity import Known
+from kernelbench.suite import load_tasks
 from rewards.terms import SECTIONS
 from rl.config import HeldOut, TrainConfig
+from rl.plain import plain
+from sandbox.doctor import resolve_device
 from sandbox.errors import ConfigError
 from sandbox.records import from_record
 from sandbox.types import EvalConfig, Task, digest
 
 TRAIN = "train"
-BUILD_NAME = re.compile(r'(name=")features_[0-9a-f]{16}(")')
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,17 @@ class Example:
     run: str
 
 
-def examples_of(journal: Journal, seed: int = 0) -> Iterator[Example]:
-    """Every verified kernel of a run, in each kind it can serve."""
+def examples_of(
+    journal: Journal, seed: int = 0, evaluated: Known | None = None
+) -> Iterator[Example]:
+    """Every verified kernel of a run, in each kind it can serve, but those on tasks too like the
+    evaluated ones.
+    """
     facts, config = journal.facts(), journal.config() or {}
     policy = from_record(EvalConfig, config["evaluation"]) if "evaluation" in config else None
     for task in journal.tasks():
+        if evaluated is not None and evaluated.too_alike(task.source) is not None:
+            continue
         history = journal.attempts(task.id)
         measured = journal.measured(task.id)
         passed = [a for a in history if log_speedup(a) is not None and writable(a)]
@@ -108,15 +116,6 @@ def reply_of(attempt: Attempt, kind: str) -> str:
     )
 
 
-def plain(source: str) -> str:
-    """A kernel of the feature proposer without what cannot be learned: comments on its making and
-    the content hash in its build's name. Other sources are returned as they are.
-    """
-    if BUILD_NAME.search(source) is None:
-        return source
-    return BUILD_NAME.sub(r"\1kernel\2", without_header(source)).strip("\n") + "\n"
-
-
 def family_of(task: Task) -> str:
     """The operators that the reference calls, sorted: equal for tasks that differ in size only."""
     body = ast.parse(task.source).body
@@ -132,12 +131,19 @@ def family_of(task: Task) -> str:
     return " ".join(sorted((calls | operators) - {"__init__"})) or task.id
 
 
-def dataset_of(runs: Iterable[Path], config: TrainConfig, per_task: int | None) -> DatasetDict:
-    """Of the verified kernels of these runs' folders; raises ConfigError where none is left."""
+def dataset_of(
+    runs: Iterable[Path], config: TrainConfig, per_task: int | None, against: Sequence[str] = ()
+) -> DatasetDict:
+    """Of the verified kernels of these runs' folders, less tasks too like those of the suites in
+    `against`; raises ConfigError where none is left.
+    """
+    device = resolve_device(config.device)
+    suites = [task for spec in against for task in load_tasks(spec, device)]
+    known = Known.of([(task.id, task.source) for task in suites])
     found: list[Example] = []
     for run in runs:
         with Journal(run, read_only=True) as journal:
-            found += examples_of(journal, config.seed)
+            found += examples_of(journal, config.seed, known)
     return build_dataset(found, config.held_out, per_task)
 
 

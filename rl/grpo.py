@@ -21,13 +21,16 @@ import torch
 
 from agent.learner import Lesson, Rollout
 from rewards.robust import smooth
-from rewards.terms import RewardConfig, score
+from rewards.terms import score
 from rewards.types import Reward
 from rl.config import TrainConfig
+from rl.curves import write_curves
+from rl.episodes import returns
+from rl.figures import spread, summary
 from rl.local import LocalModel, TokenStore
 from rl.policy import FILE, Policy, load_policy
 from rl.trainers import Group, optimizer_of, update
-from sandbox.types import Evaluation, Status, digest
+from sandbox.types import Evaluation, digest
 
 FOLDER = "learner"
 OPTIMIZER = "optimizer.pt"
@@ -60,6 +63,10 @@ class GrpoLearner:
         return self.policy.version
 
     @property
+    def turns(self) -> int:
+        return self.config.rl.turns
+
+    @property
     def reward_name(self) -> str:
         return self.config.reward.name
 
@@ -73,7 +80,7 @@ class GrpoLearner:
         began_s = time.monotonic()
         seen = self._groups(fresh, rollouts)
         groups = [group for group in seen if _varies(group)]
-        figures = summary(fresh, self.config.reward)
+        figures = summary(fresh, self.config.reward) | spread(seen)
         if groups:
             scratch = self.folder / "trainer"
             figures |= {
@@ -86,6 +93,7 @@ class GrpoLearner:
             self.policy.version += 1
             self._save()
         figures["seconds"] = time.monotonic() - began_s
+        write_curves(self.folder, self.version, figures, fresh)
         return Lesson(self.version, len(fresh), len(groups), len(seen), figures)
 
     def _groups(self, fresh: Sequence[Rollout], known: Sequence[Rollout]) -> list[Group]:
@@ -95,23 +103,22 @@ class GrpoLearner:
             recent = [r for r in known if r.version > self.version - settings.smooth_window]
             found = [self.reward(r.evaluation, r.reply).value for r in recent]
             values = smooth(values, [v for v in found if v is not None], settings.smooth_clip)
-        by_prompt: dict[str, list[tuple[Rollout, float | None]]] = defaultdict(list)
+        values = returns(fresh, values, settings.discount)
+        compared: dict[str, list[tuple[Rollout, float | None]]] = defaultdict(list)
         for rollout, value in zip(fresh, values, strict=True):
-            by_prompt[rollout.prompt].append((rollout, value))
+            compared[_compared_with(rollout)].append((rollout, value))
         groups = []
-        for prompt, members in by_prompt.items():
+        for key, members in compared.items():
             # A prompt asked in two rounds of the same weights is two groups.
             for first in range(0, len(members), settings.group):
                 part = members[first : first + settings.group]
-                groups.append(self._group(prompt, first, part))
+                groups.append(self._group(digest([key, first]), part))
         return groups
 
-    def _group(
-        self, prompt: str, first: int, members: Sequence[tuple[Rollout, float | None]]
-    ) -> Group:
+    def _group(self, key: str, members: Sequence[tuple[Rollout, float | None]]) -> Group:
         return Group(
-            digest([prompt, first]),
-            self.policy.prompt_ids(json.loads(prompt)),
+            key,
+            [self.policy.prompt_ids(json.loads(rollout.prompt)) for rollout, _ in members],
             [self._tokens(rollout) for rollout, _ in members],
             [value for _, value in members],
         )
@@ -152,19 +159,11 @@ def with_adapters(policy: Policy, config: TrainConfig) -> Policy:
     return policy
 
 
-def summary(rollouts: Sequence[Rollout], reward: RewardConfig) -> dict[str, float]:
-    """Of one generation: mean reward, and the shares that passed, cheated, or say nothing."""
-    values = [score(r.evaluation, reward, r.reply).value for r in rollouts]
-    known = [value for value in values if value is not None]
-    statuses = [r.evaluation.status for r in rollouts]
-    count = len(rollouts)
-    return {
-        "reward": sum(known) / len(known) if known else 0.0,
-        "correct": sum(s is Status.PASSED for s in statuses) / count,
-        "hacks": sum(s is Status.REWARD_HACK for s in statuses) / count,
-        "unscored": (count - len(known)) / count,
-        "distinct": len({r.reply for r in rollouts}) / count,
-    }
+def _compared_with(rollout: Rollout) -> str:
+    """Rollouts of equal text here make a group: of one prompt, or one task's repairs, each of
+    which has a prompt of its own.
+    """
+    return f"repairs of {rollout.task_id}" if rollout.repair else rollout.prompt
 
 
 def _varies(group: Group) -> bool:

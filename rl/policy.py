@@ -1,8 +1,7 @@
 """A policy: a transformers checkpoint with its tokenizer, sampled in batches, saved and loaded.
 
-`new_policy` makes a small one from nothing, whose tokenizer knows lines that repeat: a kernel of
-5 KB is some 150 tokens, and still decodes to real source text. It does not know what a kernel is,
-and `rl.trainers` alone knows how weights are changed.
+`new_policy` makes a small one from nothing, with a tokenizer of its own (rl/tokens.py). It does not
+know what a kernel is, and `rl.trainers` alone knows how weights are changed.
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -28,19 +25,11 @@ from transformers import (
 
 from agent.prompts.message import Message
 from rl.config import SamplingConfig, ShapeConfig
+from rl.tokens import START, new_tokenizer
 from sandbox.errors import ConfigError
 
 FILE = "policy.json"
 """Beside a checkpoint: whose it is and how often it was updated."""
-PAD, END, START = "<|pad|>", "<|end|>", "<|start|>"
-FEWEST = 259
-"""Bytes and special tokens."""
-LINES_PER_MILLE = 700
-"""Of the rest of a vocabulary, at most, for whole lines."""
-TEMPLATE = (
-    "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
-)
 
 
 @dataclass(frozen=True)
@@ -112,10 +101,7 @@ class Policy:
             input_ids=ids.to(self.model.device),
             attention_mask=mask.to(self.model.device),
             max_new_tokens=min(sampling.max_new_tokens, self.context - width),
-            do_sample=True,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=0,
+            **_drawn(sampling),
             pad_token_id=pad,
             eos_token_id=end,
         )
@@ -167,6 +153,18 @@ def load_policy(source: str | Path, name: str = "", device: str = "cpu", dtype: 
     return Policy(name, model.to(device), tokenizer, int(record.get("version", 0)))
 
 
+def _drawn(sampling: SamplingConfig) -> dict[str, Any]:
+    """How `generate` chooses tokens."""
+    if sampling.greedy:
+        return {"do_sample": False}
+    return {
+        "do_sample": True,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": 0,
+    }
+
+
 def _weights(source: str | Path, dtype: Any) -> Any:
     if (Path(source) / "adapter_config.json").is_file():
         from peft import AutoPeftModelForCausalLM
@@ -187,9 +185,13 @@ def _is_ours(folder: Path) -> bool:
     return file.is_file() and START in file.read_text(encoding="utf-8")
 
 
-def new_policy(texts: Iterable[str], shape: ShapeConfig, name: str, seed: int = 0) -> Policy:
-    """A Llama of this shape with random weights, and a tokenizer of these texts."""
-    tokenizer = new_tokenizer(texts, shape.vocabulary)
+def new_policy(
+    texts: Iterable[str], shape: ShapeConfig, name: str, seed: int = 0, asked: Iterable[str] = ()
+) -> Policy:
+    """A Llama of this shape with random weights, and a tokenizer of these texts and of what is
+    asked, whose figures will differ.
+    """
+    tokenizer = new_tokenizer(texts, shape.vocabulary, asked)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
@@ -208,31 +210,3 @@ def new_policy(texts: Iterable[str], shape: ShapeConfig, name: str, seed: int = 
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
     return Policy(name, model, tokenizer)
-
-
-def new_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """Lines that occur in several texts as tokens of their own, a byte-level BPE for everything
-    else; decoding gives back every text exactly.
-    """
-    known = list(texts)
-    counts = Counter(line for text in known for line in set(text.splitlines(keepends=True)))
-    repeated = [(n * len(line), line) for line, n in counts.items() if n > 1 and line[-1] == "\n"]
-    room = (vocabulary - FEWEST) * LINES_PER_MILLE // 1000
-    lines = [line for _, line in sorted(repeated, reverse=True)[:room]]
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary - len(lines),
-        special_tokens=[PAD, END, START],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(known, trainer)
-    # Not special: they stay in decoded text. Their newline keeps the decoder from remapping them.
-    bpe.add_tokens([AddedToken(line, normalized=False, special=False) for line in lines])
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, pad_token=PAD, eos_token=END, additional_special_tokens=[START]
-    )
-    fast.chat_template = TEMPLATE
-    return fast

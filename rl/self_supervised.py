@@ -7,6 +7,7 @@ Each round is a campaign of its own, so that a killed call goes on where it was.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from agent.journal import Journal
@@ -36,9 +37,16 @@ def self_supervised(
             kept = successes(sample(policy, number), config.held_out)
             if not kept:
                 raise ConfigError(f"round {number}: nothing passed; train longer by sft first")
-            on_round(number, sft(kept, config, folder, device, policy))
+            on_round(number, sft(kept, tuning(config), folder, device, policy))
         policy = folder
     return policy
+
+
+def tuning(config: TrainConfig) -> TrainConfig:
+    """The config of one round's fine-tuning: gentler than stage 1's."""
+    own = config.self_supervised
+    stage = replace(config.sft, epochs=own.epochs, learning_rate=own.learning_rate)
+    return replace(config, sft=stage)
 
 
 def successes(run: Path, held_out: HeldOut) -> list[Example]:

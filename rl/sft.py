@@ -38,8 +38,10 @@ def begin(
     """The checkpoint in `source`, else the config's model, before this training."""
     if source is None and config.model == NEW:
         texts = [e.reply for e in examples]
-        texts += [m["content"] for e in examples for m in e.messages]
-        policy = new_policy(texts, config.shape, config.name, config.seed)
+        # The system message is the same on every day; what a user's says was measured is not.
+        texts += [m["content"] for e in examples for m in e.messages if m["role"] == "system"]
+        asked = [m["content"] for e in examples for m in e.messages if m["role"] != "system"]
+        policy = new_policy(texts, config.shape, config.name, config.seed, asked)
         policy.model.to(device)
         return policy
     policy = load_policy(source or config.model, config.name, device, config.dtype)

@@ -29,11 +29,12 @@ from rl.policy import Policy
 
 @dataclass(frozen=True)
 class Group:
-    """Replies to one prompt, as tokens, with what they were worth."""
+    """Replies whose worth is compared, as tokens: to one prompt, or repairs on one task."""
 
     key: str
     """Distinct among the groups of an update."""
-    prompt: list[int]
+    prompts: list[list[int]]
+    """Each reply's own."""
     replies: list[list[int]]
     rewards: list[float | None]
 
@@ -101,8 +102,7 @@ def update(
     filled = [_filled(group, settings.group) for group in groups]
     waiting: dict[str, list[tuple[list[int], list[int], float | None]]] = defaultdict(list)
     for group in filled:
-        replies = zip(group.replies, group.rewards, strict=True)
-        waiting[group.key] = [(group.prompt, reply, value) for reply, value in replies]
+        waiting[group.key] = list(zip(group.prompts, group.replies, group.rewards, strict=True))
 
     def rollout(prompts: Sequence[str], trainer: object) -> dict[str, Any]:
         # A prompt arrives once per reply that is wanted to it.
@@ -183,11 +183,11 @@ def numbers(row: Mapping[str, object]) -> dict[str, float]:
 
 def _filled(group: Group, size: int) -> Group:
     if len(group.replies) > size:
-        raise ValueError(f"{len(group.replies)} replies to one prompt; expected at most {size}")
+        raise ValueError(f"{len(group.replies)} replies in one group; expected at most {size}")
     lacking = size - len(group.replies)
     return Group(
         group.key,
-        group.prompt,
+        group.prompts + [group.prompts[0]] * lacking,
         group.replies + [group.replies[0]] * lacking,
         group.rewards + [None] * lacking,
     )

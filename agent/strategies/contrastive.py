@@ -14,8 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from agent.learner import POLICY_VERSION
 from agent.prompts.render import Scene, render_contrast
-from agent.strategies.lineage import log_speedup, open_failures, repairs, start, writable
+from agent.strategies.lineage import (
+    fresh,
+    log_speedup,
+    open_failures,
+    repairs,
+    start,
+    writable,
+)
 from agent.strategies.types import CONTRAST, Ask
 from agent.types import Attempt
 from sandbox.types import digest
@@ -41,11 +49,16 @@ class Contrastive:
     """Of a round, once something has passed."""
     samples_per_prompt: int = 1
     """So many replies to each prompt: the group that a policy's rewards are normalised in."""
+    turns: int = 1
+    """Rounds an episode lasts: in each but the first, what the same weights got wrong is repaired,
+    and the rest of the round asked anew."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.samples_per_prompt < 1:
             raise ValueError(f"samples_per_prompt is {self.samples_per_prompt}; expected 1 or more")
+        if not 1 <= self.turns <= 4:
+            raise ValueError(f"turns is {self.turns}; expected 1..4")
         if self.exemplars < 1 or self.bucket_width <= 0 or not 0 <= self.repair_share <= 1:
             raise ValueError("expected exemplars >= 1, bucket_width > 0, repair_share in 0..1")
         if self.temperature is not None and self.temperature <= 0:
@@ -53,9 +66,14 @@ class Contrastive:
 
     def asks(self, scene: Scene, history: Sequence[Attempt], n: int, round: int) -> list[Ask]:
         found = buckets(history, self.bucket_width)
-        if not found:
+        if self.turns > 1:
+            failed = self._in_this_episode(history, round)[:n]
+            if not found:
+                return repairs(scene, failed) + fresh(scene, n - len(failed))
+        elif not found:
             return start(scene, history, n, self.repair_turns)
-        failed = open_failures(history, self.repair_turns)[: int(n * self.repair_share)]
+        else:
+            failed = open_failures(history, self.repair_turns)[: int(n * self.repair_share)]
         asked = repairs(scene, failed)
         for place in range(n - len(asked)):
             group = place // self.samples_per_prompt
@@ -66,6 +84,14 @@ class Contrastive:
             messages = render_contrast(replace(scene, language=fastest), shown)
             asked.append(Ask(CONTRAST, fastest, messages, parents))
         return asked
+
+    def _in_this_episode(self, history: Sequence[Attempt], round: int) -> list[Attempt]:
+        """What is to be repaired: failures of the newest weights, whose updates end episodes."""
+        if round % self.turns == 0 or not history:
+            return []
+        newest = history[-1].proposal.features.get(POLICY_VERSION)
+        own = [a for a in history if a.proposal.features.get(POLICY_VERSION) == newest]
+        return open_failures(own, self.turns - 1)
 
 
 def draw(

@@ -18,7 +18,8 @@ from agent.types import Measured, Turn
 from kernelbench.suite import load_tasks
 from rewards import speedup
 from rl.config import HeldOut
-from rl.data import build_dataset, examples_of, family_of, load_examples, plain, save_dataset
+from rl.data import build_dataset, examples_of, family_of, load_examples, save_dataset
+from rl.plain import plain
 from sandbox.errors import ConfigError
 from sandbox.types import EvalConfig, Status
 

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -119,3 +120,27 @@ def test_a_reply_without_a_reward_is_left_out_of_its_group(start, tmp_path):
         changed.append(after["fast one"] - before["fast one"])
     assert changed[0] > 0
     assert changed[1] > 0
+
+
+def test_repairs_are_compared_with_each_other_and_pay_for_what_they_repaired(start, tmp_path):
+    learner = GrpoLearner(tmp_path, start, CONFIG, "cpu")
+    before = likelihoods(learner.policy)
+    failed = [rollout(text, 0, Status.WRONG_VALUE) for text in ("slow one", "wrong one")]
+    asked = [json.dumps([Message(role="user", content=text)]) for text in ("mend a", "mend b")]
+    turns = [
+        replace(failed[0], candidate_id="a"),
+        replace(failed[1], candidate_id="b"),
+        replace(
+            rollout("fast one", 0, Status.PASSED, 3.0), prompt=asked[0], parents=("a",), repair=True
+        ),
+        replace(
+            rollout("cheat", 0, Status.REWARD_HACK), prompt=asked[1], parents=("b",), repair=True
+        ),
+    ]
+    lesson = learner.learn(turns)
+    assert lesson is not None
+    assert (lesson.groups, lesson.seen) == (2, 2)
+    assert (lesson.figures["repairs"], lesson.figures["repaired"]) == (0.5, 0.5)
+    after = likelihoods(learner.policy)
+    change = {reply: after[reply] - before[reply] for reply in REPLIES}
+    assert change["slow one"] > change["wrong one"]

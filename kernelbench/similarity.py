@@ -1,0 +1,87 @@
+"""How alike two references are: normalised syntax trees of what their models compute.
+
+Names of variables, constants, sizes, annotations and docstrings do not count; which operators are
+called, in which order and nesting, does. CUDA Agent (arXiv 2602.24286) keeps synthetic training
+tasks at most 0.9 alike to those they are evaluated on; the same bound decontaminates here. It does
+not see through operators that are written differently and compute the same.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+
+TOO_ALIKE = 0.9
+Shape = tuple[str, ...]
+"""Of a syntax tree: its nodes in preorder, called operators by their names."""
+
+
+def shape_of(source: str) -> Shape:
+    """Of a reference's `class Model`, its forward at least; of the whole text without one.
+
+    Raises SyntaxError where the text is not Python.
+    """
+    body = ast.parse(source).body
+    model = next((n for n in body if isinstance(n, ast.ClassDef) and n.name == "Model"), None)
+    if model is None:
+        return tuple(word for statement in body for word in _words(statement))
+    methods = [n for n in model.body if isinstance(n, ast.FunctionDef)]
+    return tuple(word for m in methods for n in m.body for word in _words(n) if not _docs(n))
+
+
+def similarity(a: Shape, b: Shape) -> float:
+    """Twice what they share over their lengths: 1 for equal trees, 0 for nothing in common."""
+    return SequenceMatcher(None, a, b, autojunk=False).ratio()
+
+
+@dataclass
+class Known:
+    """References that others are compared with."""
+
+    shapes: list[tuple[str, Shape]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, named: Sequence[tuple[str, str]]) -> Known:
+        """From pairs of a name and a source."""
+        return cls([(name, shape_of(source)) for name, source in named])
+
+    def too_alike(self, source: str, bound: float = TOO_ALIKE) -> str | None:
+        """The name of one that is more alike than the bound, if there is one."""
+        shape = shape_of(source)
+        for name, other in self.shapes:
+            matcher = SequenceMatcher(None, shape, other, autojunk=False)
+            # Upper bounds first: nearly all pairs end there.
+            quick = min(matcher.real_quick_ratio(), matcher.quick_ratio())
+            if quick > bound and matcher.ratio() > bound:
+                return name
+        return None
+
+
+def _docs(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Call):
+        yield f"call {_called(node.func)}"
+        for argument in (*node.args, *(k.value for k in node.keywords)):
+            yield from _words(argument)
+        if isinstance(node.func, ast.Attribute):
+            yield from _words(node.func.value)
+        return
+    if isinstance(node, ast.Name | ast.Constant | ast.arg):
+        yield type(node).__name__
+        return
+    if not isinstance(node, ast.expr_context):
+        yield type(node).__name__
+        for child in ast.iter_child_nodes(node):
+            yield from _words(child)
+
+
+def _called(function: ast.expr) -> str:
+    """`torch.relu`, `F.relu` and `x.relu` are one operator."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else type(function).__name__

@@ -1,0 +1,66 @@
+"""How good a policy is: one greedy reply to each held-out task, judged as any other kernel.
+
+Figures are those of benches (kernelbench/metrics.py): a task without a kernel that passes counts as
+1.0x, since its reference is what would run; intervals are bootstraps over tasks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.journal import Journal
+from kernelbench.metrics import mean_over_all
+from rl.config import HeldOut, Split
+from rl.data import family_of
+from sandbox.types import Evaluation, Interval
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One split."""
+
+    split: str
+    tasks: int
+    correct: int
+    speedup: Interval
+    """Geometric mean against eager over all tasks."""
+    statuses: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        failed = ", ".join(f"{n} {s}" for s, n in self.statuses.items() if s != "PASSED")
+        return (
+            f"{self.split}: {self.correct} of {self.tasks} correct "
+            f"({self.correct / self.tasks:.0%}), {self.speedup.value:.2f}x eager "
+            f"({self.speedup.low:.2f} to {self.speedup.high:.2f})"
+            + (f"; {failed}" if failed else "")
+        )
+
+
+def judged_run(folder: Path, held_out: HeldOut) -> list[Judged]:
+    with Journal(folder, read_only=True) as journal:
+        return judged(journal, held_out)
+
+
+def judged(journal: Journal, held_out: HeldOut) -> list[Judged]:
+    """Of every split that a run has worked on; tasks that are under way yet are left out."""
+    by_split: dict[Split, list[Evaluation]] = {}
+    for task in journal.tasks():
+        attempts = journal.attempts(task.id)
+        if attempts and attempts[0].evaluation.status.scored:
+            split = held_out.split(task.id, family_of(task))
+            by_split.setdefault(split, []).append(attempts[0].evaluation)
+    return [_judged(split, found) for split, found in sorted(by_split.items())]
+
+
+def _judged(split: str, found: Sequence[Evaluation]) -> Judged:
+    speedups = [e.speedup for e in found]
+    return Judged(
+        split,
+        len(found),
+        sum(e.passed for e in found),
+        mean_over_all([None if s is None else s.value for s in speedups]),
+        dict(Counter(e.status.value for e in found).most_common()),
+    )

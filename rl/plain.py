@@ -1,0 +1,61 @@
+"""A feature proposer's kernel as a policy can learn to write it: the same program in plainer text.
+
+What cannot be told from the task goes: comments on its making, the hash in its build's name, the
+numbers that values and results got while the reference was lowered. So does what only the
+reference needs: sizes and imports that nothing uses any more.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from agent.features.assemble import without_header
+
+BUILD_NAME = re.compile(r'(name=")features_[0-9a-f]{16}(")')
+VALUE = re.compile(r"\bv(\d+)(?=(?:_(?:kept|part|parts|nan|rows|total))?\b)")
+WORKSPACE = re.compile(r"\bw(\d+)(?=(?:_row)?\b)")
+RESULT = re.compile(r"\bout_(\w+?)(?=(?:_row)?\b)")
+
+
+def plain(source: str) -> str:
+    """Other sources than the feature proposer's are returned as they are."""
+    if BUILD_NAME.search(source) is None:
+        return source
+    text = without_header(BUILD_NAME.sub(r"\1kernel\2", source)).strip("\n") + "\n"
+    for pattern, name in ((VALUE, "v"), (WORKSPACE, "w"), (RESULT, "out")):
+        text = _renumbered(text, pattern, name)
+    return _without_unused(text)
+
+
+def _renumbered(text: str, pattern: re.Pattern[str], name: str) -> str:
+    """Names by the order in which they first appear."""
+    numbers: dict[str, int] = {}
+    return pattern.sub(lambda m: f"{name}{numbers.setdefault(m[1], len(numbers))}", text)
+
+
+def _without_unused(text: str) -> str:
+    """Less the imports and literals of the module that no other statement names."""
+    body = ast.parse(text).body
+    used = {n.id for n in ast.walk(ast.Module(body, [])) if _read(n) and isinstance(n, ast.Name)}
+    dropped = {
+        line
+        for statement in body
+        if (bound := list(_bound(statement))) and not used & set(bound)
+        for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+    }
+    lines = text.splitlines(keepends=True)
+    return "".join(line for number, line in enumerate(lines, 1) if number not in dropped)
+
+
+def _read(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    """What an import or the assignment of a literal binds; nothing of other statements."""
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        yield from ((a.asname or a.name).partition(".")[0] for a in statement.names)
+    elif isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
+        yield from (t.id for t in statement.targets if isinstance(t, ast.Name))

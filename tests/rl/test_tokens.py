@@ -1,0 +1,55 @@
+"""The tokenizer of a policy from nothing: blocks that repeat are tokens, and nothing is lost."""
+
+import pytest
+
+pytest.importorskip("transformers", reason="needs the train extra")
+
+from rl.tokens import new_tokenizer, repeated_blocks
+
+HEAD = "#include <math.h>\nstatic float one() {\n  return 1.0f;\n}\n"
+TAIL = "LIBRARY = build(SOURCE)\nclass ModelNew:\n    pass\n"
+
+
+def kernel(number: int) -> str:
+    body = "".join(f"  const float v{i + 1} = v{i} * {number}.5f;\n" for i in range(number % 5 + 1))
+    return HEAD + body + TAIL
+
+
+TEXTS = [kernel(number) for number in range(40)]
+
+
+def test_lines_that_are_found_together_are_one_block():
+    assert set(repeated_blocks(TEXTS, 10)) == {HEAD, TAIL}
+
+
+def test_no_more_blocks_than_there_is_room_for():
+    assert repeated_blocks(TEXTS, 1) == [HEAD]
+    assert repeated_blocks(TEXTS, 0) == []
+
+
+def test_a_rare_line_is_no_block():
+    rare = "  a line that only two of many texts have\n"
+    texts = [*TEXTS * 5, HEAD + rare, TAIL + rare]
+    assert not any(rare in block for block in repeated_blocks(texts, 100))
+
+
+def test_a_line_of_a_prompt_that_holds_a_figure_is_no_block():
+    prompts = ["# Measured here\n- bandwidth: 6 GB/s\n- kind: CPU\n" + HEAD] * 40
+    found = repeated_blocks(TEXTS, 100, prompts)
+    assert not any("6 GB/s" in block for block in found)
+    assert "# Measured here\n" in found
+    assert any(HEAD in block for block in found)
+
+
+def test_a_kernel_is_few_tokens_and_its_numbers_stay_apart():
+    tokenizer = new_tokenizer(TEXTS, 400)
+    tokens = tokenizer.tokenize(kernel(3))
+    assert len(tokens) < 40
+    assert {HEAD, TAIL, "3", "4"} <= set(tokens)
+
+
+@pytest.mark.parametrize("text", [kernel(77), "unseen\r\n é ☃", HEAD * 2 + "  " + TAIL, "", "\n\n"])
+def test_every_text_comes_back(text):
+    tokenizer = new_tokenizer(TEXTS, 400)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
