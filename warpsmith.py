@@ -4,6 +4,8 @@
     evaluation = warpsmith.evaluate("builtin/softmax", "kernel.py")
     result = warpsmith.optimize(["builtin/softmax"], name="first", max_candidates=20)
     files = warpsmith.export("first", "out")
+    tasks = warpsmith.extract("model.py", "tasks")
+    outcome = warpsmith.apply("model.py", "out")
 
 It imports lazily, wires the parts and holds no logic of its own: a command parses, makes one call,
 prints what came of it and sets the exit code.
@@ -34,8 +36,10 @@ if TYPE_CHECKING:
 
     from agent.config import OptimizeConfig
     from agent.export.revalidate import Outcome
+    from agent.extraction.extract import Extracted
     from agent.outcome import CampaignResult
     from agent.replay import Difference
+    from agent.substitution.report import Application
     from kernelbench.bench import Report
     from kernelbench.results import Row
     from sandbox.types import Evaluation
@@ -161,6 +165,35 @@ def revalidate(folder: str | Path, *, device: str = "auto") -> list[Outcome]:
 
     resolved = resolve_device(device)
     return again(Path(folder), resolved, partial(LocalEvaluator, resolved))
+
+
+def extract(model: str | Path, to: str | Path, *, top: int = 8, device: str = "auto") -> Extracted:
+    """Write the costliest parts of a user's model as tasks, as `warpsmith extract` does.
+
+    `model` is a file with `get_inputs()` and `class Model` or `make_model()`; it is executed, in a
+    process of its own.
+    """
+    from agent.extraction.extract import extract as write_tasks
+    from sandbox.doctor import resolve_device
+
+    return write_tasks(Path(model), Path(to), resolve_device(device), top)
+
+
+def apply(
+    model: str | Path,
+    library: str | Path,
+    *,
+    pairs: int = 4,
+    device: str = "auto",
+    tell: Callable[[str], None] = lambda _: None,
+) -> Application:
+    """Put a library's operators into a user's model, as `warpsmith apply` does: what fits, whether
+    outputs and gradients stay right, and latency before and after over `pairs` fresh processes.
+    """
+    from agent.substitution.apply import apply as put_in
+    from sandbox.doctor import resolve_device
+
+    return put_in(Path(model), str(library), resolve_device(device), pairs, tell)
 
 
 def bench(
@@ -773,6 +806,43 @@ def _revalidate(folder: Path, device: Device = "auto") -> None:
     outcomes = revalidate(folder, device=device)
     _say(lines(outcomes))
     if not all(outcome.verdict.fine for outcome in outcomes):
+        raise typer.Exit(FAILED)
+
+
+@app.command("extract")
+def _extract(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.py")],
+    to: To,
+    top: Annotated[int, typer.Option(help="So many tasks, the costliest first.")] = 8,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Write the costliest operators and fusible regions of a model as tasks for `optimize`."""
+    from agent.extraction.report import lines
+    from sandbox.records import to_record
+
+    found = extract(model, to, top=top, device=device)
+    if as_json:
+        typer.echo(json.dumps(to_record(found.extraction) | {"files": list(map(str, found.files))}))
+    else:
+        _say([*lines(found.extraction, found.names), f"to go on: warpsmith optimize {to}"])
+
+
+@app.command("apply")
+def _apply(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.py")],
+    library: Annotated[str, typer.Option(help="Exported folder, or an installed package.")],
+    pairs: Annotated[int, typer.Option(help="Fresh processes behind the interval.")] = 4,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Put a library's operators into a model; exits with 1 if none of them stays."""
+    from agent.substitution.report import lines
+    from sandbox.records import to_record
+
+    found = apply(model, library, pairs=pairs, device=device, tell=_note)
+    _say([json.dumps(to_record(found))] if as_json else lines(found))
+    if not found.kept:
         raise typer.Exit(FAILED)
 
 

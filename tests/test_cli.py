@@ -137,6 +137,29 @@ def test_an_export_that_cannot_be_is_one_clear_line(run, cli, arguments, message
     assert not (run / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("extract", "none.py", "--to", "out"), "none.py: no such file; a model file defines"),
+        (("extract", "empty.py", "--to", "out"), "empty.py: no class Model and no make_model()"),
+        (("extract", "model.py", "--to", "out", "--top", "0"), "top is 0; expected at least 1"),
+        (("extract", "model.py", "--to", "model.py"), "model.py: is a file; expected a folder"),
+        (("extract", "model.py", "--to", "."), ".: holds other files; expected a new folder"),
+        (("apply", "none.py", "--library", "lib"), "none.py: no such file"),
+        (("apply", "model.py", "--library", "lib"), "lib: no folder and no installed package"),
+        (("apply", "model.py", "--library", "."), ".: no library in it"),
+        (("apply", "model.py", "--library", "lib", "--pairs", "1"), "an interval needs at least 2"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_one_clear_line(tmp_path, cli, arguments, message):
+    (tmp_path / "empty.py").write_text("")
+    (tmp_path / "model.py").write_text("def make_model(): ...\ndef get_inputs(): ...\n")
+    done = cli(tmp_path, *arguments, "--device", "cpu")
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
 def test_tasks_are_listed_and_shown(tmp_path, cli):
     listed = json.loads(cli(tmp_path, "tasks", "list", "--device", "cpu", "--json").out)
     assert "builtin/softmax" in [task["id"] for task in listed]

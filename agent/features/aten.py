@@ -206,6 +206,11 @@ def _slice(low: Lowering, n: Node) -> Term:
     return _part(low, term, dim, start, n.meta.shape[dim])
 
 
+FIRST_ALONE = {
+    "aten.native_layer_norm", "aten._native_batch_norm_legit_no_training", "aten.native_batch_norm",
+    "aten.max", "aten.min",
+}  # fmt: skip
+"""Operators with several outputs, whose first one is what they are lowered to."""
 SLICE = ((1, "dim", 0), (2, "start", 0), (4, "step", 1))
 
 
@@ -218,10 +223,7 @@ def _getitem(low: Lowering, n: Node) -> Term:
         return _part(low, low.term(source.args[0]), dim, sum(sizes[:place]), sizes[place])
     if source.op.startswith("aten.var_mean"):
         return (_var(low, source), _mean(low, source, place=None))[place]
-    if (
-        source.op.rsplit(".", 1)[0] in ("aten.native_layer_norm", "aten.max", "aten.min")
-        and not place
-    ):
+    if source.op.rsplit(".", 1)[0] in FIRST_ALONE and not place:
         return low.values[source.name]
     raise Unsupported(f"no feature template for output {place} of {source.op.rsplit('.', 1)[0]}")
 
@@ -286,6 +288,24 @@ def _layer_norm(low: Lowering, n: Node) -> Term:
     return b.point("add", out, low.term(n.args[3])) if n.args[3] is not None else out
 
 
+def _batch_norm(low: Lowering, n: Node) -> Term:
+    """With running statistics: four figures per channel, the second dimension."""
+    b, x = low.build, _shaped(low, n)
+    eps = float(_number(n.args[-1]))
+    if n.op.startswith("aten.native_batch_norm") and n.args[5]:
+        raise Unsupported("no feature template for batch norm in train mode")
+
+    def channel(arg: Arg) -> Term:
+        term = low.term(arg)
+        return b.reshape(term, (*term.axes, *[()] * (len(x.axes) - 2)))
+
+    mean, variance = channel(n.args[3]), channel(n.args[4])
+    out = b.point("mul", b.point("sub", x, mean), b.point("rsqrt", b.point("add", variance, eps)))
+    if n.args[1] is not None:
+        out = b.point("mul", out, channel(n.args[1]))
+    return b.point("add", out, channel(n.args[2])) if n.args[2] is not None else out
+
+
 def _softmax(low: Lowering, n: Node) -> Term:
     b, x, dims = low.build, _shaped(low, n), _dims(n.args[1])
     shifted = b.point("sub", x, b.reduce("max", x, dims, True))
@@ -332,6 +352,7 @@ def _table() -> dict[str, Handler]:
         "unsqueeze": _unsqueeze, "squeeze": _squeeze, "expand": _expand, "slice": _slice,
         "split_with_sizes": _nothing, "var_mean": _nothing, "sum": _sum, "mean": _mean,
         "var": _var, "linalg_vector_norm": _vector_norm, "native_layer_norm": _layer_norm,
+        "_native_batch_norm_legit_no_training": _batch_norm, "native_batch_norm": _batch_norm,
         "gather": _gather,
     }  # fmt: skip
     table.update(singles)

@@ -149,6 +149,27 @@ def test_a_model_that_was_changed_runs_its_own_forward(kernels, model):
     assert same(found, model(x()))
 
 
+class Rewriting(nn.Module):
+    """What a write in place leaves is what later operations see."""
+
+    def forward(self, x, bias):
+        y = x * 2
+        y += bias
+        z = torch.relu_(y)
+        z += 1.0
+        return z, y
+
+
+def test_writes_in_place_are_followed(kernels):
+    model = Rewriting().eval()
+    given = torch.randn(64, 32), torch.randn(32)
+    wanted = model(*given)
+    patch = kernels.patch(model, *given)
+    assert [p.nodes for p in patch.replaced] == [("add_", "relu_")]
+    assert same(model(*given), wanted)
+    patch.unpatch()
+
+
 class Shared(nn.Module):
     def forward(self, x, bias):
         shifted = x + bias

@@ -28,6 +28,23 @@ def get_init_inputs():
     return []
 """
 
+CHANNELS = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm2d(5).eval()
+        self.norm.running_mean.normal_()
+        self.norm.running_var.uniform_(0.5, 2.0)
+        self.norm.weight.data.normal_()
+    def forward(self, x, y):
+        return torch.nn.functional.silu(self.norm(x) + y)
+def get_inputs():
+    return [torch.randn(3, 5, 7, 11), torch.randn(3, 5, 7, 11)]
+def get_init_inputs():
+    return []
+"""
+
 
 def load(source: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "candidate"}
@@ -45,6 +62,12 @@ def test_default_candidate_is_right_at_every_shape(name: str) -> None:
     (proposal,) = proposer().propose(task(name), [], 1)
     assert proposal.candidate.language is Language.CPP
     assert worst_error(task(name), load(proposal.candidate.source)) < 5e-6
+
+
+def test_batch_norm_has_its_figures_per_channel() -> None:
+    given = Task("test/channels", CHANNELS, "cpu")
+    (proposal,) = proposer().propose(given, [], 1)
+    assert worst_error(given, load(proposal.candidate.source)) < 5e-6
 
 
 @pytest.mark.parametrize("name", ["softmax", "layer_norm_residual", "cross_entropy"])

@@ -117,6 +117,8 @@ def _is_view(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return bool(node.op == "call_function")
+    if schema.is_mutable:  # it returns what it wrote to, which is no view by then
+        return False
     # Dropout returns its argument in eval mode, and its schema does not say so.
     aliases = any(r.alias_info is not None for r in schema.returns)
     return bool("dropout" in str(node.target) or aliases)

@@ -1,0 +1,140 @@
+"""`warpsmith apply`: a library's operators in a user's model, kept where they are right and do no
+harm.
+
+Found and verified first, each operator by itself where the whole differs; then timed, each by
+itself and all together. What is wrong, or slower by its whole interval, is taken back, and the
+rest is verified and timed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent.extraction.child import ask
+from agent.extraction.model import check_model_file
+from agent.substitution.library import find_library
+from agent.substitution.measure import Process, summarise
+from agent.substitution.report import Application, Latency, PlaceFound, Verified
+from sandbox.errors import ConfigError
+from sandbox.records import from_record
+
+WORKER = "agent.substitution.worker"
+TIMEOUT_S = 900.0
+ALL = "all"
+LEAST_PROCESSES = 2
+
+Tell = Callable[[str], None]
+
+
+def apply(
+    model: Path,
+    library: str,
+    device: str,
+    processes: int,
+    tell: Tell = lambda line: None,
+) -> Application:
+    """Raises ConfigError where the model or the library cannot be used."""
+    if processes < LEAST_PROCESSES:
+        raise ConfigError(f"pairs is {processes}; an interval needs at least {LEAST_PROCESSES}")
+    check_model_file(model)
+    return _Applying(model, find_library(library), device, processes, tell).run()
+
+
+class _Applying:
+    def __init__(
+        self, model: Path, library: dict[str, str], device: str, processes: int, tell: Tell
+    ) -> None:
+        self.model, self.library, self.device = model, library, device
+        self.processes, self.tell = processes, tell
+        self.taken_back: dict[str, str] = {}
+
+    def run(self) -> Application:
+        self.tell("looking for places")
+        found = self.ask("find")
+        places = tuple(from_record(PlaceFound, record) for record in found["places"])
+        kept = list(dict.fromkeys(p.operator for p in places if p.replaced))
+        verified, kept = self.right(kept) if kept else (None, [])
+        alone: dict[str, Latency] = {}
+        latency = None
+        if kept:
+            alone, latency = self.timed(kept)
+            slower = [name for name, one in alone.items() if one.slower]
+            for name in slower:
+                self.taken_back[name] = f"slower, {alone[name].speedup}"
+            if slower:
+                kept = [name for name in kept if name not in slower]
+                verified, latency = (self.verified(kept), None) if kept else (None, None)
+                if kept:
+                    _, latency = self.timed(kept, apart=False)
+            if latency is not None and latency.slower:
+                self.taken_back |= dict.fromkeys(kept, f"slower together, {latency.speedup}")
+                kept = []
+        return Application(
+            self.model.name,
+            self.library["package"],
+            self.device,
+            places,
+            found["missing"],
+            tuple(kept),
+            self.taken_back,
+            verified,
+            latency,
+            alone if len(alone) > 1 or not kept else {},
+            found["environment"],
+        )
+
+    def right(self, names: list[str]) -> tuple[Verified, list[str]]:
+        """What of the operators leaves the model right, and the proof."""
+        self.tell("comparing outputs and gradients")
+        together = self.verified(names)
+        if together.passed:
+            return together, names
+        right = []
+        for name in names:
+            alone = together if len(names) == 1 else self.verified([name])
+            if alone.passed:
+                right.append(name)
+            else:
+                worst = alone.worst
+                what = "no output" if worst is None else f"{worst.what}, {worst.error:.1e} off"
+                self.taken_back[name] = f"wrong: {what}"
+        if not right or len(right) == len(names):
+            # Right one by one and wrong together: none of them can be trusted here.
+            self.taken_back |= dict.fromkeys(right, "wrong together with the others")
+            return together, []
+        again = self.verified(right)
+        if again.passed:
+            return again, right
+        self.taken_back |= dict.fromkeys(right, "wrong together with the others")
+        return again, []
+
+    def verified(self, names: Sequence[str]) -> Verified:
+        return from_record(Verified, self.ask("verify", only=list(names))["verified"])
+
+    def timed(self, names: list[str], apart: bool = True) -> tuple[dict[str, Latency], Latency]:
+        variants = {ALL: names}
+        if apart and len(names) > 1:
+            variants |= {name: [name] for name in names}
+        done = []
+        for number in range(self.processes):
+            self.tell(f"timing, process {number + 1} of {self.processes}")
+            reply = self.ask("measure", variants=variants, seed=1000 * (number + 1))
+            done.append(Process(reply["seconds"], reply["logs"]))
+        whole = summarise(done, ALL)
+        if not apart:
+            return {}, whole
+        if len(names) == 1:
+            return {names[0]: whole}, whole
+        return {name: summarise(done, name) for name in names}, whole
+
+    def ask(self, task: str, **fields: Any) -> Any:
+        request = {
+            "task": task,
+            "model": str(self.model.resolve()),
+            "library": self.library,
+            "device": self.device,
+            **fields,
+        }
+        return ask(WORKER, str(self.model), request, TIMEOUT_S)
