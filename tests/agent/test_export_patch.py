@@ -149,6 +149,27 @@ def test_a_model_that_was_changed_runs_its_own_forward(kernels, model):
     assert same(found, model(x()))
 
 
+class Spoken(nn.Module):
+    """Its inputs say nothing of the dtype that its parameters have."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.shift = nn.Embedding(9, 32), nn.Parameter(torch.randn(32))
+
+    def forward(self, words):
+        return torch.relu(self.table(words).to(self.shift.dtype) + self.shift)
+
+
+def test_a_model_that_was_cast_runs_its_own_forward(kernels):
+    model, words = Spoken().eval(), torch.arange(64) % 9
+    patch = kernels.patch(model, words)
+    assert len(patch.replaced) == 1
+    found = model.bfloat16()(words)
+    patch.unpatch()
+    assert found.dtype is torch.bfloat16
+    assert torch.equal(found, model(words))
+
+
 class Rewriting(nn.Module):
     """What a write in place leaves is what later operations see."""
 

@@ -38,12 +38,18 @@ class Plan:
     run: Callable[..., Any]
     state: tuple[tuple[Mapping[str, Any], str] | torch.Tensor, ...]
     """Where each parameter and buffer is looked up at every call."""
+    kinds: tuple[Key, ...]
+    """Dtype and shape of each: a graph holds for no others (a model cast to half, say)."""
     out_spec: TreeSpec
     single: bool
     """Whether the result is one tensor by itself."""
 
-    def __call__(self, values: Sequence[Any]) -> Any:
+    def present(self) -> list[torch.Tensor] | None:
+        """Parameters and buffers as they are now; None where they are of another kind."""
         state = [s if isinstance(s, torch.Tensor) else s[0][s[1]] for s in self.state]
+        return state if tuple(map(_kind, state)) == self.kinds else None
+
+    def __call__(self, state: Sequence[torch.Tensor], values: Sequence[Any]) -> Any:
         found = self.run(*state, *values)
         return found[0] if self.single else tree_unflatten(list(found), self.out_spec)
 
@@ -66,9 +72,10 @@ class Site:
         if key not in self.plans and not torch.compiler.is_compiling():
             self.patch.plan(self, key, arguments, named)
         plan = self.plans.get(key)
-        if plan is None or self.hooked():
+        state = None if plan is None or self.hooked() else plan.present()
+        if plan is None or state is None:
             return self.own(*arguments, **named)
-        return plan(values)
+        return plan(state, values)
 
     def _ready(self) -> bool:
         """In eval mode, outside autocast, and made of the modules it was patched with."""
@@ -173,7 +180,9 @@ class Patch:
         state = tuple(
             s if isinstance(s, torch.Tensor) else _home(site.module, s) for s in traced.state
         )
-        return Plan(graph.forward, state, traced.out_spec, traced.out_spec.is_leaf())
+        now = [s if isinstance(s, torch.Tensor) else s[0][s[1]] for s in state]
+        kinds = tuple(map(_kind, now))
+        return Plan(graph.forward, state, kinds, traced.out_spec, traced.out_spec.is_leaf())
 
     def _note(self, site: Site, told: Sequence[Place]) -> None:
         prefix = f"{site.name}." if site.name else ""
@@ -220,7 +229,12 @@ def _key(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], 
 
 
 def _of_tensor(tensor: torch.Tensor) -> Key:
-    return type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+    layout = tensor.stride() if tensor.layout is torch.strided else tensor.layout
+    return type(tensor), tensor.dtype, tensor.shape, layout, tensor.device
+
+
+def _kind(tensor: torch.Tensor) -> Key:
+    return tensor.dtype, tensor.shape
 
 
 def _of_value(value: Any) -> Key:
