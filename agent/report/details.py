@@ -25,12 +25,18 @@ LEVEL = 6
 class Allowance:
     """Characters of source that may still be highlighted on one page: lexing takes 3 us each."""
 
-    characters: int = 3_000_000
+    lineage: int = 2_000_000
+    """Of the best candidates and what they were made from, so that others leave them theirs."""
+    others: int = 1_000_000
 
-    def take(self, source: str) -> bool:
-        if len(source) > self.characters:
+    def take(self, source: str, *, lineage: bool) -> bool:
+        left = (self.lineage if lineage else self.others) - len(source)
+        if left < 0:
             return False
-        self.characters -= len(source)
+        if lineage:
+            self.lineage = left
+        else:
+            self.others = left
         return True
 
 
@@ -61,8 +67,12 @@ def task_details(
     wanted = {*line}
     marked = {}
     for place in [*line, *(p for p in first.values() if p not in wanted)]:
-        marked[place] = _marked(records[place].proposal.candidate.source, texts, left)
-    reference = {"text": texts.add(task.source), "html": _marked(task.source, texts, left)}
+        source = records[place].proposal.candidate.source
+        marked[place] = _marked(source, texts, left, lineage=place in wanted)
+    reference = {
+        "text": texts.add(task.source),
+        "html": _marked(task.source, texts, left, lineage=True),
+    }
     candidates = [
         _candidate(place, record, first, marked.get(place), texts)
         for place, record in enumerate(records)
@@ -94,8 +104,8 @@ def _line(best: str | None, records: Sequence[Recorded], first: Mapping[str, int
     return found
 
 
-def _marked(source: str, texts: Texts, left: Allowance) -> int | None:
-    lines = highlighted(visible(source)) if left.take(source) else None
+def _marked(source: str, texts: Texts, left: Allowance, *, lineage: bool) -> int | None:
+    lines = highlighted(visible(source)) if left.take(source, lineage=lineage) else None
     return None if lines is None else texts.add_lines(lines)
 
 

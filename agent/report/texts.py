@@ -9,11 +9,13 @@ direction of the line (Boucher and Anderson 2021, CVE-2021-42574): they are made
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
-SHOWN = frozenset("\n\t")
+PERHAPS_HIDDEN = re.compile(r"[^\n\t -~]")
+"""Most texts have none, and are told so fast."""
 HIDDEN = ("Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp")
 """Unicode categories without a glyph: controls, formats, private use, surrogates, unassigned."""
 
@@ -52,11 +54,10 @@ class Texts:
 
 def visible(text: str) -> str:
     """With each character that has no glyph as ⟨U+202E⟩, but for line ends and tabs."""
-    text = text.replace("\r\n", "\n")
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(c if c in SHOWN or _has_glyph(c) else f"⟨U+{ord(c):04X}⟩" for c in text)
+    return PERHAPS_HIDDEN.sub(_shown, text.replace("\r\n", "\n"))
 
 
-def _has_glyph(character: str) -> bool:
-    return " " <= character <= "~" or unicodedata.category(character) not in HIDDEN
+def _shown(found: re.Match[str]) -> str:
+    character = found[0]
+    hidden = unicodedata.category(character) in HIDDEN
+    return f"⟨U+{ord(character):04X}⟩" if hidden else character
