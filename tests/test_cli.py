@@ -126,7 +126,7 @@ def test_export_names_what_it_wrote(run, cli):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--format", "zip"], "format is 'zip'; expected modelnew or package"),
+        (["--format", "zip"], "format is 'zip'; expected one of modelnew, package, "),
         (["--format", "package", "--package", "a-b"], "expected a name such as tuned_kernels"),
     ],
 )
