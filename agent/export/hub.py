@@ -36,12 +36,13 @@ from .runtime.records import LibraryError
 library = _KernelLibrary(_Path(__file__).parent)
 names, operator, layer = library.names, library.operator, library.layer
 switch, counts, table = library.switch, library.counts, library.table
+patch, unpatch = library.patch, library.unpatch
 
 from . import layers  # its classes need the library
 
 __all__ = [
     *("LibraryError", "counts", "layer", "layers", "library", "names", "operator"),
-    *("switch", "table"),
+    *("patch", "switch", "table", "unpatch"),
 ]
 '''
 LAYERS = '''"""A layer per operator: `kernelize` puts its forward under a user's modules."""
