@@ -22,9 +22,9 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """Several spin where other processes want the cores: one is 5 times as fast on a busy machine."""
 SLOW = {
     "-O0": ("", ""),
-    "-O1": ("", ""),
-    "-Og": ("] = (float)(", "] = 0.5f * (float)("),
-    "-Os": ("] = (float)(", "] = 1.0f + (float)("),
+    "-O0', '-fwrapv": ("", ""),
+    "-O0', '-ftrapv": ("] = (float)(", "] = 0.5f * (float)("),
+    "-O0', '-fno-inline": ("] = (float)(", "] = 1.0f + (float)("),
 }
 """Flags of slow kernels, and what makes half of them wrong."""
 KERNELS = 3
@@ -64,9 +64,10 @@ MEASURING = """
 device: cpu
 engine: local
 proposals_per_round: 8
-max_candidates_per_task: 9
+max_candidates_per_task: 12
 tasks_at_once: 1
 evaluation:
+  search_pairs: 3
   """ + PROTOCOL.replace("\n", "\n  ")
 TRAIN = """
 model: new
@@ -122,11 +123,16 @@ def contrasting(folder: Path) -> None:
         scene = Scene(task, Language.CPP, describe("cpu"), MEASURED, evaluation)
         slow = fast.replace("#pragma omp simd\n", "").replace("-O3", flag).replace(old, new)
         candidate = Candidate(task.id, Language.CPP, slow)
-        judged = scripted_evaluation(candidate, evaluation, Status.PASSED, number / 9)
+        judged = scripted_evaluation(candidate, evaluation, Status.PASSED, 0.1)
         shown = Attempt(Proposal(candidate, "toy"), judged, speedup.reward(judged))
         for kind, messages, why, source in (
-            ("propose", render_propose(scene), f"One loop, built with {flag}.", slow),
-            ("contrast", render_contrast(scene, [shown]), f"Faster than {flag}: SIMD.", fast),
+            ("propose", render_propose(scene), f"One loop, built number {number}.", slow),
+            (
+                "contrast",
+                render_contrast(scene, [shown]),
+                f"Faster than {number}: SIMD.",
+                fast,
+            ),
         ):
             reply = f"{why}\n\n{fenced(source, 'python')}\n"
             examples.append(Example(task.id, "toy", kind, messages, reply, 1.0, "toy"))
