@@ -71,6 +71,9 @@ def library() -> ctypes.CDLL:
     """Torch's own where torch has CUDA; raises NvrtcError where there is none."""
     for name in candidates():
         try:
+            # Some releases look for it by name alone, which finds what is loaded already.
+            for builtins in sorted(Path(name).parent.glob("libnvrtc-builtins.so.*")):
+                ctypes.CDLL(str(builtins))
             found = ctypes.CDLL(name)
         except OSError:
             continue
