@@ -41,7 +41,7 @@ def run_and_kill(folder: Path, after_s: float) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_nothing_finished_is_repeated_or_lost(tmp_path, seed):
     dice = random.Random(seed)
     log, ended, kills = tmp_path / "log", False, 0

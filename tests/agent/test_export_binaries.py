@@ -240,6 +240,7 @@ def test_a_source_that_is_made_at_run_time_is_unknown(text):
         list(device_sources(text))
 
 
+@pytest.mark.slow
 def test_only_a_kernel_that_needs_no_more_of_cupy_is_bound_to_the_driver():
     assert binding_of(cuda_artefact()) == "driver"
     assert binding_of(cuda_artefact(source="import cupy\ncupy.zeros(3)")) == "cupy"
@@ -283,6 +284,7 @@ def test_a_source_made_at_run_time_is_shipped_without_binaries_and_told(tmp_path
     assert "not a constant" in reason
 
 
+@pytest.mark.slow
 def test_a_gpu_library_serves_cpu_tensors_with_the_reference(tmp_path, monkeypatch):
     export_package(gathered(cuda_artefact()), tmp_path / "out", "cuda_here")
     monkeypatch.syspath_prepend(str(tmp_path / "out" / "source"))

@@ -89,6 +89,7 @@ def test_every_shape_is_a_workload_and_what_was_timed_a_trace(exported):
     assert trace["evaluation"]["correctness"]["max_absolute_error"] == "NaN"
 
 
+@pytest.mark.slow
 def test_a_converted_kernel_has_no_trace_before_it_was_judged(exported, tmp_path):
     assert "load_inline" in solution(exported, "other")["sources"][0]["content"]
     assert lines(exported, "other", "traces") == []
@@ -101,6 +102,7 @@ def test_a_converted_kernel_has_no_trace_before_it_was_judged(exported, tmp_path
     assert trace["solution"] == solution(tmp_path, "other")["name"]
 
 
+@pytest.mark.slow
 def test_what_the_schema_cannot_say_is_left_out_with_its_reason(tmp_path):
     wrong = cuda_artefact("gpu/wrong", source="import cupy\ncupy.zeros(1)")
     other = cuda_artefact("gpu/other")

@@ -102,6 +102,7 @@ assert kernels.counts()["bias_relu"] == {"kernel": 2}, kernels.counts()
 """
 
 
+@pytest.mark.slow
 def test_a_library_that_was_cut_short_is_compiled_again_with_one_warning(installed):
     python, cache = installed
     run_python(python, cache, "-c", "import installed_kernels as k, torch\n" + FIRST)

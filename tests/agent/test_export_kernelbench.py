@@ -66,6 +66,7 @@ def test_without_its_device_a_converted_kernel_says_that_it_was_not_judged(tmp_p
     assert (entry["status"], entry["speedup"]) == ("not judged", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", [Language.TRITON, Language.CUDA_INLINE])
 def test_what_kernelbench_can_run_is_not_converted(tmp_path, language):
     judge = Again()
@@ -91,6 +92,7 @@ def test_what_is_left_out_is_told(tmp_path, artefact, status, reason):
     assert reason in manifest(tmp_path)["left_out"]["test/bias_relu"]
 
 
+@pytest.mark.slow
 def test_a_pass_statement_does_not_stand_in_the_way(tmp_path):
     source = cuda_artefact().candidate.source + "\n\nclass Empty:\n    pass\n"
     [path, _] = export_kernelbench([cuda_artefact(source=source)], tmp_path, Again().of)
@@ -103,6 +105,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path):
         export_kernelbench([], tmp_path, Again().of)
 
 
+@pytest.mark.slow
 def test_an_export_replaces_the_one_before(tmp_path):
     export_kernelbench([cuda_artefact("kernelbench/level1/19_ReLU")], tmp_path, Again().of)
     export_kernelbench([cuda_artefact()], tmp_path, Again().of)

@@ -214,6 +214,7 @@ def test_a_tensor_is_drawn_again_with_its_layout_and_range(tensor):
     assert drawn.hidden == wanted.hidden
 
 
+@pytest.mark.slow
 def test_files_and_record_are_written_and_replaced(tmp_path):
     path = written(tmp_path, BLOCKS)
     first = extract(path, tmp_path / "tasks", "cpu", 5)

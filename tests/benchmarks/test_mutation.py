@@ -34,7 +34,12 @@ def verifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verifier]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("rms_norm", marks=pytest.mark.slow), "variance_offset", "top_k_ties"]
+    "name",
+    [
+        pytest.param("rms_norm", marks=pytest.mark.slow),
+        pytest.param("variance_offset", marks=pytest.mark.slow),
+        "top_k_ties",
+    ],
 )
 def test_the_right_kernel_passes_and_wrong_ones_do_not(verifier: Verifier, name: str) -> None:
     kernel = BY_NAME[name]

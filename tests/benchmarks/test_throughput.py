@@ -56,11 +56,13 @@ def test_a_verdict_travels_with_its_figures_and_the_names_of_placeholders(tmp_pa
     assert "litellm" in row["placeholders"]
 
 
+@pytest.mark.slow
 def test_an_incorrect_candidate_has_no_speedup(tmp_path: Path) -> None:
     row = ask(tmp_path, "pass", "bad")
     assert (row["verdict"], row["passed"], "speedup" in row) == ("incorrect", False, False)
 
 
+@pytest.mark.slow
 def test_a_crash_is_a_failed_candidate_and_calling_a_placeholder_is_not_silent(
     tmp_path: Path,
 ) -> None:

@@ -31,6 +31,7 @@ def test_another_source_is_left_as_it_is():
     assert plain(text) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cross_entropy", "residual_add_layer_norm"])
 def test_the_plain_kernel_passes_as_the_given_one_does(name, tmp_path):
     [task] = load_tasks(f"builtin/{name}", "cpu")

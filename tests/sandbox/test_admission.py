@@ -65,11 +65,11 @@ def validate(evaluator: LocalEvaluator):
     ("result", "words"),
     [
         ("torch.zeros_like(x)", "all zeros passes"),
-        ("torch.ones_like(x)", "all ones passes"),
+        pytest.param("torch.ones_like(x)", "all ones passes", marks=pytest.mark.slow),
         ("torch.full_like(x, 3.0)", "one constant passes"),
-        ("1 + 1e-9 * x", "one constant passes"),
-        ("torch.sigmoid(50 + 0.01 * x)", "all ones passes"),
-        ("torch.softmax(x, 1).mean(1, keepdim=True) * 2", "one constant passes"),
+        pytest.param("1 + 1e-9 * x", "one constant passes", marks=pytest.mark.slow),
+        pytest.param("torch.sigmoid(50 + 0.01 * x)", "all ones passes", marks=pytest.mark.slow),
+        pytest.param("torch.softmax(x, 1).mean(1, keepdim=True) * 2", "one constant passes", marks=pytest.mark.slow),
         ("torch.ones_like(x).cumsum(1)", "does not depend on the inputs' values"),
         ("x", "an input unchanged passes"),
     ],
@@ -100,11 +100,11 @@ def test_a_problem_that_cannot_be_run_is_invalid(validate, result: str, words: s
 @pytest.mark.parametrize(
     ("result", "words"),
     [
-        ("torch.clamp(1e6 * x, -1, 1)", "saturated"),
+        pytest.param("torch.clamp(1e6 * x, -1, 1)", "saturated", marks=pytest.mark.slow),
         ("1e-5 * torch.relu(x)", "0.0001 all zeros, one constant"),
-        ("1e-5 * torch.relu(x)", "of zero"),
+        pytest.param("1e-5 * torch.relu(x)", "of zero", marks=pytest.mark.slow),
         ("torch.relu(x).sum(1, keepdim=True).expand(7, 129) * 1.0", "repeats along axis 1"),
-        ("x.clone()", "a copy of an input"),
+        pytest.param("x.clone()", "a copy of an input", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_odd_but_can_be_scored_is_noted(validate, result: str, words: str) -> None:
@@ -134,9 +134,9 @@ def test_operations_that_torch_counts_make_a_floor(validate) -> None:
     ("result", "words", "level"),
     [
         ("torch.relu(x) * self.weight + self.shift", "input 1", Level.DEGENERATE),
-        ("y * self.weight + self.shift + 0 * x", "input 0", Level.DEGENERATE),
+        pytest.param("y * self.weight + self.shift + 0 * x", "input 0", Level.DEGENERATE, marks=pytest.mark.slow),
         ("torch.relu(x) * self.weight + y", "parameter shift", Level.NOTED),
-        ("(x * self.weight + y).softmax(1) + 0 * self.shift", "parameter shift", Level.NOTED),
+        pytest.param("(x * self.weight + y).softmax(1) + 0 * self.shift", "parameter shift", Level.NOTED, marks=pytest.mark.slow),
     ],
 )
 def test_what_the_output_ignores_is_named(validate, result: str, words: str, level: Level) -> None:

@@ -123,7 +123,7 @@ def zombies_of(zygote: int | None) -> list[str]:
     return found
 
 
-QUICK = ("a segfault", "memory in files nobody maps", "a disk being filled", "zombie grandchildren")
+QUICK = ("a segfault", "memory in files nobody maps", "zombie grandchildren")
 """Of the others each status has a quick test of its own, without neighbours."""
 
 

@@ -255,6 +255,7 @@ def test_children_of_a_passing_candidate_end_with_it(evaluate: Evaluate) -> None
     assert found.status is Status.PASSED, found.detail
 
 
+@pytest.mark.slow
 def test_a_fork_bomb_ends_with_its_candidate(evaluate: Evaluate) -> None:
     bomb = "import os, time\nfor _ in range(2000):\n    if os.fork() == 0: time.sleep(1000)"
     found = evaluate(forward("return y", top=bomb))
