@@ -72,7 +72,9 @@ def optimize(folder: Path, *arguments: str, url: str = "") -> Done:
     [
         (GOOD.replace("class Model", "class Other"), "no class Model(nn.Module)"),
         pytest.param("def def", "not Python", marks=pytest.mark.slow),
-        pytest.param("", "no class Model(nn.Module) and no def get_inputs()", marks=pytest.mark.slow),
+        pytest.param(
+            "", "no class Model(nn.Module) and no def get_inputs()", marks=pytest.mark.slow
+        ),
     ],
     ids=["no Model", "no Python", "empty"],
 )
@@ -119,8 +121,12 @@ def test_a_bad_problem_does_not_stop_a_good_one(folder):
     ("lines", "status", "words"),
     [
         ("while True: pass", "TIMEOUT", "no answer within 3 s"),
-        pytest.param("import ctypes; ctypes.string_at(0)", "RUNTIME_ERROR", "SIGSEGV", marks=pytest.mark.slow),
-        pytest.param("import sys; sys.exit(0)", "RUNTIME_ERROR", "SystemExit", marks=pytest.mark.slow),
+        pytest.param(
+            "import ctypes; ctypes.string_at(0)", "RUNTIME_ERROR", "SIGSEGV", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "import sys; sys.exit(0)", "RUNTIME_ERROR", "SystemExit", marks=pytest.mark.slow
+        ),
         ("hog = bytearray(b'x') * (2 << 30)", "OUT_OF_MEMORY", "the limit is 1024 MiB"),
     ],
     ids=["hangs", "segfaults", "sys.exit", "allocates"],

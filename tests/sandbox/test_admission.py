@@ -69,7 +69,11 @@ def validate(evaluator: LocalEvaluator):
         ("torch.full_like(x, 3.0)", "one constant passes"),
         pytest.param("1 + 1e-9 * x", "one constant passes", marks=pytest.mark.slow),
         pytest.param("torch.sigmoid(50 + 0.01 * x)", "all ones passes", marks=pytest.mark.slow),
-        pytest.param("torch.softmax(x, 1).mean(1, keepdim=True) * 2", "one constant passes", marks=pytest.mark.slow),
+        pytest.param(
+            "torch.softmax(x, 1).mean(1, keepdim=True) * 2",
+            "one constant passes",
+            marks=pytest.mark.slow,
+        ),
         ("torch.ones_like(x).cumsum(1)", "does not depend on the inputs' values"),
         ("x", "an input unchanged passes"),
     ],
@@ -134,9 +138,19 @@ def test_operations_that_torch_counts_make_a_floor(validate) -> None:
     ("result", "words", "level"),
     [
         ("torch.relu(x) * self.weight + self.shift", "input 1", Level.DEGENERATE),
-        pytest.param("y * self.weight + self.shift + 0 * x", "input 0", Level.DEGENERATE, marks=pytest.mark.slow),
+        pytest.param(
+            "y * self.weight + self.shift + 0 * x",
+            "input 0",
+            Level.DEGENERATE,
+            marks=pytest.mark.slow,
+        ),
         ("torch.relu(x) * self.weight + y", "parameter shift", Level.NOTED),
-        pytest.param("(x * self.weight + y).softmax(1) + 0 * self.shift", "parameter shift", Level.NOTED, marks=pytest.mark.slow),
+        pytest.param(
+            "(x * self.weight + y).softmax(1) + 0 * self.shift",
+            "parameter shift",
+            Level.NOTED,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_the_output_ignores_is_named(validate, result: str, words: str, level: Level) -> None:
