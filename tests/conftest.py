@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 COMMAND = [sys.executable, str(Path(__file__).parents[1] / "warpsmith.py")]
 PROTOCOL = """\
@@ -45,3 +47,15 @@ def run(folder: Path, *arguments: str, environment: Mapping[str, str] | None = N
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="session")
+def one_core() -> Iterator[None]:
+    """Workers get one thread, since OpenMP teams of two spin against each other on a busy machine,
+    and each process of a parallel run a core of its own.
+    """
+    allowed = os.sched_getaffinity(0)
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    os.sched_setaffinity(0, {sorted(allowed)[number % len(allowed)]})
+    yield
+    os.sched_setaffinity(0, allowed)

@@ -154,15 +154,6 @@ def _earlier_scratch() -> None:
 
 
 @pytest.fixture(scope="session")
-def one_core() -> Iterator[None]:
-    """Workers get one thread: OpenMP teams of two spin against each other on a busy machine."""
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
-    yield
-    os.sched_setaffinity(0, allowed)
-
-
-@pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
