@@ -11,15 +11,13 @@ serves for every torch. `layers.py` has a layer per operator, for modules like i
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from agent.export.artefact import Artefact, Gathered, against_best, decisive, write_artefact
+from agent.export.artefact import Artefact, Gathered, against_best, decisive
 from agent.export.manifest import write_manifest
-from agent.export.package import check_folder, check_name, content_of, write_root
-from agent.export.pages import page
+from agent.export.package import check_folder, check_name, renewed, write_root
 from agent.export.runtime.machine import machine_of
 from sandbox.errors import ConfigError
 from sandbox.types import digest
@@ -96,14 +94,7 @@ def _write(
     package: str,
     archs: Sequence[str],
 ) -> list[Path]:
-    for name in OWNED:
-        shutil.rmtree(folder / name, ignore_errors=True)
-        (folder / name).mkdir(parents=True)
-    for artefact in artefacts:
-        stem = f"{artefact.operator}-{artefact.candidate.id}"
-        write_artefact(artefact, folder / "artefacts" / f"{stem}.json")
-        (folder / "pages" / f"{stem}.md").write_text(page(artefact, None))
-    version = f"0.1.0+{digest([content_of(a) for a in artefacts])[:10]}"
+    version = renewed(folder, OWNED, artefacts, None)
     variants: list[Path] = []
     without: dict[str, str] = {}
     missing: dict[str, list[str]] = {}

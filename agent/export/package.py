@@ -142,6 +142,23 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"{folder}: holds other files; expected a new folder or an older export")
 
 
+def renewed(
+    folder: Path, owned: Sequence[str], artefacts: Sequence[Artefact], package: str | None
+) -> str:
+    """Empty an export's own folders, write its artefacts and pages, and name its version.
+
+    `package` is the one that the pages say how to import, None where there is none.
+    """
+    for name in owned:
+        shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / name).mkdir(parents=True)
+    for artefact in artefacts:
+        stem = f"{artefact.operator}-{artefact.candidate.id}"
+        write_artefact(artefact, folder / "artefacts" / f"{stem}.json")
+        (folder / "pages" / f"{stem}.md").write_text(page(artefact, package))
+    return f"0.1.0+{digest([content_of(a) for a in artefacts])[:10]}"
+
+
 def _write(
     artefacts: Sequence[Artefact],
     left_out: dict[str, str],
@@ -149,14 +166,7 @@ def _write(
     package: str,
     archs: Sequence[str],
 ) -> list[Path]:
-    for name in OWNED:
-        shutil.rmtree(folder / name, ignore_errors=True)
-        (folder / name).mkdir(parents=True)
-    for artefact in artefacts:
-        stem = f"{artefact.operator}-{artefact.candidate.id}"
-        write_artefact(artefact, folder / "artefacts" / f"{stem}.json")
-        (folder / "pages" / f"{stem}.md").write_text(page(artefact, package))
-    version = f"0.1.0+{digest([content_of(a) for a in artefacts])[:10]}"
+    version = renewed(folder, OWNED, artefacts, package)
     missing = _write_tree(artefacts, folder, package, version, archs)
     built = build(folder / "source", folder / "dist")
     facts = {
