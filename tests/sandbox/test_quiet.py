@@ -153,19 +153,18 @@ def test_what_is_measured_alone_waits_for_candidates_and_holds_new_ones_back() -
 
 def test_a_frozen_tree_includes_orphans_and_grandchildren(worker: Worker) -> None:
     source = (
-        "import os, time\n"
-        "if os.fork() == 0:\n"
+        "import os\n"
+        "middle = os.fork()\n"
+        "if middle == 0:\n"
         "    if os.fork() == 0:\n"
         "        while True: pass\n"
         "    os._exit(0)\n"
+        "os.waitpid(middle, 0)\n"
         "if os.fork() == 0:\n"
         "    while True: pass\n"
         "class ModelNew: pass\n"
     )
     worker.request("load", stage="load", timeout_s=20, source=source)
-    deadline = time.monotonic() + 10
-    while processes.count_processes(worker.pid) != 3 and time.monotonic() < deadline:
-        time.sleep(0.01)  # until the one in the middle has ended
     family = [p.pid for p in processes._living(worker.pid)]
     assert len(family) == 3
     assert sorted(p.pid for p in processes._family(worker.pid)) == sorted(family)
