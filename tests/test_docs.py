@@ -11,7 +11,7 @@ import click
 import pytest
 import typer.main
 
-import warpsmith
+from commands.app import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -29,7 +29,7 @@ def commands() -> Iterator[object]:
 def parse(line: str) -> None:
     """As the shell and then the front door would; nothing is run."""
     words = shlex.split(line, comments=True)
-    command: click.Command = typer.main.get_command(warpsmith.app)
+    command: click.Command = typer.main.get_command(app)
     context = click.Context(command)
     while isinstance(command, click.Group):
         name = words.pop(0)

@@ -15,6 +15,7 @@ ALLOWED = {
     "rl": {"sandbox", "rewards", "kernelbench", "agent", "rl"},
     "configs": set(),
 }
+ALLOWED["commands"] = {*ALLOWED, "warpsmith", "commands"}
 OURS = {*ALLOWED, "warpsmith", "tests"}
 ONE_OWNER = ("openai", "ray", "cupy", "trl")
 

@@ -40,7 +40,10 @@ SYSTEM_CALLS = frozenset({"ptrace", "process_vm_readv", "process_vm_writev", "pi
 SIGNALS = frozenset({"os.kill", "os.killpg", "signal.pidfd_send_signal"})
 LIBC_SIGNALS = frozenset({"kill", "killpg", "tkill", "tgkill"})
 HARNESS = frozenset(
-    ("sandbox", "kernelbench", "agent", "rl", "rewards", "warpsmith", "tests", "benchmarks")
+    (
+        *("sandbox", "kernelbench", "agent", "rl", "rewards", "commands", "warpsmith"),
+        *("tests", "benchmarks"),
+    )
 )
 """Our own packages: a candidate is one self-contained file."""
 COMPARATORS = frozenset({"torch.equal", "torch.allclose", "torch.isclose", "torch.is_tensor"})

@@ -1,0 +1,118 @@
+"""The search: `warpsmith optimize`, and `warpsmith prompt` for what it would ask a model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import warpsmith
+from commands.options import Config, Device, MaxSeconds, Strategy
+from commands.output import note, say_how_to_go_on
+from sandbox.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agent.config import OptimizeConfig
+
+
+def prompt(
+    task: str,
+    strategy: Strategy = None,
+    run: Annotated[str | None, typer.Option(help="What would be asked next in this run.")] = None,
+    language: Annotated[str | None, typer.Option(help="cpp, cuda, cuda_inline, triton.")] = None,
+    config: Config = None,
+    device: Device = "auto",
+) -> None:
+    """Print what a model would be asked about a task; nothing is sent."""
+    from agent.asking import asks_text, next_asks
+    from agent.config import load_optimize
+    from agent.runs import find_run
+    from kernelbench.suite import load_task
+    from sandbox.doctor import describe
+
+    settings = load_optimize(config, strategy=strategy, device=device, language=language)
+    folder = None if run is None else find_run(run)
+    asks = next_asks(load_task(task, device), settings, describe(device), folder)
+    typer.echo(asks_text(asks) if asks else "the strategy has nothing more to ask")
+
+
+def optimize(
+    tasks: Annotated[list[str] | None, typer.Argument(help="Instead of the config's.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="At OPENAI_BASE_URL, or local:FOLDER of a checkpoint.")
+    ] = None,
+    learn: Annotated[bool, typer.Option("--learn", help="Train the local model on it.")] = False,
+    train: Annotated[str | None, typer.Option(help="Preset of configs/train, or a file.")] = None,
+    config: Config = None,
+    name: Annotated[str | None, typer.Option(help="Of the run; an old one goes on.")] = None,
+    strategy: Strategy = None,
+    language: Annotated[str | None, typer.Option(help="Models are asked for.")] = None,
+    max_requests: Annotated[int | None, typer.Option(help="To models, retries too.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Of models, over the run.")] = None,
+    max_reply_tokens: Annotated[int | None, typer.Option(help="Of one reply.")] = None,
+    max_usd: Annotated[float | None, typer.Option(help="For models, over the run.")] = None,
+    export_requests: Annotated[
+        Path | None, typer.Option(help="Write a round's requests as batch lines, and stop.")
+    ] = None,
+    import_replies: Annotated[
+        list[Path] | None, typer.Option(help="Go on with the lines of these files.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Spend without asking.")] = False,
+    engine: Annotated[str | None, typer.Option(help="ray or local.")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="Of a running cluster.")] = None,
+    max_candidates: Annotated[int | None, typer.Option(help="Over all tasks.")] = None,
+    max_seconds: MaxSeconds = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
+) -> None:
+    """Search for faster kernels; the same command with the same --name goes on after a stop."""
+    from agent.config import load_optimize
+    from agent.runs import new_name
+
+    name = name or new_name()
+    settings = load_optimize(
+        config,
+        tasks=tuple(tasks) if tasks else None,
+        model=model,
+        learn=learn or None,
+        train=train,
+        strategy=strategy,
+        language=language,
+        max_requests=max_requests,
+        max_tokens=max_tokens,
+        max_reply_tokens=max_reply_tokens,
+        max_usd=max_usd,
+        engine=engine,
+        ray_address=ray_address,
+        max_candidates=max_candidates,
+        max_seconds=max_seconds,
+        device=device,
+    )
+    if settings.asked and export_requests is None and not import_replies:
+        _agree(settings, name, yes)
+    result = warpsmith.optimize(
+        config=settings,
+        name=name,
+        export_requests=export_requests,
+        import_replies=import_replies or (),
+    )
+    say_how_to_go_on(result, name)
+    if result.stopped == "interrupted":
+        raise typer.Exit(warpsmith.INTERRUPTED)
+    if not result.tried and export_requests is None:
+        raise typer.Exit(warpsmith.UNUSABLE)
+
+
+def _agree(config: OptimizeConfig, name: str, yes: bool) -> None:
+    """Say what will be asked of models; ask first, where there is somebody to ask."""
+    from agent.models.planning import plan_run
+
+    plan = plan_run(config, name)
+    note(f"{', '.join(model.name for model in config.asked)}: {plan}")
+    if yes or not plan.requests:
+        return
+    if sys.stdin.isatty():
+        typer.confirm("go on?", abort=True, err=True)
+    elif plan.usd:
+        raise ConfigError("this costs money and nobody can be asked: pass --yes to go on")

@@ -1,0 +1,78 @@
+"""Kernels that are there already: one judged, a set of them scored, two scores compared."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import warpsmith
+from commands.options import Device, Json, Preset
+from commands.output import answer, note, say
+
+
+def evaluate(
+    task: str,
+    kernel: Path,
+    language: Annotated[str | None, typer.Option(help="Told from the file otherwise.")] = None,
+    device: Device = "auto",
+    preset: Preset = "quick",
+    as_json: Json = False,
+) -> None:
+    """Judge and time one kernel file; exits with 0 if it passed and 1 if it failed."""
+    from agent.progress import evaluation_lines, evaluation_record
+
+    result = warpsmith.evaluate(task, kernel, language=language, device=device, preset=preset)
+    answer(evaluation_record(result), as_json, lambda _: say(evaluation_lines(result)))
+    if not result.passed:
+        raise typer.Exit(warpsmith.FAILED if result.status.scored else warpsmith.UNUSABLE)
+
+
+def bench(
+    given: Annotated[
+        str, typer.Argument(metavar="INPUT", help="Folder, KernelBench run, JSON lines, or a run.")
+    ],
+    suite: Annotated[
+        list[str] | None, typer.Option(help="Such as kernelbench:PATH:level1.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; bench/INPUT otherwise.")] = None,
+    device: Device = "auto",
+    preset: Preset = "quick",
+    seconds: Annotated[float | None, typer.Option(help="Begin nothing after so long.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Score a set of kernels on a suite; the same command goes on where it stopped."""
+    from agent.runs import interruptible
+    from kernelbench.bench_view import Progress, report_view
+
+    progress = Progress(note)
+    with interruptible(partial(note, "stopping after what is under way")) as interrupted:
+        report = warpsmith.bench(
+            given,
+            suite or ["builtin"],
+            out=out,
+            device=device,
+            preset=preset,
+            seconds=seconds,
+            interrupted=interrupted,
+            on_row=progress.row,
+            on_fault=progress.fault,
+        )
+        stopped = interrupted()
+    answer(report, as_json, lambda c: c.print(report_view(report)))
+    if stopped:
+        raise typer.Exit(warpsmith.INTERRUPTED)
+
+
+def compare(a: Path, b: Path, as_json: Json = False) -> None:
+    """Whether bench B differs from bench A by more than noise, and in which tasks."""
+    from kernelbench.bench_view import comparison_view
+    from kernelbench.comparison import compare, comparison_record, read_bench
+
+    (before, bad), (after, worse) = read_bench(a), read_bench(b)
+    for line in (*bad, *worse):
+        note(line)
+    found = compare(before, after)
+    answer(comparison_record(found), as_json, lambda c: c.print(comparison_view(found)))

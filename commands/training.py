@@ -1,0 +1,159 @@
+"""`warpsmith data` and `warpsmith train`: what a policy learns from, and its stages apart.
+
+What training needs is looked for before a module of `rl` that imports it: see rl/opening.py.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import warpsmith
+from commands.options import Device, Json, MaxSeconds, Preset, To
+from commands.output import answer, note, say, say_how_to_go_on
+
+TrainConfig = Annotated[str, typer.Option(help="Preset of configs/train, or a file.")]
+
+
+def make_tasks(
+    to: To,
+    count: Annotated[int, typer.Option(help="So many compositions are tried.")] = 2000,
+    kind: Annotated[str, typer.Option(help="rows (row programs) or any.")] = "any",
+    seed: Annotated[int, typer.Option(help="Another seed, other compositions.")] = 0,
+    against: Annotated[
+        list[str] | None, typer.Option(help="Suites it is evaluated on; builtin otherwise.")
+    ] = None,
+    device: Device = "auto",
+    preset: Preset = "quick",
+    max_seconds: MaxSeconds = None,
+) -> None:
+    """Synthetic tasks that can be scored, unlike those of evaluation suites; goes on if stopped."""
+    from agent.config import load_evaluation
+    from kernelbench.suite import load_tasks
+    from kernelbench.synthetic_folder import Folder
+    from sandbox.evaluator import LocalEvaluator
+
+    tasks = load_tasks(f"synthetic:{kind}:{count}@{seed}", device)
+    suites = [task for spec in against or ["builtin"] for task in load_tasks(spec, device)]
+    with closing(LocalEvaluator(device)) as evaluator:
+        made = Folder(to).fill(
+            tasks,
+            suites,
+            evaluator,
+            evaluator.facts.environment,
+            load_evaluation(preset),
+            seconds=max_seconds,
+            on_row=lambda row: note(f"{row.task_id}: {row.verdict} {row.reason}"),
+        )
+    typer.echo(made)
+
+
+def make_examples(
+    runs: Annotated[list[str], typer.Argument(help="Runs whose verified kernels are taken.")],
+    to: To,
+    config: TrainConfig = "small",
+    per_task: Annotated[int | None, typer.Option(help="The fastest so many, of each kind.")] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="Suites whose tasks, and those like them, are left out."),
+    ] = None,
+) -> None:
+    """Training data from journals: verified kernels, repairs and contrasts, split and distinct."""
+    from agent.runs import find_run
+    from rl.opening import open_training
+
+    settings = open_training(config)
+    from rl.data import dataset_of, save_dataset
+
+    dataset = dataset_of([find_run(run) for run in runs], settings, per_task, against or ())
+    save_dataset(dataset, to)
+    say(f"{name}: {len(rows)} examples" for name, rows in dataset.items())
+
+
+def train_sft(
+    data: Annotated[Path, typer.Option(help="Of `warpsmith data examples`.")],
+    to: Annotated[Path, typer.Option(help="Folder of the checkpoint; an unfinished one goes on.")],
+    config: TrainConfig = "small",
+    start: Annotated[Path | None, typer.Option(help="Checkpoint to go on from.")] = None,
+) -> None:
+    """Stage 1: supervised fine-tuning on verified kernels."""
+    from rl.opening import open_training
+    from sandbox.doctor import resolve_device
+
+    settings = open_training(config)
+    from rl.data import load_examples
+    from rl.sft import sft
+
+    typer.echo(sft(load_examples(data), settings, to, resolve_device(settings.device), start))
+
+
+def train_self(
+    start: Annotated[Path, typer.Option(help="Checkpoint of `train sft`.")],
+    to: Annotated[Path, typer.Option(help="Folder; an unfinished one goes on.")],
+    name: Annotated[str, typer.Option(help="Begins the names of the runs that sample.")],
+    config: TrainConfig = "small",
+    max_seconds: Annotated[float | None, typer.Option(help="Of a round's sampling.")] = None,
+) -> None:
+    """Stage 2: sample, evaluate, keep what passes, fine-tune; again."""
+    from agent.runs import find_run
+    from rl.opening import open_training
+    from sandbox.doctor import resolve_device
+
+    settings = open_training(config)
+    from rl.campaign import sampling
+    from rl.self_supervised import self_supervised
+
+    def sample(policy: Path, number: int) -> Path:
+        run = f"{name}-{number}"
+        warpsmith.optimize(config=sampling(config, settings, policy, max_seconds), name=run)
+        return find_run(run)
+
+    device = resolve_device(settings.device)
+    last = self_supervised(
+        start, sample, settings, to, device, lambda number, fitted: typer.echo(fitted)
+    )
+    typer.echo(last)
+
+
+def train_rl(
+    start: Annotated[Path, typer.Option(help="Checkpoint of `train sft` or `train self`.")],
+    name: Annotated[str, typer.Option(help="Of the run; an old one goes on.")],
+    config: TrainConfig = "small",
+    max_seconds: MaxSeconds = None,
+) -> None:
+    """Stage 3: contrastive RL, as `optimize --learn` on the config's training tasks."""
+    from rl.opening import open_training
+
+    settings = open_training(config)
+    from rl.campaign import reinforcing
+
+    result = warpsmith.optimize(config=reinforcing(config, settings, start, max_seconds), name=name)
+    say_how_to_go_on(result, name)
+
+
+def train_judge(
+    policy: Annotated[Path, typer.Option(help="Folder of the checkpoint.")],
+    name: Annotated[str, typer.Option(help="Of the run; an old one goes on.")],
+    config: TrainConfig = "small",
+    split: Annotated[
+        list[str] | None, typer.Option(help="train, held_out_task, held_out_family.")
+    ] = None,
+    max_seconds: MaxSeconds = None,
+    as_json: Json = False,
+) -> None:
+    """One greedy reply to each held-out task: how many pass, and how fast they are."""
+    from agent.runs import find_run
+    from rl.opening import open_training
+
+    settings = open_training(config)
+    from rl.campaign import judging
+    from rl.judging import judged_run
+
+    chosen = judging(config, settings, policy, split, max_seconds)
+    result = warpsmith.optimize(config=chosen, name=name)
+    found = judged_run(find_run(name), settings.held_out)
+    answer(found, as_json, lambda _: say(found))
+    say_how_to_go_on(result, name)
