@@ -1,4 +1,4 @@
-"""One output of a timed call that its worker keeps alive, looked at again in every later round.
+"""Outputs of timed calls that are kept: alive in the worker, or out of its reach.
 
 "Every returned tensor stays valid after later calls" (docs/contract.md): buffers that come round
 again after a batch, one per input address or in a ring, are seen only by who still holds one.
@@ -11,7 +11,8 @@ import torch
 from sandbox.subject import Subject
 
 KEPT_BYTES = 64 << 20
-"""Of one set's outputs, above which none is kept: both sides would hold it for a whole pair."""
+"""Of one set's outputs, above which none is kept: both sides would hold it for a whole pair, and
+calls with so much to write fill a device, so that none gains by waiting for the next one."""
 
 
 class Keepsake:
@@ -42,6 +43,30 @@ class Keepsake:
             torch.equal(_bytes(kept), _bytes(self.subject.leaf("slots", 0, leaf)))
             for leaf, kept in enumerate(self.leaves)
         )
+
+
+class HandedOver:
+    """What a candidate's lone calls left in their slots, before it sees the next call's inputs.
+
+    Its slots stay mapped: an output that it only promised could be written there together with
+    those of later calls.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self._slots: dict[int, torch.Tensor] = {}
+
+    def take(self, index: int) -> None:
+        """Copy slot `index`; to be called while the candidate stands still."""
+        slot = self.subject.set_bytes("slots", index)
+        if slot.numel() <= KEPT_BYTES:
+            self._slots[index] = slot.clone()
+
+    def put_back(self) -> None:
+        """Make every slot what it was when it was handed over; likewise."""
+        for index, slot in self._slots.items():
+            self.subject.set_bytes("slots", index).copy_(slot)
+        self._slots.clear()
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ claimant.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from sandbox.static.scan import Scan
@@ -123,6 +123,19 @@ class CaseObservation:
     """An output was something else after later calls."""
     sharing: tuple[str, ...] = ()
     """Claimed: how outputs share memory with each other, inputs or parameters."""
+
+    def worst(self, other: CaseObservation) -> CaseObservation:
+        """The worse of two rounds, field by field, under the bounds of this one."""
+        return replace(
+            self,
+            errors=tuple(a.worst(b) for a, b in zip(self.errors, other.errors, strict=True)),
+            inputs_mutated=self.inputs_mutated or other.inputs_mutated,
+            structure_differs=self.structure_differs or other.structure_differs,
+            shape_differs=self.shape_differs or other.shape_differs,
+            dtype_differs=self.dtype_differs or other.dtype_differs,
+            foreign_type=self.foreign_type or other.foreign_type,
+            stale=self.stale or other.stale,
+        )
 
 
 @dataclass(frozen=True)

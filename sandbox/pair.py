@@ -7,20 +7,21 @@ garbage.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
 from sandbox import compare
-from sandbox.keepsake import Keepsake
+from sandbox.differences import differences
+from sandbox.keepsake import HandedOver, Keepsake
 from sandbox.observation import CaseObservation, Errors, RoundObservation
 from sandbox.plan import Plan
 from sandbox.quiet import Quiet
@@ -83,6 +84,7 @@ class ProcessPair:
         self.secret = random.Random(secrets.randbits(64))
         own = not signature.aliases and not signature.mutates
         self.keepsake = Keepsake(candidate, able=own)
+        self.handed_over = HandedOver(candidate)
         self.keep: int | None = None
         """Position, in the next batch, of the call whose output is kept; None once one is."""
         if self.keepsake.wanted(signature.output_bytes):
@@ -190,11 +192,13 @@ class ProcessPair:
                 else:
                     seconds, collect = self.run_reference(sets, single)
                 times[side] = (seconds, collect)
-        self.candidate.worker.freeze()  # no thread of it mends an output while outputs are compared
-        try:
-            case = replace(case, **self.differences(sets), bounds=tuple(bounds))
-        finally:
-            self.candidate.worker.thaw()
+        with self.frozen():  # no thread of it mends an output while outputs are compared
+            self.handed_over.put_back()
+            case = replace(
+                case,
+                **differences(self.reference, self.candidate, self.signature, sets),
+                bounds=tuple(bounds),
+            )
         if self.keep is None:  # kept in an earlier round
             case = replace(case, stale=not self.keepsake.intact())
         elif not single:
@@ -221,17 +225,20 @@ class ProcessPair:
         """The reference's turn, with the candidate's whole process tree stopped."""
         self.candidate.idle.end()
         self.candidate.worker.freeze()
+        seconds = collect = 0.0
         try:
             self.ready(self.reference)
-            seconds = self.timed(self.reference, sets, single)
-            # What the candidate's outputs wait for, the reference's wait for too: a pause between
-            # "done" and collect makes collect slower.
-            self.reference.worker.freeze()
-            self.unchanged(sets)
-            self.reference.poison("slots", 0, self.plan.sets)
-            self.synchronize()
-            self.reference.worker.thaw()
-            collect, _ = self.reference.collect(sets, keep=None if single else self.keep)
+            for batch in goes(sets, single):
+                seconds += self.timed(self.reference, batch, single)
+                # What the candidate's outputs wait for, the reference's wait for too: a pause
+                # between "done" and collect makes collect slower.
+                self.reference.worker.freeze()
+                self.unchanged(batch)
+                self.reference.poison("slots", *span(batch))
+                self.synchronize()
+                self.reference.worker.thaw()
+                keep = None if single else self.keep
+                collect += self.reference.collect(batch, keep=keep)[0]
         finally:
             self.candidate.worker.thaw()
             self.candidate.idle.begin()
@@ -240,43 +247,46 @@ class ProcessPair:
     def run_candidate(
         self, sets: list[int], single: bool, case: CaseObservation
     ) -> tuple[float, float, CaseObservation]:
-        """The candidate's turn: its inputs are checked and poisoned before it hands outputs
-        over.
+        """The candidate's turn: its inputs are checked and poisoned before it hands outputs over,
+        and a lone call's output is out of its reach before the next set is disclosed.
         """
         self.ready(self.candidate)
-        seconds = self.timed(self.candidate, sets, single)
-        mutated = False
-        self.candidate.worker.freeze()  # so that nothing goes on unpaid while inputs are compared
-        try:
-            if not self.signature.mutates:
-                mutated = not self.unchanged(sets)
-                if not self.signature.aliases:
-                    self.candidate.poison("inputs", 0, self.plan.sets)
+        seconds = collect = 0.0
+        for batch in goes(sets, single):
+            seconds += self.timed(self.candidate, batch, single)
+            mutated = False
+            with self.frozen():  # so that nothing goes on unpaid while inputs are compared
+                if not self.signature.mutates:
+                    mutated = not self.unchanged(batch)
+                    if not self.signature.aliases:
+                        self.candidate.poison("inputs", *span(batch))
+                        self.synchronize()
+            keep = self.keep if not single else None
+            spent, claim = self.candidate.collect(batch, keep=keep)
+            collect += spent
+            case = case.worst(
+                CaseObservation(
+                    case.name,
+                    inputs_mutated=mutated,
+                    **structure(claim, self.signature, len(batch)),
+                )
+            )
+            if keep is not None:
+                self.keepsake.take(sets[keep])
+            if single:
+                with self.frozen():
+                    self.handed_over.take(batch[0])
                     self.synchronize()
-        finally:
-            self.candidate.worker.thaw()
-        keep = self.keep if not single else None
-        collect, claim = self.candidate.collect(sets, keep=keep)
-        if keep is not None:
-            self.keepsake.take(sets[keep])
         self.candidate.idle.begin()
-        return (
-            seconds,
-            collect,
-            replace(case, inputs_mutated=mutated, **structure(claim, self.signature, len(sets))),
-        )
+        return seconds, collect, case
 
     def timed(self, side: Subject, sets: list[int], single: bool) -> float:
-        """Seconds of a batch without the harness's round trip, or of its sets one by one."""
-        if not single:
-            self.disclose(side, 0, len(sets))
-            return self.net(side.go(sets))
-        seconds = 0.0
-        for index in sets:
+        """Seconds of a batch without the harness's round trip, or of a lone call with it."""
+        if single:
             self.rouse(side)
-            self.disclose(side, index, 1)
-            seconds += side.go([index])
-        return seconds
+        self.disclose(side, *span(sets))
+        seconds = side.go(sets)
+        return seconds if single else self.net(seconds)
 
     def disclose(self, side: Subject, first: int, count: int) -> None:
         """Write the sets that are timed next: after warm-up, which could otherwise compute on them,
@@ -297,11 +307,19 @@ class ProcessPair:
 
     def unchanged(self, sets: list[int]) -> bool:
         """The candidate's inputs are, byte for byte, the reference's."""
-        count = len(sets)  # sets are 0..n-1 in some order
         return compare.identical(
-            self.reference.set_bytes("inputs", 0, count),
-            self.candidate.set_bytes("inputs", 0, count),
+            self.reference.set_bytes("inputs", *span(sets)),
+            self.candidate.set_bytes("inputs", *span(sets)),
         )
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """The candidate's whole process tree stands still."""
+        self.candidate.worker.freeze()
+        try:
+            yield
+        finally:
+            self.candidate.worker.thaw()
 
     def ready(self, side: Subject) -> None:
         """Warm up on other sets; restore the state that calls would move."""
@@ -322,47 +340,6 @@ class ProcessPair:
         code.
         """
         side.request("rouse", self.config.run_timeout_s, set=self.plan.warm_sets[0])
-
-    def differences(self, sets: list[int]) -> dict[str, Any]:
-        """Worst errors over all sets of the round, against the reference worker's outputs."""
-        worst = [Errors() for _ in self.signature.outputs]
-        for leaf, spec in enumerate(self.signature.outputs):
-            # Sets are 0..n-1 in some order; a scalar's scale is then that of the whole batch.
-            outs = self.candidate.stack("slots", leaf)[: len(sets)]
-            truths = self.reference.stack("slots", leaf)[: len(sets)]
-            worst[leaf] = compare.errors(outs, truths)
-            if worst[leaf].misplaced and not spec.floating:
-                worst[leaf] = self.forgive_ties(leaf, sets, worst[leaf])
-        found: dict[str, Any] = {"errors": tuple(worst)}
-        if self.signature.mutates:
-            found["inputs_mutated"] = not all(map(self.same_inputs, sets))
-        return found
-
-    def forgive_ties(self, leaf: int, sets: list[int], found: Errors) -> Errors:
-        """Index outputs that break ties otherwise are right."""
-        for index in sets:
-            ours, theirs = (
-                self.reference.leaf("slots", index, leaf),
-                self.candidate.leaf("slots", index, leaf),
-            )
-            values = [
-                self.reference.leaf("inputs", index, i)
-                for i, spec in enumerate(self.signature.inputs)
-                if spec.floating
-            ]
-            if not torch.equal(ours, theirs) and not compare.ties_explain(theirs, ours, values):
-                return found
-        return replace(found, misplaced=0)
-
-    def same_inputs(self, index: int) -> bool:
-        """For references that write their inputs: both sides left the same values there."""
-        return all(
-            compare.errors(
-                self.candidate.leaf("inputs", index, leaf),
-                self.reference.leaf("inputs", index, leaf),
-            ).within(Errors(1e-4, 1e-3, 1e-2))
-            for leaf in range(len(self.signature.inputs))
-        )
 
     def fill(self, sets: Iterable[int], scale: float = 1.0) -> None:
         """Fresh values in the reference's input sets, under a seed nobody else knows."""
@@ -398,3 +375,13 @@ class ProcessPair:
         if seconds <= limit:
             return ""
         return f"reference took {seconds * 1e6:.1f} us a call, {middle * 1e6:.1f} us alone"
+
+
+def goes(sets: list[int], single: bool) -> list[list[int]]:
+    """The sets of every "go" of a round."""
+    return [[index] for index in sets] if single else [sets]
+
+
+def span(sets: list[int]) -> tuple[int, int]:
+    """(first, count) of consecutive sets in any order."""
+    return min(sets), len(sets)

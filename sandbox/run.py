@@ -252,7 +252,7 @@ class Run:
             )
             for seen, case in self.warm_pair(bounds) if warm else self.pair(number, bounds):
                 rounds.append(seen)
-                worst = merge(worst, case)
+                worst = worst.worst(case)
                 self.note(rounds=tuple(rounds), timed=worst)
                 if judge_case(worst)[0] is not Status.PASSED:
                     return
@@ -375,18 +375,3 @@ def blame(failure: Failure) -> Failure:
         words = "the candidate left no memory for the reference"
         return Failure("time", FailureKind.MEMORY, message=words)
     return replace(failure, kind=FailureKind.FAULT)
-
-
-def merge(worst: CaseObservation, case: CaseObservation) -> CaseObservation:
-    """The worse of two rounds, field by field."""
-    return CaseObservation(
-        name=worst.name,
-        errors=tuple(a.worst(b) for a, b in zip(worst.errors, case.errors, strict=True)),
-        bounds=worst.bounds,
-        inputs_mutated=worst.inputs_mutated or case.inputs_mutated,
-        structure_differs=worst.structure_differs or case.structure_differs,
-        shape_differs=worst.shape_differs or case.shape_differs,
-        dtype_differs=worst.dtype_differs or case.dtype_differs,
-        foreign_type=worst.foreign_type or case.foreign_type,
-        stale=worst.stale or case.stale,
-    )

@@ -122,6 +122,7 @@ class Session:
         """One more warm-up call between timed single calls."""
         self.call(*self.calls[request["set"]])
         self.synchronize()
+        gc.disable()
         return {}
 
     def do_go(self, request: Request, fds: list[int]) -> Request:

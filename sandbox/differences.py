@@ -1,0 +1,63 @@
+"""How a candidate's outputs of one round differ from the reference's, both in their slots."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sandbox import compare
+from sandbox.observation import Errors
+from sandbox.subject import Signature, Subject
+
+
+def differences(
+    reference: Subject, candidate: Subject, signature: Signature, sets: list[int]
+) -> dict[str, Any]:
+    """Fields of a CaseObservation: the worst errors over `sets`, which are 0..n-1 in some order.
+
+    A scalar's scale is that of all sets together.
+    """
+    worst = []
+    for leaf, spec in enumerate(signature.outputs):
+        outs = candidate.stack("slots", leaf)[: len(sets)]
+        truths = reference.stack("slots", leaf)[: len(sets)]
+        found = compare.errors(outs, truths)
+        if found.misplaced and not spec.floating:
+            found = _forgive_ties(reference, candidate, signature, sets, leaf, found)
+        worst.append(found)
+    fields: dict[str, Any] = {"errors": tuple(worst)}
+    if signature.mutates:
+        fields["inputs_mutated"] = not all(
+            _same_inputs(reference, candidate, signature, index) for index in sets
+        )
+    return fields
+
+
+def _forgive_ties(
+    reference: Subject,
+    candidate: Subject,
+    signature: Signature,
+    sets: list[int],
+    leaf: int,
+    found: Errors,
+) -> Errors:
+    """Index outputs that break ties otherwise are right."""
+    floats = [number for number, spec in enumerate(signature.inputs) if spec.floating]
+    for index in sets:
+        ours, theirs = (side.leaf("slots", index, leaf) for side in (reference, candidate))
+        values = [reference.leaf("inputs", index, number) for number in floats]
+        if not torch.equal(ours, theirs) and not compare.ties_explain(theirs, ours, values):
+            return found
+    return replace(found, misplaced=0)
+
+
+def _same_inputs(reference: Subject, candidate: Subject, signature: Signature, index: int) -> bool:
+    """For references that write their inputs: both sides left the same values there."""
+    return all(
+        compare.errors(
+            candidate.leaf("inputs", index, leaf), reference.leaf("inputs", index, leaf)
+        ).within(Errors(1e-4, 1e-3, 1e-2))
+        for leaf in range(len(signature.inputs))
+    )
