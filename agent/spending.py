@@ -25,6 +25,16 @@ class Spending:
     lane_seconds: float = 0.0
     """GPU-seconds, where lanes are GPUs."""
 
+    def __add__(self, other: Spending) -> Spending:
+        usd = [cost for cost in (self.usd, other.usd) if cost is not None]
+        return Spending(
+            self.replies + other.replies,
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            sum(usd) if usd else None,
+            self.lane_seconds + other.lane_seconds,
+        )
+
     def __str__(self) -> str:
         parts = []
         if self.replies:

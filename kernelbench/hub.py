@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kernelbench.problem import given_task, parse_problem
 from kernelbench.selection import Entry, Selection
-from sandbox.errors import TaskError
+from sandbox.errors import TaskError, install
 from sandbox.types import Task
 
 
@@ -52,9 +52,7 @@ def _download(dataset: str, selection: Selection) -> Iterator[Mapping[str, objec
     try:
         from datasets import load_dataset  # heavy, and an optional dependency
     except ImportError as error:
-        raise TaskError(
-            f"hf:{dataset} needs the 'datasets' package: pip install 'warpsmith[train]'"
-        ) from error
+        raise TaskError(f"hf:{dataset} needs the 'datasets' package: {install('train')}") from error
     name, _, revision = dataset.partition("@")
     for level in selection.levels:
         try:

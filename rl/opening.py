@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from agent.config import OptimizeConfig
 from agent.learner import OpenPolicy
 from rl.config import TrainConfig, load_train
-from sandbox.errors import ConfigError
+from sandbox.errors import ConfigError, install
 
 PACKAGES = ("transformers", "trl", "datasets")
 
@@ -23,7 +23,7 @@ def open_training(source: str) -> TrainConfig:
     config = load_train(source)
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"{missing[0]} is not installed: pip install 'warpsmith[train]'")
+        raise ConfigError(f"{missing[0]} is not installed: {install('train')}")
     return config
 
 

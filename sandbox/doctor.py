@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 
 from sandbox.cache import cache_root
-from sandbox.errors import ConfigError, DeviceError, SandboxFault
+from sandbox.errors import ConfigError, DeviceError, SandboxFault, install
 from sandbox.walls.enclose import Grade
 from sandbox.walls.probe import probe
 
@@ -55,7 +55,7 @@ def examine(runs: Path) -> list[Finding]:
             "install the CUDA toolkit and put its bin folder on PATH",
             False,
         ),
-        _package("cupy", f"pip install 'warpsmith[{_cuda_extra()}]'", "language cuda"),
+        _package("cupy", install(_cuda_extra()), "language cuda"),
         _package("triton", "pip install triton", "language triton"),
         _walls(),
         _disk("runs", runs),

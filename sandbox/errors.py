@@ -4,6 +4,11 @@ A candidate's failure is never one of these: it is an `Evaluation` with a `Statu
 """
 
 
+def install(extra: str) -> str:
+    """The remedy where an optional package is missing: the command that brings it."""
+    return f"pip install -e '.[{extra}]' in Warpsmith's checkout"
+
+
 class WarpsmithError(Exception):
     """Base of all our errors; the CLI prints its message and exits with a non-zero code."""
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.report.campaign import baseline_curves, duration
 from agent.report.details import pack, verdict
+from agent.report.figures import baseline_curves, by_stage, duration, fast_table, headline_tiles
 from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fast_curve, plural
 from agent.report.texts import Texts, visible
-from agent.timings import STAGES, device_name
+from agent.timings import device_name
 from kernelbench.bench import Report
 from kernelbench.comparison import read_bench
 from kernelbench.metrics import Score, Summary, score_of
@@ -71,7 +71,7 @@ def bench_page(folder: Path, references: Sequence[Curve] = ()) -> Page:
         tiles=_tiles(report, samples),
         rows=tuple(rows),
         fast=(*_fast(folder, report, first, rows), *references),
-        fast_table=_fast_table(report.all),
+        fast_table=fast_table(report.all),
         statuses=dict(statuses.most_common()),
         stages=_stages(samples),
         caught=tuple(
@@ -216,16 +216,11 @@ def _notices(report: Report) -> tuple[str, ...]:
 
 
 def _tiles(report: Report, samples: Sequence[Sample]) -> tuple[Tile, ...]:
-    tiles = []
+    tiles = list[Tile]()
     summary = report.all
     if summary is not None:
         note = f"geometric mean over {plural(summary.tasks)}, failures 1.0"
-        headline = summary.headline
-        tiles.append(Tile("against eager", f"{headline.value:.2f}x", note, headline))
-        best = summary.headline_best
-        if best is not None:
-            note = "max(1, speedup against the fastest baseline)"
-            tiles.append(Tile("against B*", f"{best.value:.2f}x", note, best))
+        tiles += headline_tiles(summary, note)
         none = counted([(summary.without_kernel, "without a kernel")])
         tiles.append(Tile("correct", f"{summary.correct} of {summary.tasks}", none))
         if summary.conditional is not None:
@@ -248,19 +243,11 @@ def _fast(
     return [fast_curve(folder.resolve().name, ratios), *baseline_curves(rows)]
 
 
-def _fast_table(summary: Summary | None) -> dict[str, Mapping[str, float]]:
-    if summary is None:
-        return {}
-    best = summary.fast_best
-    return {"eager": summary.fast, **({} if best is None else {"B*": best})}
-
-
 def _stages(samples: Sequence[Sample]) -> dict[str, float]:
     seconds = Counter[str]()
     for sample in samples:
         seconds.update({k: v for k, v in sample.evaluation.seconds.items() if k != "total"})
-    names = sorted(seconds, key=lambda n: (STAGES.index(n) if n in STAGES else len(STAGES), n))
-    return {name: seconds[name] for name in names if seconds[name] > 0}
+    return by_stage(seconds)
 
 
 def _subsets(report: Report) -> tuple[tuple[str, ...], ...]:

@@ -8,7 +8,6 @@ Figures of the search alone (best so far) are selected ones, and called so.
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import time
 from collections import Counter
@@ -23,42 +22,19 @@ from agent.audit import audit
 from agent.confirm import promising
 from agent.journal import COMMAND, Journal, Recorded
 from agent.learner import LEARN
-from agent.outcome import Stage, TaskReport, report
+from agent.outcome import Stage, report
 from agent.report.details import Allowance, pack, task_details
-from agent.report.page import (
-    Caught,
-    Curve,
-    Page,
-    Row,
-    State,
-    Tile,
-    counted,
-    fast_curve,
-    plural,
-    thinned,
-)
+from agent.report.figures import baseline_curves, by_stage, duration, fast_table, headline_tiles
+from agent.report.history import Step, progress, steps, training
+from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fast_curve, plural
+from agent.report.rows import row_of
 from agent.report.texts import visible
 from agent.spending import Spending, total
-from agent.timings import EVENT, STAGES, device_name, evaluations, held_seconds
-from agent.types import Measured
+from agent.timings import EVENT, device_name, evaluations
 from kernelbench.metrics import Score, Summary, score_of, summarise
-from sandbox.evidence import Kind
-from sandbox.types import Evaluation, Status, Task
+from sandbox.types import Status, Task
 
 NO_MODEL = "no model"
-
-
-@dataclass(frozen=True)
-class Step:
-    """One judged proposal, for what the run had found and spent by then."""
-
-    id: int
-    task: int
-    log_best: float
-    """Of its task after it: log of the best speedup by the search, 0 below eager."""
-    seconds: float
-    usd: float
-    tokens: int
 
 
 @dataclass
@@ -96,12 +72,12 @@ def campaign_page(journal: Journal, references: Sequence[Curve] = ()) -> Page:
         tiles=_tiles(found, summary, journal),
         rows=tuple(found.rows),
         fast=(*_fast(found.rows, found.scores), *references),
-        fast_table=_fast_table(summary),
-        progress=_progress(found.steps, len(counted_ids)),
+        fast_table=fast_table(summary),
+        progress=progress(found.steps, len(counted_ids)),
         statuses=dict(found.statuses.most_common()),
         stages=_stages(found, journal),
         time_notes=_time_notes(journal),
-        training=_training(journal),
+        training=training(journal),
         caught=tuple(found.caught),
         environment=dict(found.environments.most_common(1)[0][0]) if found.environments else {},
         commands=_commands(journal),
@@ -136,8 +112,8 @@ def _gather(found: Gathered, number: int, task: Task, journal: Journal) -> None:
         found.scores.append(score_of(task.id, 0, known.confirmation))
     details = task_details(task, records, audited, best, found.left)
     found.details.append(pack(details))
-    found.spent = _sum(found.spent, total(records))
-    found.steps += _steps(number, records)
+    found.spent += total(records)
+    found.steps += steps(number, records)
     found.caught += _caught(records)
     for record in records:
         found.proposers[record.proposal.proposer] += 1
@@ -154,94 +130,6 @@ def _add(sums: dict[str, float], seconds: Mapping[str, float]) -> None:
     for stage, value in seconds.items():
         if stage != "total":
             sums[stage] = sums.get(stage, 0.0) + value
-
-
-def row_of(
-    known: TaskReport, records: Sequence[Recorded], measured: Measured | None, doubts: int = 0
-) -> Row:
-    """The table's row of a task."""
-    figure, speedup = known.figure, known.speedup
-    timing = None if figure is None else figure.timing
-    score = None if figure is None or speedup is None else score_of(known.task_id, 0, figure)
-    candidate = None if known.best is None else known.best.proposal.candidate
-    measured = measured or Measured()
-    return Row(
-        known.task_id,
-        state_of(known),
-        known.verdict,
-        visible(known.reason),
-        speedup,
-        None if score is None else score.against_best,
-        _baselines(figure, measured),
-        timing.reference_ms if timing is not None else measured.eager_ms,
-        None if timing is None else timing.candidate_ms,
-        known.tried,
-        sum(r.evaluation is not None and r.evaluation.passed for r in records),
-        "" if candidate is None else candidate.language.value,
-        "" if figure is None or figure.kind is None else figure.kind.value,
-        "" if figure is None else figure.precision or "",
-        doubts,
-        None if score is None else score.roofline,
-    )
-
-
-def state_of(known: TaskReport) -> State:
-    """Its colour. An unsupported task is a failure, one that cannot be scored is none."""
-    if known.stage is Stage.INVALID:
-        return State.LEFT_OUT
-    if known.confirmed and known.confirmation is not None:
-        kind = known.confirmation.kind
-        return State.WIN if kind in (None, Kind.KERNEL) else State.APART
-    if not known.stage.final:
-        return State.RUNNING
-    if known.best is None:
-        return State.FAILED
-    return State.CLAIM if promising(known.best.evaluation) else State.EVEN
-
-
-def _baselines(figure: Evaluation | None, measured: Measured) -> dict[str, float]:
-    if figure is not None and figure.baselines:
-        return {b.name: b.speedup.value for b in figure.baselines if b.speedup is not None}
-    if not measured.eager_ms:
-        return {}
-    return {name: measured.eager_ms / ms for name, ms in measured.baselines_ms.items() if ms}
-
-
-def _steps(number: int, records: Sequence[Recorded]) -> list[Step]:
-    steps, best, low = [], 0.0, 0.0
-    for record in records:
-        if record.evaluation is None or record.duplicate:
-            continue
-        speedup = record.evaluation.speedup
-        if speedup is not None and speedup.low > low:
-            low, best = speedup.low, max(0.0, math.log(speedup.value))
-        held = sum(held_seconds(e) for e in evaluations([record]))
-        usage = record.proposal.usage
-        tokens = usage.prompt_tokens + usage.completion_tokens
-        steps.append(Step(record.id, number, best, held, usage.cost_usd or 0.0, tokens))
-    return steps
-
-
-def _progress(steps: Sequence[Step], tasks: int) -> dict[str, Curve]:
-    """Geometric mean over tasks of the best so far, after every candidate, by what was spent."""
-    known: dict[int, float] = {}
-    sums: dict[str, float] = {}
-    log_sum = 0.0
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for step in sorted(steps, key=lambda s: s.id):
-        log_sum += step.log_best - known.get(step.task, 0.0)
-        known[step.task] = step.log_best
-        spent = {"device seconds": step.seconds, "US$": step.usd, "tokens": float(step.tokens)}
-        for name, value in {"candidates": 1.0, **spent}.items():
-            sums[name] = sums.get(name, 0.0) + value
-        for name, value in sums.items():
-            curves.setdefault(name, []).append((value, math.exp(log_sum / tasks)))
-    note = f"geometric mean over {plural(tasks)} of the search's figures"
-    return {
-        name: Curve(name, thinned([(0.0, 1.0), *points]), note)
-        for name, points in curves.items()
-        if points[-1][0]
-    }
 
 
 def _caught(records: Sequence[Recorded]) -> list[Caught]:
@@ -269,35 +157,11 @@ def _fast(rows: Sequence[Row], scores: Sequence[Score]) -> list[Curve]:
     return curves + baseline_curves(counting)
 
 
-def baseline_curves(rows: Sequence[Row]) -> list[Curve]:
-    """Each baseline as if it were a set of kernels, over the tasks where it was timed."""
-    names = sorted({name for row in rows for name in row.baselines})
-    return [
-        fast_curve(
-            {"compile": "torch.compile"}.get(name, name.replace("_", " ")),
-            [row.baselines[name] for row in rows if name in row.baselines],
-        )
-        for name in names
-    ]
-
-
-def _fast_table(summary: Summary | None) -> dict[str, Mapping[str, float]]:
-    if summary is None:
-        return {}
-    best = summary.fast_best
-    return {"eager": summary.fast, **({} if best is None else {"B*": best})}
-
-
 def _tiles(found: Gathered, summary: Summary | None, journal: Journal) -> tuple[Tile, ...]:
-    tiles = []
+    tiles = list[Tile]()
     if summary is not None:
         note = f"geometric mean over {plural(summary.tasks)}, 1.0 without a confirmed win"
-        headline = summary.headline
-        tiles.append(Tile("against eager", f"{headline.value:.2f}x", note, headline))
-        best = summary.headline_best
-        if best is not None:
-            note = "max(1, speedup against the fastest baseline)"
-            tiles.append(Tile("against B*", f"{best.value:.2f}x", note, best))
+        tiles += headline_tiles(summary, note)
     states = Counter(row.state for row in found.rows)
     wins = states[State.WIN] + states[State.APART]
     others = [
@@ -305,6 +169,7 @@ def _tiles(found: Gathered, summary: Summary | None, journal: Journal) -> tuple[
         (states[State.CLAIM], "not confirmed"),
         (states[State.EVEN], "no faster"),
         (states[State.FAILED], "none correct"),
+        (states[State.UNTRIED], "not tried"),
         (states[State.RUNNING], "under way"),
     ]
     tiles.append(Tile("confirmed wins", f"{wins} of {len(found.rows)}", counted(others)))
@@ -326,13 +191,6 @@ def _cost(spent: Spending, journal: Journal) -> Tile:
     if spent.usd is not None:
         return Tile("cost", f"${spent.usd:,.2f}", ", ".join([duration(wall_s), *parts]))
     return Tile("time", duration(wall_s), ", ".join(parts))
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `12.5 min`, `3.1 h`."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _wall_seconds(journal: Journal) -> float:
@@ -384,10 +242,7 @@ def _notices(rows: Sequence[Row], config: Mapping[str, Any]) -> tuple[str, ...]:
 def _stages(found: Gathered, journal: Journal) -> dict[str, float]:
     events = journal.seconds_by_kind()
     extra = {"prepare": events.get("prepare", 0.0), "learning": events.get(LEARN, 0.0)}
-    seconds = {**found.stages, **{k: s for k, s in extra.items() if s}}
-    order = ["proposing", *STAGES]
-    names = sorted(seconds, key=lambda n: (order.index(n) if n in order else len(order), n))
-    return {name: seconds[name] for name in names if seconds[name] > 0}
+    return by_stage(found.stages | {k: s for k, s in extra.items() if s}, first=["proposing"])
 
 
 def _time_notes(journal: Journal) -> tuple[str, ...]:
@@ -403,16 +258,6 @@ def _time_notes(journal: Journal) -> tuple[str, ...]:
         f"evaluations in {duration(elapsed)} on {lanes} lane{'s' if lanes != 1 else ''}: "
         f"{rate:.1f} a minute, devices {busy:.0%} busy.",
     )
-
-
-def _training(journal: Journal) -> tuple[Curve, ...]:
-    """A curve for each figure that updates of a policy recorded."""
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for number, lesson in enumerate(map(json.loads, journal.events(LEARN)), start=1):
-        for name, value in lesson["figures"].items():
-            if isinstance(value, int | float) and math.isfinite(value):
-                curves.setdefault(name, []).append((float(number), float(value)))
-    return tuple(Curve(name.replace("_", " "), points) for name, points in curves.items())
 
 
 def _commands(journal: Journal) -> tuple[tuple[str, str], ...]:
@@ -433,14 +278,3 @@ def _typed(words: Sequence[str]) -> str:
     """A command line, with the console script for whatever path it was started by."""
     name = Path(words[0]).name
     return shlex.join(["warpsmith" if name == "warpsmith.py" else name, *words[1:]])
-
-
-def _sum(one: Spending, other: Spending) -> Spending:
-    usd = None if one.usd is None and other.usd is None else (one.usd or 0) + (other.usd or 0)
-    return Spending(
-        one.replies + other.replies,
-        one.prompt_tokens + other.prompt_tokens,
-        one.completion_tokens + other.completion_tokens,
-        usd,
-        one.lane_seconds + other.lane_seconds,
-    )

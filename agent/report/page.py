@@ -28,6 +28,8 @@ class State(StrEnum):
     """Correct, and no faster beyond noise."""
     FAILED = "failed"
     """No correct kernel."""
+    UNTRIED = "untried"
+    """Nothing was judged: the run, or its models' replies, ended before."""
     RUNNING = "running"
     LEFT_OUT = "left-out"
     """In no figure: the reference cannot be scored."""
@@ -39,6 +41,7 @@ STATE_WORDS = {
     State.CLAIM: "faster, not confirmed",
     State.EVEN: "correct, no faster",
     State.FAILED: "no correct kernel",
+    State.UNTRIED: "not tried",
     State.RUNNING: "under way",
     State.LEFT_OUT: "not scored",
 }

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from agent.report.glyph import axis, glyph, scale_of
 from agent.report.page import STATE_WORDS, Page, Row
-from sandbox.errors import ConfigError
+from sandbox.errors import ConfigError, install
 from sandbox.records import to_record
 from sandbox.types import Interval
 
@@ -78,7 +78,7 @@ def plotly_script() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ConfigError(
-            "a page needs plotly, which is not installed: pip install 'warpsmith[report]' "
+            f"a page needs plotly, which is not installed: {install('report')} "
             "(--markdown needs nothing)"
         ) from error
     return str(get_plotlyjs())

@@ -19,7 +19,7 @@ from agent.export.binaries import DeviceSource, Unknown, architectures, binding_
 from agent.export.manifest import read_manifest
 from agent.export.package import export_package
 from agent.export.runtime import nvrtc, raw, records
-from agent.export.runtime.driver import DriverError
+from agent.export.runtime.driver import DriverError, Launch
 from tests.agent.export_cuda import cuda_artefact, gathered
 
 CODE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
@@ -64,17 +64,8 @@ class FakeDriver:
     def configure(self, function: int, attribute: int, value: int) -> None:
         self.calls.append(("configure", function, attribute, value))
 
-    def launch(
-        self,
-        function: int,
-        grid: Sequence[int],
-        block: Sequence[int],
-        boxes: Sequence[Any],
-        shared_bytes: int,
-        stream: int,
-    ) -> None:
-        data = [bytes(box) for box in boxes]
-        self.calls.append(("launch", function, tuple(grid), tuple(block), data, stream))
+    def launch(self, function: int, boxes: Sequence[Any], at: Launch) -> None:
+        self.calls.append(("launch", function, at, [bytes(box) for box in boxes]))
 
 
 def compiler(code: str, options: Sequence[str], arch: str, expressions: Sequence[str]) -> Any:
@@ -167,8 +158,8 @@ def test_arguments_have_the_bytes_that_cupy_gives_them(tmp_path):
     kernel = cupy.RawKernel(CODE, "twice")
     with cupy.cuda.ExternalStream(7):
         kernel((4,), (32, 2), (-1, 1.0, True, numpy.float32(1), numpy.int32(5), 1 << 63))
-    [(_, _, grid, block, data, stream)] = [c for c in driver.calls if c[0] == "launch"]
-    assert (grid, block, stream) == ((4, 1, 1), (32, 2, 1), 7)
+    [(_, _, at, data)] = [c for c in driver.calls if c[0] == "launch"]
+    assert at == Launch((4, 1, 1), (32, 2, 1), shared_bytes=0, stream=7)
     one = numpy.float32(1).tobytes()
     assert data[0] == b"\xff" * 8
     assert data[1:4] == [numpy.float64(1).tobytes(), b"\x01", one]

@@ -14,12 +14,14 @@ import pytest
 
 import warpsmith
 from agent.journal import Journal
+from agent.outcome import Stage, TaskReport
 from agent.report.campaign import campaign_page
 from agent.report.details import unpack
 from agent.report.find import page_of
 from agent.report.highlight import highlighted, tokens
 from agent.report.page import Page, State, fast_curve, thinned
 from agent.report.render import cell, html, markdown, milliseconds
+from agent.report.rows import state_of
 from agent.report.texts import Texts, visible
 from kernelbench.bench import Bench
 from kernelbench.results import EVALUATIONS, append_record
@@ -270,6 +272,19 @@ def test_a_campaign_of_the_loop_itself_is_reported(tmp_path: Path) -> None:
     assert page.rows[0].against_best == pytest.approx(2.0 / 1.25)
 
 
+@pytest.mark.parametrize(
+    ("stage", "tried", "state"),
+    [
+        (Stage.STOPPED, 0, State.UNTRIED),
+        (Stage.STOPPED, 1, State.FAILED),
+        (Stage.UNSUPPORTED, 0, State.FAILED),
+        (Stage.WAITING, 0, State.RUNNING),
+    ],
+)
+def test_a_task_that_was_not_tried_is_no_failure(stage: Stage, tried: int, state: State) -> None:
+    assert state_of(TaskReport("test/a", stage, tried)) is state
+
+
 def test_the_same_journal_gives_the_same_page(run: Path, page: Page) -> None:
     assert html(page_in(run), PLOTLY) == html(page, PLOTLY)
 
@@ -341,7 +356,7 @@ def test_the_command_writes_markdown_without_a_plotting_library(
         warpsmith.main(["report", str(run), "--markdown"])
     assert end.value.code == 0
     assert capsys.readouterr().out.startswith("**first** (campaign)")
-    with pytest.raises(ConfigError, match=r"pip install 'warpsmith\[report\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[report\]'"):
         warpsmith.report(run)
 
 

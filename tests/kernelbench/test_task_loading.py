@@ -206,7 +206,7 @@ def test_a_data_set_with_other_columns_is_refused() -> None:
 
 def test_a_missing_datasets_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(TaskError, match=r"pip install 'warpsmith\[train\]'") as caught:
+    with pytest.raises(TaskError, match=r"pip install -e '\.\[train\]'") as caught:
         load_tasks("hf:ScalingIntelligence/KernelBench:level1/19", "cpu")
     assert "\n" not in str(caught.value)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -18,6 +18,15 @@ MAX_DYNAMIC_SHARED, CARVEOUT = 8, 9
 
 class DriverError(Exception):
     """A call of the driver failed; the message names the error."""
+
+
+class Launch(NamedTuple):
+    """Of a kernel: everything but its arguments."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    stream: int
 
 
 class Devices(Protocol):
@@ -36,15 +45,7 @@ class Devices(Protocol):
 
     def configure(self, function: int, attribute: int, value: int) -> None: ...
 
-    def launch(
-        self,
-        function: int,
-        grid: Sequence[int],
-        block: Sequence[int],
-        boxes: Sequence[Any],
-        shared_bytes: int,
-        stream: int,
-    ) -> None:
+    def launch(self, function: int, boxes: Sequence[Any], at: Launch) -> None:
         """`boxes` are ctypes objects, laid out as the kernel's parameters."""
 
 
@@ -81,19 +82,11 @@ class Driver:
         where = ctypes.c_void_p(function)
         self._call("cuFuncSetAttribute", where, ctypes.c_int(attribute), ctypes.c_int(value))
 
-    def launch(
-        self,
-        function: int,
-        grid: Sequence[int],
-        block: Sequence[int],
-        boxes: Sequence[Any],
-        shared_bytes: int,
-        stream: int,
-    ) -> None:
+    def launch(self, function: int, boxes: Sequence[Any], at: Launch) -> None:
         pointers = (ctypes.c_void_p * len(boxes))(*map(ctypes.addressof, boxes))
         self._call(
             "cuLaunchKernel",
-            *(function, *grid, *block, shared_bytes, stream, pointers, None),
+            *(function, *at.grid, *at.block, at.shared_bytes, at.stream, pointers, None),
         )
 
     def _call(self, name: str, *arguments: Any) -> None:

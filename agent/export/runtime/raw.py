@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.export.runtime import nvrtc, records
-from agent.export.runtime.driver import CARVEOUT, MAX_DYNAMIC_SHARED, Devices, DriverError
+from agent.export.runtime.driver import CARVEOUT, MAX_DYNAMIC_SHARED, Devices, DriverError, Launch
 
 logger = logging.getLogger(__name__)
 
@@ -147,8 +147,8 @@ class Kernel:
         device = driver.device()
         function = self._functions.get(device) or self._prepared(device)
         pointer = STREAMS.get()[-1] if stream is None else stream.ptr
-        boxes = [boxed(argument) for argument in args]
-        driver.launch(function, sizes(grid), sizes(block), boxes, shared_mem, pointer)
+        at = Launch(sizes(grid), sizes(block), shared_mem, pointer)
+        driver.launch(function, [boxed(argument) for argument in args], at)
 
     def _prepared(self, device: int) -> int:
         function = self._module.find(self._name, device)

@@ -1,0 +1,52 @@
+"""What the reports of a campaign and of a bench say alike: headline, fast_p, baselines, times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agent.report.page import Curve, Row, Tile, fast_curve
+from agent.timings import STAGES
+from kernelbench.metrics import Summary
+
+
+def headline_tiles(summary: Summary, note: str) -> list[Tile]:
+    """Against eager, of which `note` says how it was made, and against B* where that was timed."""
+    headline, best = summary.headline, summary.headline_best
+    tiles = [Tile("against eager", f"{headline.value:.2f}x", note, headline)]
+    if best is not None:
+        note = "max(1, speedup against the fastest baseline)"
+        tiles.append(Tile("against B*", f"{best.value:.2f}x", note, best))
+    return tiles
+
+
+def fast_table(summary: Summary | None) -> dict[str, Mapping[str, float]]:
+    if summary is None:
+        return {}
+    best = summary.fast_best
+    return {"eager": summary.fast, **({} if best is None else {"B*": best})}
+
+
+def baseline_curves(rows: Sequence[Row]) -> list[Curve]:
+    """Each baseline as if it were a set of kernels, over the tasks where it was timed."""
+    names = sorted({name for row in rows for name in row.baselines})
+    return [
+        fast_curve(
+            {"compile": "torch.compile"}.get(name, name.replace("_", " ")),
+            [row.baselines[name] for row in rows if name in row.baselines],
+        )
+        for name in names
+    ]
+
+
+def by_stage(seconds: Mapping[str, float], first: Sequence[str] = ()) -> dict[str, float]:
+    """Those that took time: the ones named first, an evaluation's as they follow, then others."""
+    order = [*first, *STAGES]
+    names = sorted(seconds, key=lambda n: (order.index(n) if n in order else len(order), n))
+    return {name: seconds[name] for name in names if seconds[name] > 0}
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12.5 min`, `3.1 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

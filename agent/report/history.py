@@ -1,0 +1,73 @@
+"""What a campaign had found by then: curves over what it had spent, and over a policy's updates."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.journal import Journal, Recorded
+from agent.learner import LEARN
+from agent.report.page import Curve, plural, thinned
+from agent.timings import evaluations, held_seconds
+
+
+@dataclass(frozen=True)
+class Step:
+    """One judged proposal, for what the run had found and spent by then."""
+
+    id: int
+    task: int
+    log_best: float
+    """Of its task after it: log of the best speedup by the search, 0 below eager."""
+    seconds: float
+    usd: float
+    tokens: int
+
+
+def steps(number: int, records: Sequence[Recorded]) -> list[Step]:
+    found, best, low = [], 0.0, 0.0
+    for record in records:
+        if record.evaluation is None or record.duplicate:
+            continue
+        speedup = record.evaluation.speedup
+        if speedup is not None and speedup.low > low:
+            low, best = speedup.low, max(0.0, math.log(speedup.value))
+        held = sum(held_seconds(e) for e in evaluations([record]))
+        usage = record.proposal.usage
+        tokens = usage.prompt_tokens + usage.completion_tokens
+        found.append(Step(record.id, number, best, held, usage.cost_usd or 0.0, tokens))
+    return found
+
+
+def progress(steps: Sequence[Step], tasks: int) -> dict[str, Curve]:
+    """Geometric mean over tasks of the best so far, after every candidate, by what was spent."""
+    known: dict[int, float] = {}
+    sums: dict[str, float] = {}
+    log_sum = 0.0
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for step in sorted(steps, key=lambda s: s.id):
+        log_sum += step.log_best - known.get(step.task, 0.0)
+        known[step.task] = step.log_best
+        spent = {"device seconds": step.seconds, "US$": step.usd, "tokens": float(step.tokens)}
+        for name, value in {"candidates": 1.0, **spent}.items():
+            sums[name] = sums.get(name, 0.0) + value
+        for name, value in sums.items():
+            curves.setdefault(name, []).append((value, math.exp(log_sum / tasks)))
+    note = f"geometric mean over {plural(tasks)} of the search's figures"
+    return {
+        name: Curve(name, thinned([(0.0, 1.0), *points]), note)
+        for name, points in curves.items()
+        if points[-1][0]
+    }
+
+
+def training(journal: Journal) -> tuple[Curve, ...]:
+    """A curve for each figure that updates of a policy recorded."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for number, lesson in enumerate(map(json.loads, journal.events(LEARN)), start=1):
+        for name, value in lesson["figures"].items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                curves.setdefault(name, []).append((float(number), float(value)))
+    return tuple(Curve(name.replace("_", " "), points) for name, points in curves.items())
