@@ -39,7 +39,7 @@ class Score:
     speedup: float | None = None
     """Against eager; None unless correct and timed."""
     against_best: float | None = None
-    """Against B*; None also where no baseline but eager was asked for."""
+    """Against B*; None also where no baseline but eager was asked for, or every one failed."""
     kind: Kind | None = None
     precision: str | None = None
     """Class of the worst norm error."""
@@ -114,10 +114,8 @@ def score_of(task_id: str, sample: int, evaluation: Evaluation) -> Score:
 
 
 def _against_best(speedup: float, evaluation: Evaluation) -> float | None:
-    if not evaluation.baselines:
-        return None
     others = [b.speedup.value for b in evaluation.baselines if b.speedup is not None]
-    return speedup / max(1.0, *others)
+    return speedup / max(1.0, *others) if others else None
 
 
 def first_samples(scores: Iterable[Score]) -> dict[str, Score]:

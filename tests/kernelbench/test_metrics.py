@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from kernelbench.metrics import (
 )
 from kernelbench.published_flaws import is_degenerate
 from sandbox.evidence import Kind
-from sandbox.types import Status
+from sandbox.types import Baseline, Status
 from tests.kernelbench.bench_records import row
 
 ratios = st.one_of(st.none(), st.floats(0.05, 20.0))
@@ -137,6 +138,12 @@ def test_a_score_is_what_the_evaluation_says():
     slow = score_of("a", 0, row("a", 2.0, compiled=0.5).evaluation)
     assert slow.against_best == 2.0  # eager is the best of both
     assert score_of("a", 0, row("a", 2.0, compiled=None).evaluation).against_best is None
+
+
+def test_where_every_baseline_failed_b_star_is_not_known():
+    found = replace(row("a", 2.0).evaluation, baselines=(Baseline("compile", None, None, "why"),))
+    assert score_of("a", 0, found).against_best is None
+    assert summarise(["a"], [score_of("a", 0, found)]).headline_best is None
 
 
 @pytest.mark.parametrize("status", [Status.SANDBOX_ERROR, Status.INVALID_REFERENCE])
