@@ -85,12 +85,14 @@ def read_notes(path: Path) -> list[Note]:
     read.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: the memory file cannot be read ({error})") from error
-    found = (note_of(line) for line in lines if line.strip())
+    # Not splitlines: a kernel may hold U+2028 and its like, which are not escaped.
+    lines = [line for line in text.split("\n") if line.strip()]
+    found = (note_of(line) for line in lines)
     notes = [note for note in found if note is not None]
     if len(notes) < len(lines):
         log.warning("%s: %d lines are no notes", path, len(lines) - len(notes))

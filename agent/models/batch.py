@@ -48,7 +48,8 @@ class Outbox:
         """Write the file whole or not at all; returns its number of lines."""
         partial = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
         try:
-            partial.write_text("".join(f"{line}\n" for line in self.lines.values()))
+            text = "".join(f"{line}\n" for line in self.lines.values())
+            partial.write_text(text, encoding="utf-8")
             partial.replace(path)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
@@ -187,9 +188,11 @@ def import_replies(
 
 def _lines(file: Path) -> list[str]:
     try:
-        return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read ({error})") from error
+    # Not splitlines: a reply may hold U+2028 and its like, which JSON need not escape.
+    return [line for line in text.split("\n") if line.strip()]
 
 
 def _parsed(line: str) -> tuple[str, Reply | None]:

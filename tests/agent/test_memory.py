@@ -115,6 +115,13 @@ def test_the_file_takes_each_note_once_and_survives_a_torn_line(tmp_path):
     assert read_notes(path)[0] == NOTE
 
 
+def test_a_note_whose_kernel_holds_a_line_separator_is_one_line(tmp_path):
+    path = tmp_path / "notes.jsonl"
+    note = replace(NOTE, source="# one\u2028two\x85\nclass ModelNew: ...\n")
+    assert [append_notes(path, [note]) for _ in range(2)] == [1, 0]
+    assert read_notes(path) == [note]
+
+
 def test_a_newer_note_is_left_out_and_an_unreadable_file_is_said(tmp_path):
     path = tmp_path / "notes.jsonl"
     record = json.loads(line_of(NOTE)) | {"schema_version": 99}

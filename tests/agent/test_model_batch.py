@@ -170,7 +170,8 @@ def imported(books: Books, tmp_path: Path, *lines: object) -> tuple[str, Outbox]
     from agent.models.batch import import_replies
 
     path = tmp_path / "in.jsonl"
-    path.write_text("".join(f"{x if isinstance(x, str) else json.dumps(x)}\n" for x in lines))
+    text = "".join(f"{x if isinstance(x, str) else json.dumps(x)}\n" for x in lines)
+    path.write_text(text, encoding="utf-8")
     count, unanswered = import_replies([path], books.store, books.ledger)
     return str(count), Outbox(unanswered=unanswered)
 
@@ -215,6 +216,15 @@ def test_a_reply_to_nothing_we_asked_is_counted_and_not_kept(books, tmp_path):
     )
     assert said == "1 replies imported, 1 unknown"
     assert ask(books, outbox) == ["yes"]
+
+
+def test_a_line_may_hold_whatever_json_need_not_escape(books, tmp_path):
+    [line] = exported(books, 1)
+    text = "one\u2028two\x85three"
+    answer = json.dumps(reply_line(line["custom_id"], text), ensure_ascii=False)
+    said, outbox = imported(books, tmp_path, answer)
+    assert said == "1 replies imported"
+    assert ask(books, outbox) == [text]
 
 
 def test_the_same_file_twice_changes_nothing(books, tmp_path):
