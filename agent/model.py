@@ -46,6 +46,13 @@ class Reply:
     policy_version: int | None = None
     """Updates a policy in training has had; None for models that do not learn."""
 
+    def __post_init__(self) -> None:
+        # JSON may carry half a surrogate pair, which neither a file nor the journal can hold.
+        for name in ("text", "reasoning"):
+            said = getattr(self, name)
+            if said is not None:
+                object.__setattr__(self, name, said.encode(errors="replace").decode())
+
 
 class Model(Protocol):
     @property

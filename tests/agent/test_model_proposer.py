@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from agent.journal import Journal
 from agent.model import Reply, ScriptedModel
 from agent.model_proposer import ModelProposer
 from agent.models.endpoint import OpenAIModel
@@ -109,6 +110,14 @@ def test_a_reply_without_code_becomes_a_candidate_that_says_so_and_is_repaired()
     [repair] = model.propose(TASK, [judged(empty, Status.REJECTED)], 1)
     assert "It held no usable code: the reply was cut off" in (repair.prompt or "")
     assert repair.candidate.source == source("b")
+
+
+def test_a_reply_that_ends_in_half_a_character_can_be_recorded(tmp_path) -> None:
+    model = ScriptedModel([Reply(reply("a") + "\ud83d", reasoning="\ude00")])
+    with Journal(tmp_path) as journal:
+        journal.record_proposals(0, ModelProposer(model, {}).propose(TASK, [], 1))
+        [record] = journal.proposals(TASK.id)
+    assert record.proposal.reply == f"<think>\n?\n</think>\n{reply('a')}?"
 
 
 def test_reasoning_and_usage_reach_the_proposal() -> None:
