@@ -9,6 +9,7 @@ as requests without tokens; time-outs and answers without usage count in full.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -176,8 +177,12 @@ class Ledger:
     def _write(self, record: Mapping[str, object]) -> None:
         if self._file is None:
             return
+        line = (json.dumps(record) + "\n").encode()
         try:
-            os.write(self._file, (json.dumps(record) + "\n").encode())
+            written = os.write(self._file, line)
+            if written < len(line):  # A disk that is nearly full takes a part.
+                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise ModelError(
                 f"the ledger cannot be written ({error.strerror}), so nothing more is sent"

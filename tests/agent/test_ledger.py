@@ -1,11 +1,12 @@
 """Caps hold at every moment, over requests in flight and over the end of a process."""
 
+import resource
 import threading
 from pathlib import Path
 
 import pytest
 
-from agent.model import CapReached
+from agent.model import CapReached, ModelError
 from agent.models.ledger import Caps, Ledger, Spend
 from agent.models.prices import Price, price_of
 from sandbox.errors import ConfigError
@@ -95,6 +96,21 @@ def test_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path: Path):
     with Ledger(path) as again:
         assert again.spent == ONE
         again.settle(again.reserve(ONE), ONE)
+    assert Ledger(path).spent == ONE + ONE
+
+
+def test_a_request_whose_line_fits_in_part_is_not_sent_and_the_file_stays_whole(tmp_path: Path):
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path) as ledger:
+        ledger.settle(ledger.reserve(ONE), ONE)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 9, limits[1]))
+        try:
+            with pytest.raises(ModelError, match="ledger cannot be written"):
+                ledger.reserve(ONE)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        ledger.settle(ledger.reserve(ONE), ONE)
     assert Ledger(path).spent == ONE + ONE
 
 
