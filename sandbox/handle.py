@@ -137,6 +137,8 @@ class Worker:
             self._channel.send({"op": op, **fields}, fds)
         except ChannelClosed:
             raise self._died(stage) from None
+        except ChannelProtocol as error:  # ours: a task whose text is larger than a frame
+            raise SandboxFault(f"{stage}: {error}") from error
 
     def reply(self, *, stage: str, timeout_s: float) -> dict[str, Any]:
         try:

@@ -25,10 +25,11 @@ def detect_language(source: str, origin: str = "kernel") -> Language:
         tree = ast.parse(source)
     except SyntaxError as error:
         raise ConfigError(f"{origin}: line {error.lineno}: not Python: {error.msg}") from error
+    except (ValueError, RecursionError, MemoryError) as error:  # half a character; the stack's end
+        raise ConfigError(f"{origin}: Python's parser cannot read it: {error!r:.200}") from error
     inline = [call for call in _calls(tree) if _builds(call.func, tree)]
     if inline:
-        cuda = any(keyword.arg == "cuda_sources" for call in inline for keyword in call.keywords)
-        return Language.CUDA_INLINE if cuda else Language.CPP
+        return Language.CUDA_INLINE if any(map(_has_cuda, inline)) else Language.CPP
     packages = set(_packages(tree))
     if "cupy" in packages:
         return Language.CUDA
@@ -60,6 +61,14 @@ def _builds(function: ast.expr, tree: ast.AST) -> bool:
         and any(alias.name == "load" for alias in n.names)
         for n in imports
     )
+
+
+def _has_cuda(call: ast.Call) -> bool:
+    """`load_inline(name, cpp_sources, cuda_sources)`, the last by its place or its name."""
+    given = [keyword.value for keyword in call.keywords if keyword.arg == "cuda_sources"]
+    if _name(call.func) == "load_inline":
+        given += call.args[2:3]
+    return any(ast.unparse(value) not in ("None", "[]", "()", "''") for value in given)
 
 
 def _packages(tree: ast.AST) -> Iterator[str]:

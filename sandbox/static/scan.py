@@ -7,9 +7,14 @@ made up at run time: process split, verified values and timing do.
 from __future__ import annotations
 
 import ast
+import json
 from dataclasses import dataclass
 
 from sandbox.static import cpp, python
+
+
+SOURCE_LIMIT_BYTES = 2 << 20
+"""Far above any kernel, and half of what one frame to a worker holds (sandbox/channel.py)."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,9 @@ def scan(source: str) -> Scan:
     """
     if not source.strip():
         return Scan("the source is empty; expected a Python file that defines class ModelNew")
+    size = len(json.dumps(source))  # as it travels to a worker
+    if size > SOURCE_LIMIT_BYTES:
+        return Scan(f"the source has {size} bytes as JSON; the limit is {SOURCE_LIMIT_BYTES}")
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):

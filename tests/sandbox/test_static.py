@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from benchmarks.candidates.catalogue import probes
+from sandbox.errors import ConfigError
 from sandbox.evidence import Layer, Weight
+from sandbox.language import detect_language
 from sandbox.static import cpp
-from sandbox.static.scan import scan
-from sandbox.types import Status
+from sandbox.static.scan import SOURCE_LIMIT_BYTES, scan
+from sandbox.types import Language, Status
 from tests.sandbox.conftest import Evaluate, forward
 
 HEAD = "class ModelNew: pass\n"
@@ -187,3 +189,28 @@ def test_a_refused_source_is_rejected_before_anything_runs(evaluate: Evaluate) -
     assert found.evidence[0].layer is Layer.STATIC
     assert found.evidence[0].weight is Weight.PROOF
     assert not found.seconds.get("load")
+
+
+def test_a_source_too_large_to_travel_is_refused() -> None:
+    padded = f"class ModelNew: ...\nX = {'a' * SOURCE_LIMIT_BYTES!r}\n"
+    assert scan(padded).refused.endswith(f"the limit is {SOURCE_LIMIT_BYTES}")
+
+
+@pytest.mark.parametrize(
+    ("call", "language"),
+    [
+        ("load_inline('k', [A], [B])", Language.CUDA_INLINE),
+        ("load_inline('k', A, cuda_sources=B)", Language.CUDA_INLINE),
+        ("load_inline('k', [A])", Language.CPP),
+        ("load_inline('k', A, None, ['f'])", Language.CPP),
+        ("load_inline('k', A, cuda_sources=[])", Language.CPP),
+    ],
+)
+def test_the_language_follows_from_what_is_compiled(call: str, language: Language) -> None:
+    assert detect_language(f"from torch.utils.cpp_extension import load_inline\n{call}") is language
+
+
+@pytest.mark.parametrize("text", ["x = '\ud800'", "x = " + "-" * 100_000 + "1"])
+def test_what_the_parser_cannot_read_is_said_in_one_line(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"kernel\.py: Python's parser cannot read it"):
+        detect_language(text, "kernel.py")

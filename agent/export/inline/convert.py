@@ -35,6 +35,8 @@ def convert(source: str) -> str:
         tree = ast.parse(source)
     except SyntaxError as error:
         raise NotConvertible(f"line {error.lineno}: {error.msg}") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise NotConvertible(f"Python's parser cannot read it: {error!r:.200}") from error
     imports = [n for n in tree.body if _of_cupy(n)]
     if not imports:
         raise NotConvertible("it does not import cupy at its top level")
