@@ -33,7 +33,7 @@ from agent.decisions import (
 from agent.engine import Engine
 from agent.examine import examine
 from agent.journal import Journal, Purpose, Recorded
-from agent.lanes import LanePool, NoLane
+from agent.lanes import LaneLost, LanePool, NoLane
 from agent.learner import Learner, learn_from, reward_of
 from agent.model import AwaitingReplies, ModelError
 from agent.outcome import CampaignResult, Stage, TaskReport, report
@@ -248,7 +248,7 @@ class _Campaign:
     def _learn_if_all_rest(self) -> None:
         """One update on one generation of rollouts: no task is a step behind the weights."""
         active = [run for run in self.runs if run.active]
-        if not active or not all(run.resting for run in active) or self.stopped is not None:
+        if not active or not all(run.resting for run in active) or not self.searching:
             return
         # In this thread: there is nothing else to do, and the journal has one writer.
         learn_from(self.journal, self.learner)
@@ -419,9 +419,11 @@ class _Campaign:
         run = job.run
         if isinstance(error, InvalidReference | TaskError):
             self._end(run, Stage.INVALID, str(error))
+        elif job.kind is Kind.PREPARE and isinstance(error, SandboxFault) and not job.retried:
+            self._push(run, job.kind, job.round, retried=True)
         elif isinstance(error, ModelError) and not isinstance(error, AwaitingReplies):
             run.halted = str(error)
-        elif job.kind is Kind.PROPOSE or isinstance(error, SandboxFault):
+        elif job.kind is Kind.PROPOSE or isinstance(error, SandboxFault | LaneLost):
             run.owed = isinstance(error, AwaitingReplies)
             self._end(run, Stage.STOPPED, str(error))
         elif job.record is None or not isinstance(error, DeviceError):

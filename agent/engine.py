@@ -46,7 +46,7 @@ class Engine(Protocol):
     """Candidates that a lane takes at once: it loads the next ones while it times another."""
 
     def submit_prepare(self, task: Task, config: EvalConfig) -> Future[Measured]:
-        """On a lane; raises InvalidReference, TaskError or DeviceError."""
+        """On a lane; raises InvalidReference, TaskError or DeviceError, SandboxFault for ours."""
         ...
 
     def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:
@@ -151,7 +151,16 @@ class LocalLane:
 
     def prepare(self, task: Task, config: EvalConfig) -> Measured:
         """Validates the task; of what the evaluator returns, the figures leave the lane."""
-        found = self._evaluator.prepare(task, config)
+        fault = ""
+        try:
+            found = self._evaluator.prepare(task, config)
+        except WarpsmithError:
+            raise
+        except Exception as error:  # the pool's edge: one bad task must not end the campaign
+            log.warning("preparing %s failed: %r", task.id, error, exc_info=True)
+            fault = f"{task.id}: {error!r}"
+        if fault:  # out here: the first exception's frames may hold gigabytes of cases
+            raise SandboxFault(fault)
         return measured_of(found, getattr(self._evaluator, "facts", None))
 
     def evaluate(

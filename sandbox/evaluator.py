@@ -135,17 +135,18 @@ class LocalEvaluator:
         """Admit the task and time its baselines, or return what is warm.
 
         Raises InvalidReference where the task cannot be scored, TaskError where it is for another
-        device.
+        device, SandboxFault for a fault of ours, a device without room included.
         """
         self._refuse_other_device(task)
         key = f"{task.hash}-{config.id}"
         found = self._prepared.get(key)  # without a turn: the candidate is to be loaded meanwhile
         if found is not None:
             return valid(found)
-        if self._preparer.is_timed(task, config):
-            return self._prepare_beside(key, task, config)
-        with self._turns.alone(), self._hold(key):
-            return self._preparation(key, task, config)
+        with self._our_faults(task):
+            if self._preparer.is_timed(task, config):
+                return self._prepare_beside(key, task, config)
+            with self._turns.alone(), self._hold(key):
+                return self._preparation(key, task, config)
 
     def evaluate(
         self, task: Task, candidate: Candidate, config: EvalConfig, *, to_beat: float | None = None
@@ -181,12 +182,25 @@ class LocalEvaluator:
         """
         self._refuse_other_device(task)
         try:
-            with self._turns.alone(), self._hold(task.hash):
+            with self._our_faults(task), self._turns.alone(), self._hold(task.hash):
                 return validate(self._stand, self._preparer, task, config, compiled=compiled)
         finally:
             self._stand.settle()
             if self.device == "cuda":
                 torch.cuda.empty_cache()
+
+    @contextmanager
+    def _our_faults(self, task: Task) -> Iterator[None]:
+        """What went wrong with one task is no reason to give up the others."""
+        fault = ""
+        try:
+            yield
+        except (DeviceError, OSError, torch.OutOfMemoryError) as error:
+            fault = f"{task.id}: {error}"
+        if fault:  # out here: the first exception's frames hold gigabytes of cases
+            if self.device == "cuda":
+                torch.cuda.empty_cache()
+            raise SandboxFault(fault)
 
     def _refuse_other_device(self, task: Task) -> None:
         if task.device != self.device:

@@ -7,9 +7,10 @@ import pytest
 
 from agent.engine import LocalEngine
 from agent.journal import Journal, Purpose
+from agent.lanes import LaneLost
 from agent.outcome import Stage, reports
 from agent.scripted import ScriptedEvaluator
-from sandbox.errors import DeviceError, InvalidReference
+from sandbox.errors import DeviceError, InvalidReference, SandboxFault
 from sandbox.types import Status
 from tests.agent.scripts import calls, campaign, candidate, local_engine, make_task, script
 
@@ -176,6 +177,38 @@ def test_a_reference_found_invalid_while_measuring_ends_its_task(tmp_path):
     [row] = campaign(tmp_path, {"a": SOFTMAX}, engine).tasks
     engine.close()
     assert (row.stage, row.tried) == (Stage.INVALID, 0)
+
+
+class Unprepared(ScriptedEvaluator):
+    """Cannot prepare test/b: `error` is raised the first `times`."""
+
+    error: Exception = KeyError("a bug of ours")
+    times = 99
+
+    def prepare(self, task, config):
+        super().prepare(task, config)
+        if task.id == "test/b" and calls(self.log, "prepare").count(task.id) <= self.times:
+            raise self.error
+
+
+class OnceDisturbed(Unprepared):
+    error, times = SandboxFault("another process uses the GPU"), 1
+
+
+class EndsItsLane(Unprepared):
+    error = LaneLost("the node is gone")
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "stage"),
+    [(Unprepared, Stage.STOPPED), (OnceDisturbed, Stage.DONE), (EndsItsLane, Stage.STOPPED)],
+)
+def test_a_task_that_cannot_be_prepared_is_tried_again_and_ends_alone(tmp_path, evaluator, stage):
+    engine = LocalEngine(partial(evaluator, log=tmp_path / "log"))
+    sources = {"a": SOFTMAX, "b": SOFTMAX, "c": SOFTMAX}
+    rows = campaign(tmp_path / "run", sources, engine).tasks
+    engine.close()
+    assert [row.stage for row in rows] == [Stage.DONE, stage, Stage.DONE]
 
 
 def test_many_tasks_share_the_lanes(tmp_path):

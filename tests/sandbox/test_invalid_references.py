@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.errors import TaskError
+from sandbox.errors import SandboxFault, TaskError
 from sandbox.evaluator import LocalEvaluator
 from sandbox.types import Candidate, Language, Status, Task
 from tests.sandbox.conftest import (
@@ -137,6 +138,10 @@ def test_a_cache_that_cannot_be_written_is_our_fault(one_core: None, tmp_path: P
     task = task_of(SCALE)
     found = evaluator.evaluate(task, Candidate(task.id, Language.CPP, forward("return y")), FAST)
     assert found.status is Status.SANDBOX_ERROR
+    shutil.rmtree(tmp_path / "baselines")
+    (tmp_path / "baselines").write_text("")
+    with pytest.raises(SandboxFault, match=f"{task.id}: .*baselines"):
+        evaluator.prepare(task, replace(FAST, rounds=2))
     assert workers_alive(evaluator) == []
     evaluator.close()
     assert scratch_folders() == []
