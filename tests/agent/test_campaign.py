@@ -1,18 +1,30 @@
 """The loop's decisions, with scripted doubles for proposer and evaluator."""
 
+import threading
 import time
 from functools import partial
 
 import pytest
 
+from agent.budget import CampaignConfig
+from agent.campaign import run_campaign
 from agent.engine import LocalEngine
 from agent.journal import Journal, Purpose
 from agent.lanes import LaneLost
 from agent.outcome import Stage, reports
 from agent.scripted import ScriptedEvaluator
+from rewards import speedup
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault
 from sandbox.types import Status
-from tests.agent.scripts import calls, campaign, candidate, local_engine, make_task, script
+from tests.agent.scripts import (
+    calls,
+    campaign,
+    candidate,
+    local_engine,
+    make_task,
+    proposer,
+    script,
+)
 
 SOFTMAX = [
     script(1, speedup=1.5),
@@ -228,3 +240,51 @@ def test_every_task_gets_a_round_before_the_time_is_spent_on_one(tmp_path):
     engine.close()
     assert result.stopped is not None
     assert all(row.tried >= 3 for row in result.tasks)
+
+
+class Waits(ScriptedEvaluator):
+    """Judges test/b once it is let go."""
+
+    go = threading.Event()
+
+    def evaluate(self, task, candidate, config, *, to_beat=None):
+        if task.id == "test/b":
+            self.go.wait(10)
+        return super().evaluate(task, candidate, config, to_beat=to_beat)
+
+
+class CountingLearner:
+    """Counts updates (agent.learner.Learner)."""
+
+    name, version, turns, reward_name, calls = "counting", 0, 1, "speedup", 0
+
+    def reward(self, evaluation, reply):
+        return speedup.reward(evaluation)
+
+    def learn(self, rollouts):
+        self.calls += 1
+
+
+def test_nothing_is_learned_while_winners_are_confirmed(tmp_path):
+    learner, engine = CountingLearner(), LocalEngine(Waits, lanes=2)
+
+    def on_event(row):
+        if row.stage is Stage.CONFIRMING or row.stage.final:
+            Waits.go.set()  # test/b ends while test/a is confirmed
+
+    with Journal(tmp_path) as journal:
+        run_campaign(
+            [make_task("a"), make_task("b")],
+            [
+                proposer(
+                    {"a": [script(1, speedup=2, seconds=0.3)], "b": [script(2, status="TIMEOUT")]}
+                )
+            ],
+            engine,
+            journal,
+            CampaignConfig(max_seconds=2.0),
+            on_event,
+            learner=learner,
+        )
+    engine.close()
+    assert learner.calls <= 1, "before the first round, and never once the search is over"
