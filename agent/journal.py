@@ -11,16 +11,15 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from agent.storage import DISK_ERRORS, TABLES, DiskFull, Reserve, connect
+from agent.storage import TABLES, Database, Write
 from agent.types import Attempt, Measured, Proposal, Usage
 from rewards.types import Reward
-from sandbox.cleanup import on_failure
 from sandbox.errors import ConfigError
 from sandbox.records import from_record, to_record
 from sandbox.types import Candidate, Evaluation, Language, Task, digest
@@ -29,8 +28,6 @@ FILE = "journal.sqlite"
 COMMAND = "command"
 """Kind of the event for a command line that started or resumed the run; its detail is JSON."""
 EVENT = "INSERT INTO events VALUES (NULL, ?, ?, ?, ?, ?, ?)"
-Write = Callable[..., sqlite3.Cursor]
-"""`Connection.execute`, inside a transaction."""
 
 
 class Purpose(StrEnum):
@@ -83,11 +80,7 @@ class Journal:
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         self.folder = folder
         self.path = folder / FILE
-        self.disk_full = False
-        """The disk was found full once: finish what is under way and stop."""
-        self._reserve = None if read_only else Reserve(folder)
-        self._database = connect(self.path, read_only=read_only)
-        self._database.row_factory = sqlite3.Row
+        self._database = Database(self.path, read_only=read_only)
 
     def __enter__(self) -> Journal:
         return self
@@ -96,9 +89,12 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        if self._reserve is not None:
-            self._reserve.give_up()
         self._database.close()
+
+    @property
+    def disk_full(self) -> bool:
+        """The disk was found full once: finish what is under way and stop."""
+        return self._database.full
 
     # --- what a campaign is about ---------------------------------------------------------------
 
@@ -110,12 +106,12 @@ class Journal:
             write("INSERT OR IGNORE INTO meta VALUES ('config', ?)", (record,))
             write(EVENT, (time.time(), "start", None, None, None, record))
 
-        self._transact(body)
+        self._database.transact(body)
 
     def config(self) -> dict[str, Any] | None:
         """The record of the config this run was first started with."""
-        row = self._database.execute("SELECT value FROM meta WHERE key = 'config'").fetchone()
-        return None if row is None else json.loads(row["value"])
+        found: dict[str, Any] | None = self._kept("config")
+        return found
 
     def record_task(self, task: Task) -> None:
         """Raises ConfigError if the run knows another task by this id."""
@@ -123,7 +119,9 @@ class Journal:
         row = self._database.execute(query, (task.id,)).fetchone()
         if row is None:
             values = (task.id, task.hash, json.dumps(to_record(task)))
-            self._transact(lambda write: write("INSERT INTO tasks VALUES (?, ?, ?)", values))
+            self._database.transact(
+                lambda write: write("INSERT INTO tasks VALUES (?, ?, ?)", values)
+            )
         elif row["task_hash"] != task.hash:
             raise ConfigError(
                 f"{task.id} is not the task that this run started with; use another --name"
@@ -141,23 +139,19 @@ class Journal:
 
     def record_facts(self, facts: Mapping[str, str]) -> None:
         """What models are told about the machine; the first holds."""
-        row = (json.dumps(dict(facts)),)
-        self._transact(lambda write: write("INSERT OR IGNORE INTO meta VALUES ('facts', ?)", row))
+        self._keep("facts", dict(facts))
 
     def facts(self) -> dict[str, str]:
-        row = self._database.execute("SELECT value FROM meta WHERE key = 'facts'").fetchone()
-        return {} if row is None else json.loads(row["value"])
+        return self._kept("facts") or {}
 
     def record_memory(self, lines: Sequence[str]) -> None:
         """The technique notes that models may be told of; the first hold, so that a resumed run
         asks alike whatever was noted since.
         """
-        row = (json.dumps(list(lines)),)
-        self._transact(lambda write: write("INSERT OR IGNORE INTO meta VALUES ('memory', ?)", row))
+        self._keep("memory", list(lines))
 
     def memory(self) -> list[str]:
-        row = self._database.execute("SELECT value FROM meta WHERE key = 'memory'").fetchone()
-        return [] if row is None else json.loads(row["value"])
+        return self._kept("memory") or []
 
     def record_asked(self, task_id: str, round: int, n: int) -> None:
         """How many proposals a round was asked for; the last one holds."""
@@ -173,15 +167,12 @@ class Journal:
 
     def last_start(self) -> dict[str, Any] | None:
         """The record of the config this run was started with last."""
-        row = self._database.execute(
-            "SELECT detail FROM events WHERE kind = 'start' ORDER BY id DESC LIMIT 1"
-        ).fetchone()
-        return None if row is None else json.loads(row["detail"])
+        starts = self.events("start")
+        return json.loads(starts[-1]) if starts else None
 
     def starts(self) -> int:
         """How often the run was started or resumed."""
-        query = "SELECT COUNT(*) FROM events WHERE kind = 'start'"
-        return int(self._database.execute(query).fetchone()[0])
+        return len(self.events("start"))
 
     def tasks(self) -> list[Task]:
         rows = self._database.execute("SELECT record FROM tasks ORDER BY rowid")
@@ -203,7 +194,7 @@ class Journal:
                 marks = ", ".join("?" * len(row))
                 write(f"INSERT INTO proposals VALUES (NULL, {marks})", row)
 
-        self._transact(body)
+        self._database.transact(body)
 
     def record_proposal(self, round: int, proposal: Proposal) -> None:
         """`record_proposals` of one."""
@@ -239,7 +230,7 @@ class Journal:
                     (added.lastrowid, function, reward.value, json.dumps(to_record(reward))),
                 )
 
-        self._transact(body)
+        self._database.transact(body)
 
     def proposals(self, task_id: str) -> list[Recorded]:
         """Every proposal on the task in the order made, with what is known about it."""
@@ -284,7 +275,7 @@ class Journal:
     ) -> None:
         """A stage that took seconds, or something a reader of the run should know."""
         row = (time.time(), kind, task_id, candidate_id, seconds, detail)
-        self._transact(lambda write: write(EVENT, row))
+        self._database.transact(lambda write: write(EVENT, row))
 
     def last_event(self, kind: str, task_id: str) -> str | None:
         """Detail of the newest event of this kind on the task."""
@@ -331,6 +322,19 @@ class Journal:
 
     # --- rows -----------------------------------------------------------------------------------
 
+    def _keep(self, key: str, value: object) -> None:
+        """A fact of the whole run; the first holds."""
+        row = (key, json.dumps(value))
+        self._database.transact(
+            lambda write: write("INSERT OR IGNORE INTO meta VALUES (?, ?)", row)
+        )
+
+    def _kept(self, key: str) -> Any:
+        """None where nothing was."""
+        query = "SELECT value FROM meta WHERE key = ?"
+        row = self._database.execute(query, (key,)).fetchone()
+        return None if row is None else json.loads(row["value"])
+
     def _recorded(self, row: sqlite3.Row) -> Recorded:
         candidate = Candidate(row["task_id"], Language(row["language"]), row["source"])
         usage = Usage(
@@ -368,31 +372,6 @@ class Journal:
             return None, None
         reward = None if row["reward"] is None else from_record(Reward, json.loads(row["reward"]))
         return from_record(Evaluation, json.loads(row["record"])), reward
-
-    def _transact(self, body: Callable[[Write], object]) -> None:
-        """Run `body` in one transaction; on a full disk, again after the reserve is given up."""
-        try:
-            self._try(body)
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF not in DISK_ERRORS:
-                raise
-            self.disk_full = True
-            if self._reserve is None or not self._reserve.give_up():
-                raise DiskFull(
-                    f"{self.path}: cannot be written ({error}); what it holds is safe: "
-                    "free space and run the same command again"
-                ) from error
-            self._transact(body)
-
-    def _try(self, body: Callable[[Write], object]) -> None:
-        self._database.execute("BEGIN IMMEDIATE")
-        with on_failure(self._roll_back):
-            body(self._database.execute)
-            self._database.execute("COMMIT")
-
-    def _roll_back(self) -> None:
-        if self._database.in_transaction:
-            self._database.execute("ROLLBACK")
 
 
 def _proposal_row(round: int, proposal: Proposal, *, duplicate: bool) -> tuple[object, ...]:

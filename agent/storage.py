@@ -11,8 +11,10 @@ import fcntl
 import logging
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
+from sandbox.cleanup import on_failure
 from sandbox.errors import ConfigError, WarpsmithError
 
 log = logging.getLogger(__name__)
@@ -104,6 +106,56 @@ class Reserve:
         except FileNotFoundError:
             return False
         return True
+
+
+Write = Callable[..., sqlite3.Cursor]
+"""`Connection.execute`, inside a transaction."""
+
+
+class Database:
+    """An open journal's tables: rows are read by their names, written in transactions."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self.path = path
+        self.full = False
+        """The disk was found full once."""
+        self._reserve = None if read_only else Reserve(path.parent)
+        self._connection = connect(path, read_only=read_only)
+        self._connection.row_factory = sqlite3.Row
+        self.execute = self._connection.execute
+
+    def close(self) -> None:
+        if self._reserve is not None:
+            self._reserve.give_up()
+        self._connection.close()
+
+    def transact(self, body: Callable[[Write], object]) -> None:
+        """Run `body` in one transaction; on a full disk, again after the reserve is given up.
+
+        Raises DiskFull where there was none left.
+        """
+        try:
+            self._try(body)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in DISK_ERRORS:
+                raise
+            self.full = True
+            if self._reserve is None or not self._reserve.give_up():
+                raise DiskFull(
+                    f"{self.path}: cannot be written ({error}); what it holds is safe: "
+                    "free space and run the same command again"
+                ) from error
+            self.transact(body)
+
+    def _try(self, body: Callable[[Write], object]) -> None:
+        self.execute("BEGIN IMMEDIATE")
+        with on_failure(self._roll_back):
+            body(self.execute)
+            self.execute("COMMIT")
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            self.execute("ROLLBACK")
 
 
 def filesystem_type(path: Path, mounts: str) -> str:

@@ -60,7 +60,7 @@ def import_library(found: dict[str, str]) -> Any:
         sys.path.insert(0, found["path"])
     try:
         package = importlib.import_module(found["package"])
-    except Exception as error:
+    except Exception as error:  # whatever a package raises when it is imported
         raise ConfigError(f"{found['package']}: cannot be imported: {error}") from error
     if not hasattr(package, "patch"):
         raise ConfigError(f"{found['package']}: it cannot patch models; export it again")

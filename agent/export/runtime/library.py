@@ -64,7 +64,7 @@ class KernelLibrary:
             try:
                 with torch.no_grad():
                     model(*inputs, **named)
-            except BaseException:
+            except BaseException:  # Ctrl-C too: a model that did not run must be as it was.
                 made.unpatch()
                 raise
         return made
