@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent.export.artefact import gather, winners
+from agent.export.artefact import costed, gather, winners
 from agent.export.flashinfer import export_flashinfer
 from agent.export.hub import export_hub
 from agent.export.kernelbench_runs import export_kernelbench
@@ -75,6 +75,7 @@ def _export(
     gathered = gather(runs, formats.licence)
     if name == "flashinfer":
         return export_flashinfer(gathered, folder, judge.of)
+    gathered = replace(gathered, artefacts=tuple(map(costed, gathered.artefacts)))
     write = export_package if name == "package" else export_hub
     return write(gathered, folder, formats.package, formats.archs)
 

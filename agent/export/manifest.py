@@ -84,6 +84,7 @@ def _entry(artefact: Artefact) -> dict[str, Any]:
                 "speedup": to_record(found.evaluation.speedup),
                 "best_baseline": best_baseline(found.evaluation)[0],
                 "against_best": to_record(against_best(found.evaluation)),
+                "operator_ms": found.operator_ms,
                 "baselines": to_record(found.evaluation.baselines),
                 "environment": dict(found.evaluation.environment),
             }

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from agent.confirm import wins
-from agent.export.artefact import Artefact, Finding, Gathered, against_best, read_artefact
+from agent.export.artefact import Artefact, Finding, Gathered, against_best, costed, read_artefact
 from agent.export.manifest import read_manifest
 from agent.export.package import export_package
 from agent.export.runtime.machine import machine_of
@@ -118,7 +118,7 @@ def _updated(outcome: Outcome) -> Artefact:
     if outcome.after is None or outcome.verdict is Verdict.UNJUDGED:
         return outcome.artefact
     checked = f"revalidated {time.strftime('%Y-%m-%d')}"
-    return outcome.artefact.noted(Finding("revalidate", checked, outcome.after))
+    return costed(outcome.artefact.noted(Finding("revalidate", checked, outcome.after)))
 
 
 def _cells(outcome: Outcome) -> tuple[str, ...]:

@@ -310,6 +310,13 @@ def test_a_library_from_another_machine_is_unverified(gathered, tmp_path, monkey
     forget()
 
 
+def costing(artefact: Artefact, operator_ms: float) -> Artefact:
+    """As if a call of its operator had been measured to cost so much."""
+    return replace(
+        artefact, findings=tuple(replace(f, operator_ms=operator_ms) for f in artefact.findings)
+    )
+
+
 def state(artefact: Artefact) -> str:
     [finding] = artefact.decisive.values()
     return state_of(artefact, finding, artefact.interface.shapes[0])
@@ -325,6 +332,8 @@ def test_only_a_confirmed_figure_above_every_baseline_is_active(gathered):
     assert state(wrong) == "WRONG_VALUE when checked again"
     short = replace(bias_relu.findings[-1].evaluation.timing, candidate_ms=0.005)
     assert state(with_evaluation(bias_relu, timing=short)).startswith("saves less than calling")
+    assert state(costing(bias_relu, 0.1)) == "active"  # 0.33 ms at three times the speed
+    assert state(costing(bias_relu, 0.9)).startswith("saves less than calling")
     searched = replace(bias_relu, findings=bias_relu.findings[:1])
     assert state(searched) == "not confirmed"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import defaultdict
 
 HIT = "kernel"
 
@@ -13,7 +13,7 @@ class Counts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counter: Counter[str] = Counter()
+        self._counter: dict[str, int] = defaultdict(int)
 
     def add(self, what: str) -> None:
         with self._lock:

@@ -6,25 +6,37 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from agent.export.runtime import compiled, driver, models, raw, records, signature
-from agent.export.runtime.counts import Counts
+from agent.export.runtime.counts import HIT, Counts
 from agent.export.runtime.machine import machine
 
 logger = logging.getLogger(__name__)
 
-Arguments = list[signature.Argument]
+Arguments = Sequence[signature.Argument]
 
 
 class Loaded:
-    """A kernel whose source was checked and imported, and its instances."""
+    """A kernel whose source was checked and imported."""
 
     def __init__(self, kernel: records.Kernel, kind: type[torch.nn.Module]) -> None:
-        self.kernel, self.kind, self.instances = kernel, kind, models.Instances()
+        self.kernel, self.kind = kernel, kind
+
+
+class Chosen:
+    """A row of the table on one device, with the kernel's instances there."""
+
+    def __init__(self, row: records.Row) -> None:
+        self.row = row
+        self.loaded: Loaded | None = None
+        """None before the first call, and for a kernel that is broken here."""
+        self.instances: models.Instances[torch.nn.Module] = models.Instances()
 
 
 class Dispatch:
@@ -37,49 +49,62 @@ class Dispatch:
             not switched_off(package, operator.name),
         )
         self._package, self._folder = package, folder
-        self._rows: dict[tuple[str, signature.Key], records.Row] = {}
+        self._rows: dict[str, dict[signature.Key, records.Row]] = defaultdict(dict)
+        """By machine."""
         for row in sorted((r for r in operator.rows if r.active), key=_bound):
-            self._rows[row.machine, signature.parse(row.signature)] = row
+            self._rows[row.machine][signature.parse(row.signature)] = row
+        self._here: dict[torch.device, dict[signature.Key, Chosen]] = {}
+        """The same, of the machine that each device is."""
         self._kernels: dict[str, Loaded | None] = {}
         """By id; None for one that is broken here, and stays the reference's."""
 
-    def find(self, arguments: Arguments, init: str, device: torch.device) -> Loaded | None:
+    def find(self, arguments: Arguments, init: str, device: torch.device) -> Chosen | None:
         """The kernel for this call, or None; counts which."""
-        kernel, reason = self._decide(arguments, init, device)
-        self.counts.add(reason)
-        return kernel
-
-    def _decide(
-        self, arguments: Arguments, init: str, device: torch.device
-    ) -> tuple[Loaded | None, str]:
+        rows = self._here.get(device)
+        if rows is None:
+            rows = self._on(device)
+        chosen: Chosen | None = None
         if not self.on:
-            return None, "switched off"
-        key = signature.key_of(device.type, arguments, init)
-        row = self._rows.get((machine(device.type, device.index or 0), key))
-        if row is None:
-            return None, "not measured here"
-        if not signature.aligned(arguments):
-            return None, "not aligned"
-        kernel = self._kernels[row.kernel] if row.kernel in self._kernels else self._load(row)
-        return (None, "kernel broken") if kernel is None else (kernel, "kernel")
+            reason: str | None = "switched off"
+        else:
+            if rows:
+                chosen = rows.get(signature.key_of(device.type, arguments, init))
+            if chosen is None:
+                reason = "not measured here"
+            else:
+                reason = signature.misplaced(arguments, device)
+                if reason is None and chosen.loaded is None and not self._loads(chosen):
+                    reason = "kernel broken"
+        self.counts.add(reason or HIT)
+        return None if reason else chosen
 
-    def give_up(self, kernel: records.Kernel, error: BaseException) -> None:
-        """From now on the reference does this kernel's work."""
-        self._kernels[kernel.id] = None
+    def _on(self, device: torch.device) -> dict[signature.Key, Chosen]:
+        rows = self._rows.get(machine(device.type, device.index or 0), {})
+        return self._here.setdefault(device, {key: Chosen(row) for key, row in rows.items()})
+
+    def give_up(self, kernel: str, error: BaseException) -> None:
+        """From now on the reference does the work of this kernel, named by its id."""
+        with models.LOADING:
+            self._kernels[kernel] = None
+            for chosen in [c for rows in list(self._here.values()) for c in rows.values()]:
+                if chosen.row.kernel == kernel:
+                    chosen.loaded = None
         logger.warning(
             "%s.%s: kernel %s is not used: %s: %s; the reference does its work",
-            *(self._package, self.operator.name, kernel.id, type(error).__name__, error),
+            *(self._package, self.operator.name, kernel, type(error).__name__, error),
         )
 
-    def _load(self, row: records.Row) -> Loaded | None:
-        kernel = next(k for k in self.operator.kernels if k.id == row.kernel)
+    def _loads(self, chosen: Chosen) -> bool:
+        """Loads the kernel at its first call; False where it is broken."""
+        kernel = next(k for k in self.operator.kernels if k.id == chosen.row.kernel)
         with models.LOADING:
             if kernel.id not in self._kernels:
                 try:
                     self._kernels[kernel.id] = self._import(kernel)
                 except Exception as error:  # noqa: BLE001  whatever a kernel's module raises
-                    self.give_up(kernel, error)
-            return self._kernels[kernel.id]
+                    self.give_up(kernel.id, error)
+            chosen.loaded = self._kernels[kernel.id]
+            return chosen.loaded is not None
 
     def _import(self, kernel: records.Kernel) -> Loaded:
         text = records.checked_source(self._folder, kernel.file, kernel.sha256)

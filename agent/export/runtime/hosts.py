@@ -30,7 +30,7 @@ class Host:
     """Calls the operator with a user's module as the owner of the parameters."""
 
     def __init__(self, custom: Custom, known: Sequence[Fact]) -> None:
-        self._custom, self._op, self._init = custom, custom.op, custom.operator.init
+        self._custom, self._call, self._init = custom, custom.call, custom.operator.init
         self._state = tuple(tuple(name.split(".")) for name in custom.operator.state)
         self._facts = known
         self._told: set[type] = set()
@@ -39,7 +39,7 @@ class Host:
         if not self._fits(module):
             return self._foreign(module, *inputs)
         state = [_found(module, path) for path in self._state]
-        return self._op(*inputs, *state, self._init)
+        return self._call(*inputs, *state, self._init)
 
     def _fits(self, module: torch.nn.Module) -> bool:
         for path, name, value in self._facts:

@@ -1,21 +1,22 @@
 """One reference and its kernels as a `torch.library` custom operator.
 
 The operator's result is contiguous, whoever computed it. Its fake kernel and its gradient run the
-reference; the gradient recomputes the forward pass, and has none of its own. Inside autocast it
-works in the dtype that it was measured with.
+reference; the gradient of a kernel's result recomputes the forward pass, and has none of its own.
+Inside autocast it works in the dtype that it was measured with. Calls that nobody watches go past
+torch's dispatcher (runtime/direct.py), with the same results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from agent.export.runtime import models, records
-from agent.export.runtime.dispatch import Arguments, Dispatch, Loaded
+from agent.export.runtime import direct, models, records
+from agent.export.runtime.dispatch import Arguments, Chosen, Dispatch
 
 Result = Any
 """One tensor, or a tuple of tensors."""
@@ -28,16 +29,29 @@ class Custom:
         self.operator = operator
         self.dispatch = Dispatch(package, folder, operator)
         self._package, self._folder = package, folder
-        self._references = models.Instances()
-        self._bound = models.Instances()
+        self._inputs = len(operator.inputs)
+        self._kinds = (
+            *(direct.KINDS[kind] for _, kind in operator.inputs),
+            *(direct.TENSORS for _ in operator.state),
+        )
+        self._plain_types: set[tuple[type, ...]] = set()
+        """Of arguments, as they were found to be plain."""
+        self._first = next((i for i, k in enumerate(self._kinds) if k is direct.TENSORS), 0)
+        self._init = operator.init
+        self._inference_only = operator.autograd == "none"
+        self._references: models.Instances[models.Stateless] = models.Instances()
         self._kind: Any = None
         self.qualified = f"{operator.namespace}::{operator.name}"
         self.op = self._define()
+        self.call = _function(self)
 
     def __call__(self, *arguments: Any, init: str | None = None) -> Result:
         """`init` is JSON of the constructor's arguments, by default those that were measured."""
-        found: Result = self.op(*arguments, self.operator.init if init is None else init)
-        return found
+        init = self._init if init is None else init
+        if torch.compiler.is_compiling() or not self._alone(arguments, init):
+            found: Result = self.op(*arguments, init)
+            return found
+        return self._direct(arguments, init)
 
     @property
     def reference(self) -> Any:
@@ -51,11 +65,6 @@ class Custom:
             path = self._folder / operator.reference
             self._kind = models.import_source(text, path, name).Model
         return self._kind
-
-    @property
-    def overload(self) -> Any:
-        """For graphs: called without the checks of `op`."""
-        return getattr(getattr(torch.ops, self.operator.namespace), self.operator.name).default
 
     # --- what torch calls ------------------------------------------------------------------------
 
@@ -73,22 +82,17 @@ class Custom:
         return op
 
     def _run(self, *everything: Any) -> Result:
-        arguments, init = list(everything[:-1]), everything[-1]
-        tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
-        device = tensors[0].device
-        with torch.no_grad(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            kernel = self.dispatch.find(arguments, init, device)
-            if kernel is not None:
-                try:
-                    return self._plain(self._kernel(kernel, arguments, init, device))
-                except torch.OutOfMemoryError:
-                    raise  # says nothing about the kernel
-                except Exception as error:  # noqa: BLE001  whatever a kernel raises
-                    self.dispatch.give_up(kernel.kernel, error)
-            return self._own(self._plain(self.refer(arguments, init)), tensors)
+        arguments, init = everything[:-1], everything[-1]
+        chosen = self.dispatch.find(arguments, init, arguments[self._first].device)
+        if chosen is not None:
+            found = self._kernel(chosen, arguments, init)
+            if found is not None:
+                return found
+        with torch.no_grad():
+            return self._own(self.refer(arguments, init), arguments)
 
     def _fake(self, *everything: Any) -> Result:
-        found = self._plain(self.refer(list(everything[:-1]), everything[-1]))
+        found = self._plain(self.refer(everything[:-1], everything[-1]))
         outputs = [
             torch.empty_like(f, memory_format=torch.contiguous_format) for f in _listed(found)
         ]
@@ -100,13 +104,15 @@ class Custom:
         ctx.others = [None if isinstance(a, torch.Tensor) else a for a in inputs]
 
     def _backward(self, ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        if self.operator.autograd == "none":
+        """`ctx.needs_input_grad` says it of the operator's arguments, the last ones of those."""
+        if self._inference_only:
             raise RuntimeError(
                 f"{self.qualified} is for inference only: call it under torch.no_grad()"
             )
         saved = iter(ctx.saved_tensors)
+        needs = ctx.needs_input_grad[-len(ctx.others) :]
         arguments: list[Any] = []
-        for needed, other in zip(ctx.needs_input_grad, ctx.others, strict=True):
+        for needed, other in zip(needs, ctx.others, strict=True):
             if other is None:
                 arguments.append(next(saved).detach().requires_grad_(needed))
             else:
@@ -127,38 +133,88 @@ class Custom:
             for a in arguments
         )
 
+    # --- past the dispatcher ---------------------------------------------------------------------
+
+    def _alone(self, arguments: Sequence[Any], init: Any) -> bool:
+        """Whether the dispatcher would do nothing but call `_run`, and autograd note it."""
+        types = tuple(map(type, arguments))
+        if types not in self._plain_types:
+            if not direct.plain(self._kinds, types):
+                return False
+            self._plain_types.add(types)
+        if direct.watched() or type(init) is not str:
+            return False
+        if arguments[self._first].device.type not in direct.DEVICES:
+            return False
+        # What raises in the backward pass is left to the operator that torch knows.
+        return not (self._inference_only and torch.is_grad_enabled() and _needs(arguments))
+
+    def _direct(self, arguments: Arguments, init: str) -> Result:
+        chosen = self.dispatch.find(arguments, init, arguments[self._first].device)
+        if chosen is not None:
+            if torch.is_grad_enabled() and _needs(arguments):
+                return _Recomputed.apply(self, chosen, *arguments, init)
+            found = self._kernel(chosen, arguments, init)
+            if found is not None:
+                return found
+        # With gradients of its own: nothing is computed twice for them.
+        return self._own(self._refer(arguments, init), arguments)
+
     # --- the two ways to compute it --------------------------------------------------------------
 
-    def _kernel(self, loaded: Loaded, arguments: Arguments, init: str, device: torch.device) -> Any:
-        inputs, state = self._split(arguments)
-        key = (init, device, models.place(state))
-        model = loaded.instances.find(key)
+    def _kernel(self, chosen: Chosen, arguments: Arguments, init: str) -> Result | None:
+        """Without gradients, on the arguments' device; None where the kernel fails."""
+        device = arguments[self._first].device
+        before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            if device.index is None or device.index == torch.cuda.current_device():
+                return self._launched(chosen, arguments, init)
+            with torch.cuda.device(device):
+                return self._launched(chosen, arguments, init)
+        except torch.OutOfMemoryError:
+            raise  # says nothing about the kernel
+        except Exception as error:  # noqa: BLE001  whatever a kernel raises
+            self.dispatch.give_up(chosen.row.kernel, error)
+            return None
+        finally:
+            torch._C._set_grad_enabled(before)
+
+    def _launched(self, chosen: Chosen, arguments: Arguments, init: str) -> Result:
+        state = arguments[self._inputs :]
+        key = models.place(state)
+        model = chosen.instances.find(key)
         if model is None:
-            model = models.construct(loaded.kind, init, device, self.operator.dtype)
-            own = models.state_names(model)
-            names = models.matched(loaded.kernel.match, self.operator.state, own)
-            models.give_state(model, names, state)
-            loaded.instances.keep(key, model)
-        return model(*inputs)
+            model = self._instance(chosen, state, init, arguments[self._first].device)
+            chosen.instances.keep(key, model)
+        return self._own(model(*arguments[: self._inputs]), arguments)
+
+    def _instance(
+        self, chosen: Chosen, state: Arguments, init: str, device: torch.device
+    ) -> torch.nn.Module:
+        loaded = chosen.loaded
+        if loaded is None:  # another thread gave it up since
+            raise RuntimeError("it failed in another thread")
+        model = models.construct(loaded.kind, init, device, self.operator.dtype)
+        names = models.matched(loaded.kernel.match, self.operator.state, models.state_names(model))
+        models.give_state(model, names, state)
+        return model
 
     def refer(self, arguments: Arguments, init: str) -> Any:
-        """What the reference returns."""
-        inputs, state = self._split(arguments)
-        model = self._references.find(init)
-        if model is None:
+        """What the reference returns, in its own dtype."""
+        kind = arguments[self._first].device.type
+        off = torch.is_autocast_enabled(kind) if kind in ("cpu", "cuda") else False
+        with torch.autocast(kind, enabled=False) if off else nullcontext():
+            return self._refer(arguments, init)
+
+    def _refer(self, arguments: Arguments, init: str) -> Any:
+        found = self._references.find(init)
+        if found is None:
             # Its own parameters are never read: every call brings them.
             meta = torch.device("meta")
             built = models.construct(self.reference, init, meta, self.operator.dtype)
-            model = self._references.keep(init, built)
-        named = dict(zip(self.operator.state, state, strict=True))
-        kind = next(a.device.type for a in arguments if isinstance(a, torch.Tensor))
-        off = torch.is_autocast_enabled(kind) if kind in ("cpu", "cuda") else False
-        with torch.autocast(kind, enabled=False) if off else nullcontext():
-            return torch.func.functional_call(model, named, tuple(inputs))
-
-    def _split(self, arguments: Arguments) -> tuple[Arguments, list[torch.Tensor]]:
-        count = len(self.operator.inputs)
-        return arguments[:count], [a for a in arguments[count:] if isinstance(a, torch.Tensor)]
+            found = self._references.keep(init, models.Stateless(built, self.operator.state))
+        return found(arguments[: self._inputs], arguments[self._inputs :])
 
     def _plain(self, found: Any) -> Result:
         """Contiguous, and in the structure of the schema."""
@@ -166,13 +222,44 @@ class Custom:
             return _one(found).contiguous()
         return tuple(f.contiguous() for f in found)
 
-    def _own(self, found: Result, tensors: Sequence[torch.Tensor]) -> Result:
-        """No result may share memory with an argument, as some references do for some shapes."""
-        known = {t.untyped_storage().data_ptr() for t in tensors}
-        copied = [
-            f.clone() if f.untyped_storage().data_ptr() in known else f for f in _listed(found)
-        ]
-        return copied[0] if self.operator.outputs is None else tuple(copied)
+    def _own(self, found: Any, arguments: Arguments) -> Result:
+        """Plain, and no result shares memory with an argument or another result."""
+        if self.operator.outputs is None:
+            one = _one(found).contiguous()
+            return one.clone() if _shares(one, arguments) else one
+        results: list[torch.Tensor] = []
+        for each in found:
+            one = each.contiguous()
+            results.append(one.clone() if _shares(one, (*arguments, *results)) else one)
+        return tuple(results)
+
+
+class _Recomputed(torch.autograd.Function):  # type: ignore[misc]
+    """A kernel's result, for calls past the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, custom: Custom, chosen: Chosen, *everything: Any) -> Result:
+        arguments, init = everything[:-1], everything[-1]
+        found = custom._kernel(chosen, arguments, init)
+        if found is None:
+            found = custom._own(custom._refer(arguments, init), arguments)
+        custom._save(ctx, everything, found)
+        ctx.custom = custom
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor | None) -> Any:
+        return (None, None, *ctx.custom._backward(ctx, *given))
+
+
+def _function(custom: Custom) -> Callable[..., Result]:
+    """For graphs: a function with a name, that takes the constructor's arguments at the end."""
+
+    def call(*everything: Any) -> Result:
+        return custom(*everything[:-1], init=everything[-1])
+
+    call.__name__ = custom.operator.name
+    return call
 
 
 class Layer(torch.nn.Module):  # type: ignore[misc]
@@ -182,19 +269,35 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self._init = models.init_text(init) if init else custom.operator.init
         built = custom.reference(*models.init_values(self._init))
-        self._op = custom.op
+        self._call = custom.call
         self.model = built.to(getattr(torch, custom.operator.dtype))
-        self._names = models.state_names(built)
+        self._names = [name.split(".") for name in models.state_names(built)]
 
     def forward(self, *inputs: Any) -> Any:
-        state = [_tensor(self.model, name) for name in self._names]
-        return self._op(*inputs, *state, self._init)
+        state = [_found(self.model, path) for path in self._names]
+        return self._call(*inputs, *state, self._init)
 
 
-def _tensor(model: torch.nn.Module, name: str) -> torch.Tensor:
-    path, _, last = name.rpartition(".")
-    found: torch.Tensor = getattr(model.get_submodule(path), last)
-    return found
+def _found(module: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        module = getattr(module, name)
+    return module
+
+
+def _needs(arguments: Sequence[Any]) -> bool:
+    """Whether a gradient of any of them may be asked for."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor) and argument.requires_grad:
+            return True
+    return False
+
+
+def _shares(result: torch.Tensor, known: Sequence[Any]) -> bool:
+    """Whether it has memory in common with one of the tensors among these."""
+    for other in known:
+        if isinstance(other, torch.Tensor) and torch._C._is_alias_of(result, other):
+            return True
+    return False
 
 
 def _one(found: Any) -> torch.Tensor:

@@ -159,7 +159,7 @@ def rewrite(traced: Traced, fits: Sequence[Fit]) -> fx.GraphModule:
                 next(tensors) if isinstance(part[0], torch.dtype) else part[1]
                 for part in variant.parts
             ]
-            call = graph.call_function(variant.custom.overload, (*values, variant.init))
+            call = graph.call_function(variant.custom.call, (*values, variant.init))
             results = (
                 [call]
                 if variant.custom.operator.outputs is None

@@ -20,7 +20,7 @@ ALIGNMENT_BYTES = {"cpu": 64, "cuda": 256}
 
 def key_of(device: str, arguments: Sequence[Argument], init: str) -> Key:
     """The dispatch key of a call; `arguments` are those of forward, then parameters, buffers."""
-    return (device, init, *[_part(argument) for argument in arguments])
+    return (device, init, *map(_part, arguments))
 
 
 def signature_of(device: str, arguments: Sequence[Argument], init: str) -> str:
@@ -39,13 +39,20 @@ def readable(arguments: Sequence[Argument]) -> str:
     return " ".join(_word(argument) for argument in arguments)
 
 
-def aligned(arguments: Sequence[Argument]) -> bool:
-    """Whether every tensor begins where the allocator would have put it."""
-    return all(
-        a.data_ptr() % ALIGNMENT_BYTES.get(a.device.type, 1) == 0
-        for a in arguments
-        if isinstance(a, torch.Tensor)
-    )
+def misplaced(arguments: Sequence[Argument], device: torch.device) -> str | None:
+    """Why no kernel may read these tensors' memory; None where every one lies on the device, as
+    its allocator would have put it.
+    """
+    step = ALIGNMENT_BYTES.get(device.type, 1)
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            if argument.device != device:
+                return "on several devices"
+            if argument.data_ptr() % step:
+                return "not aligned"
+            if argument.is_neg():
+                return "negation pending"
+    return None
 
 
 def _part(argument: Argument) -> object:

@@ -36,18 +36,22 @@ class Plan:
     """What runs for one kind of inputs."""
 
     run: Callable[..., Any]
-    state: tuple[tuple[Mapping[str, Any], str] | torch.Tensor, ...]
-    """Where each parameter and buffer is looked up at every call."""
-    kinds: tuple[Key, ...]
-    """Dtype and shape of each: a graph holds for no others (a model cast to half, say)."""
+    state: tuple[tuple[Mapping[str, Any], str, torch.dtype, torch.Size], ...]
+    """Where each parameter, buffer and constant is looked up at every call, and its dtype and
+    shape: a graph holds for no others (a model cast to half, say)."""
     out_spec: TreeSpec
     single: bool
     """Whether the result is one tensor by itself."""
 
     def present(self) -> list[torch.Tensor] | None:
         """Parameters and buffers as they are now; None where they are of another kind."""
-        state = [s if isinstance(s, torch.Tensor) else s[0][s[1]] for s in self.state]
-        return state if tuple(map(_kind, state)) == self.kinds else None
+        found = []
+        for home, name, dtype, shape in self.state:
+            tensor = home[name]
+            if tensor.dtype is not dtype or tensor.shape != shape:
+                return None
+            found.append(tensor)
+        return found
 
     def __call__(self, state: Sequence[torch.Tensor], values: Sequence[Any]) -> Any:
         found = self.run(*state, *values)
@@ -61,7 +65,8 @@ class Site:
         self.patch, self.module, self.name = patch, module, name
         self.own: Callable[..., Any] = module.forward
         self.plans: dict[Key, Plan | None] = {}
-        self.modules = list(module.modules())
+        self.modules = [(m, list(m._modules.values())) for m in module.modules()]
+        """With their children."""
         self._had_its_own = "forward" in vars(module)
         module.forward = self
 
@@ -81,13 +86,14 @@ class Site:
         """In eval mode, outside autocast, and made of the modules it was patched with."""
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             return False
-        if any(module.training for module in self.modules):
-            return False
-        return list(self.module.modules()) == self.modules
+        for module, children in self.modules:
+            if module.training or list(module._modules.values()) != children:
+                return False
+        return True
 
     def hooked(self) -> bool:
         """Whether somebody watches a module inside, which a graph would pass by."""
-        return any(map(_hooked, self.modules[1:]))
+        return any(_hooked(module) for module, _ in self.modules[1:])
 
     def remove(self) -> None:
         if vars(self.module).get("forward") is not self:
@@ -177,12 +183,12 @@ class Patch:
         self._note(site, told)
         if graph is None:
             return None
-        state = tuple(
-            s if isinstance(s, torch.Tensor) else _home(site.module, s) for s in traced.state
-        )
-        now = [s if isinstance(s, torch.Tensor) else s[0][s[1]] for s in state]
-        kinds = tuple(map(_kind, now))
-        return Plan(graph.forward, state, kinds, traced.out_spec, traced.out_spec.is_leaf())
+        homes = [
+            ({"": s}, "") if isinstance(s, torch.Tensor) else _home(site.module, s)
+            for s in traced.state
+        ]
+        state = tuple((h, name, h[name].dtype, h[name].shape) for h, name in homes)
+        return Plan(graph.forward, state, traced.out_spec, traced.out_spec.is_leaf())
 
     def _note(self, site: Site, told: Sequence[Place]) -> None:
         prefix = f"{site.name}." if site.name else ""
@@ -231,10 +237,6 @@ def _key(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], 
 def _of_tensor(tensor: torch.Tensor) -> Key:
     layout = tensor.stride() if tensor.layout is torch.strided else tensor.layout
     return type(tensor), tensor.dtype, tensor.shape, layout, tensor.device
-
-
-def _kind(tensor: torch.Tensor) -> Key:
-    return tensor.dtype, tensor.shape
 
 
 def _of_value(value: Any) -> Key:
