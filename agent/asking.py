@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent.config import OptimizeConfig
+from agent.decisions import next_round
 from agent.journal import Journal
 from agent.memory.notes import note_lines, note_of
 from agent.memory.recall import Skills
 from agent.model import Model, ScriptedModel
 from agent.model_proposer import ModelProposer
+from agent.rounds import turn_of
 from agent.strategies.types import Ask
 from agent.types import Attempt, Turn
 from sandbox.types import Task
@@ -28,10 +30,8 @@ def next_asks(
     lines = [] if config.memory is None else note_lines(config.memory)
     if run is not None:
         with Journal(run, read_only=True) as journal:
-            history, records = journal.attempts(task.id), journal.proposals(task.id)
-            repeats = [record.proposal for record in records if record.duplicate]
-            round = 1 + max((r.round for r in records), default=-1)
-            turn = Turn(round, journal.measured(task.id), repeats)
+            history = journal.attempts(task.id)
+            turn = turn_of(journal, task.id, next_round(journal.proposals(task.id)))
             facts, lines = journal.facts() or facts, journal.memory()
     proposer = asking(config, ScriptedModel([]), facts, lines)
     return proposer.asks(task, history, config.proposals_per_round, turn)

@@ -30,16 +30,17 @@ from agent.decisions import (
     next_step,
     search_over,
 )
-from agent.engine import Engine
+from agent.engine import Engine, sandbox_error
 from agent.examine import examine
 from agent.journal import Journal, Purpose, Recorded
 from agent.lanes import LaneLost, LanePool, NoLane
 from agent.learner import Learner, learn_from, reward_of
 from agent.model import AwaitingReplies, ModelError
 from agent.outcome import CampaignResult, Stage, TaskReport, report
+from agent.rounds import proposing
 from agent.schedule import Job, Kind, Schedule, TaskRun
 from agent.timings import Heart, Pulse
-from agent.types import Proposal, Proposer, Turn
+from agent.types import Proposal, Proposer
 from agent.waves import Waves
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault, TaskError, WarpsmithError
 from sandbox.types import Evaluation, Status, Task
@@ -163,7 +164,7 @@ class _Campaign:
             self._stop(f"max_seconds ({limit_s:g}) is over")
         elif self.searching and elapsed_s >= search_seconds(self.config):
             self.searching = False
-            self._drop([kind for kind in Kind if kind is not Kind.CONFIRM])
+            self.schedule.drop([kind for kind in Kind if kind is not Kind.CONFIRM])
             for run in self.runs:
                 if run.begun:
                     self._advance(run)
@@ -172,15 +173,11 @@ class _Campaign:
         """Begin nothing more; what is under way is awaited and recorded."""
         self.stopped, self.searching = reason, False
         self.waiting.clear()
-        self._drop(list(Kind))
+        self.schedule.drop(list(Kind))
 
     def _fail(self, error: WarpsmithError) -> None:
         self.failure = self.failure or error
         self._stop(str(error))
-
-    def _drop(self, kinds: Sequence[Kind], run: TaskRun | None = None) -> None:
-        for job in self.schedule.drop(kinds, run):
-            job.run.outstanding -= 1
 
     # --- one task -------------------------------------------------------------------------------
 
@@ -298,7 +295,6 @@ class _Campaign:
         if allowed and not run.stage.final:
             record_id = 0 if record is None else record.id
             self.schedule.push(Job(round, run.index, kind, record_id, run, record, retried))
-            run.outstanding += 1
 
     def _push_pending(self, run: TaskRun, records: Sequence[Recorded]) -> None:
         for record in records:
@@ -322,7 +318,9 @@ class _Campaign:
         if job.kind is Kind.PREPARE:
             future: Future[Any] = self.engine.submit_prepare(run.task, config)
         elif job.kind is Kind.PROPOSE:
-            future = self.thinkers.submit(self._proposing(run, job.round))
+            future = self.thinkers.submit(
+                proposing(self.journal, run, job.round, self.config.proposals_per_round)
+            )
         else:
             assert job.record is not None
             candidate = job.record.proposal.candidate
@@ -338,30 +336,9 @@ class _Campaign:
         self.running[future] = job
         self._enter(run, job.kind.stage)
 
-    def _proposing(self, run: TaskRun, round: int) -> Callable[[NoLane], Sequence[Proposal]]:
-        """The round's call: proposers take turns; one that has nothing more passes to the next."""
-        history = self.journal.attempts(run.task.id)
-        n = min(self.config.proposals_per_round, run.budget - len(history))
-        turn = round % len(run.proposers)
-        order = [*run.proposers[turn:], *run.proposers[:turn]]
-        records = self.journal.proposals(run.task.id)
-        repeats = [record.proposal for record in records if record.duplicate]
-        now = Turn(round, self.journal.measured(run.task.id), repeats)
-        self.journal.record_asked(run.task.id, round, n)
-
-        def propose(_: NoLane) -> Sequence[Proposal]:
-            for proposer in order:
-                proposals = proposer.propose(run.task, history, n, now)
-                if proposals:
-                    return proposals[:n]
-            return ()
-
-        return propose
-
     def _finish(self, job: Job, future: Future[Any]) -> None:
         run = job.run
         self.schedule.ended(job)
-        run.outstanding -= 1
         self.journal.record_event(
             job.kind.name.lower(),
             task_id=run.task.id,
@@ -431,10 +408,8 @@ class _Campaign:
         elif job.kind is Kind.BUILD:
             self._push_built(run, job.record)  # Its evaluation will say what is missing.
         elif self.proven:  # One language's compiler is missing: the others can go on.
-            candidate_id, config_id = job.record.proposal.candidate.id, self.config.evaluation.id
-            missing = Evaluation(
-                run.task.id, candidate_id, config_id, Status.SANDBOX_ERROR, detail=str(error)
-            )
+            candidate = job.record.proposal.candidate
+            missing = sandbox_error(candidate, self.config.evaluation, error)
             job.retried = True
             self._evaluated(job, job.record, missing)
         else:
@@ -443,7 +418,7 @@ class _Campaign:
     # --- what others see ------------------------------------------------------------------------
 
     def _end(self, run: TaskRun, stage: Stage, reason: str) -> None:
-        self._drop(list(Kind), run)
+        self.schedule.drop(list(Kind), run)
         self._enter(run, stage, reason)
 
     def _enter(self, run: TaskRun, stage: Stage, reason: str = "") -> None:

@@ -106,6 +106,7 @@ class Schedule:
 
     def push(self, job: Job) -> None:
         heapq.heappush(self._queue(job.kind), job)
+        job.run.outstanding += 1
 
     def drop(self, kinds: Sequence[Kind], run: TaskRun | None = None) -> list[Job]:
         """Take waiting jobs of these kinds (of one task) out, for good."""
@@ -115,10 +116,13 @@ class Schedule:
             queue[:] = [j for j in queue if j not in out]
             heapq.heapify(queue)
             dropped += out
+        for job in dropped:
+            job.run.outstanding -= 1
         return dropped
 
     def ended(self, job: Job) -> None:
         self._running[job.kind] -= 1
+        job.run.outstanding -= 1
 
     def begin(self) -> Iterator[Job]:
         """Each job that may start now, counted as running from here on."""
