@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +40,8 @@ class ScriptedEvaluator:
     """Delay of each evaluation that does not name its own."""
     invalid: tuple[str, ...] = ()
     """Ids of tasks whose reference is declared invalid."""
+    sleep: Callable[[float], None] = time.sleep
+    """How the delay is spent."""
     log: Path | None = None
     """Appended to, one line per call: `evaluate CANDIDATE PID`; survives a kill -9."""
     closed: bool = field(default=False, init=False)
@@ -55,7 +57,7 @@ class ScriptedEvaluator:
     ) -> Evaluation:
         script = parse_script(candidate.source)
         self._write(f"start {candidate.id} {os.getpid()}")
-        time.sleep(float(script.get("seconds", self.seconds)))
+        self.sleep(float(script.get("seconds", self.seconds)))
         if script.get("exit"):
             os._exit(int(script["exit"]))
         speedup = script.get("speedup", "1.0")

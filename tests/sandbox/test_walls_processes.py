@@ -84,7 +84,7 @@ def test_kill_tree_beats_a_process_that_forks_for_ever() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         while True:
             if os.fork() == 0:
-                time.sleep(0.3)  # longer than a busy machine takes for a few forks
+                time.sleep(10)  # longer than a busy machine takes for a few forks
                 os._exit(0)
             time.sleep(0.001)
 
