@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from sandbox.parent import tied_to
 
 TRACE_TIMEOUT_S = 180.0
 IDLE_S = 60.0
@@ -108,19 +111,29 @@ def _main() -> None:
     """Serve requests, one a line, until standard input ends or stays silent."""
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a reference that prints must not reach us
-    _describe(FIRST, "float32", {})
-    while select.select([requests], [], [], IDLE_S)[0]:
-        line = requests.readline()
-        if not line:
-            return
-        replies.write(_forked(line) + b"\n")
-        replies.flush()
+    children: list[int] = []
+
+    def end_children() -> None:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+
+    with tied_to(requests.fileno(), end_children):
+        _describe(FIRST, "float32", {})
+        while select.select([requests], [], [], IDLE_S)[0]:
+            line = requests.readline()
+            if not line:
+                return
+            replies.write(_forked(line, children) + b"\n")
+            replies.flush()
 
 
-def _forked(line: bytes) -> bytes:
-    """What a fork of this process replies; its end, however it ends, is its own."""
+def _forked(line: bytes, children: list[int]) -> bytes:
+    """What a fork of this process replies, one of `children` meanwhile; its end, however it ends,
+    is its own.
+    """
     reader, writer = os.pipe()
     pid = os.fork()
+    children.append(pid)
     if pid == 0:
         os.close(reader)
         with contextlib.suppress(BaseException), os.fdopen(writer, "wb") as pipe:
@@ -130,6 +143,7 @@ def _forked(line: bytes) -> bytes:
     with os.fdopen(reader, "rb") as pipe:
         reply = pipe.read()
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    children.remove(pid)
     return reply or json.dumps({"error": f"its process ended with status {status}"}).encode()
 
 

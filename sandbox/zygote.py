@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.channel import Channel, ChannelClosed
+from sandbox.parent import tied_to
 
 PR_SET_CHILD_SUBREAPER = 36
 """linux/prctl.h: orphans of dead workers become our children, so that none outlives us."""
@@ -28,7 +29,8 @@ PR_SET_CHILD_SUBREAPER = 36
 
 def main(fd: int, imports: Sequence[str]) -> None:
     """Serve fork requests on control socket `fd` until the supervisor goes away."""
-    preload(imports)
+    with tied_to(fd):
+        preload(imports)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     control = Channel(socket.socket(fileno=fd), "zygote", takes_fds=True)
     control.send({"ready": os.getpid()})

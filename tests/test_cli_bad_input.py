@@ -44,8 +44,15 @@ BAD = {
 """Results of a forward, and a word of what is said about them."""
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is measured of the device and of the good problem, once for all."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, cache: Path) -> Path:
+    (tmp_path / "cache").symlink_to(cache)
     (tmp_path / "good.py").write_text(GOOD)
     (tmp_path / "kernel.py").write_text(GOOD.replace("Model", "ModelNew"))
     (tmp_path / "preset.yaml").write_text(PRESET)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from importlib.resources import files
 
 from agent.export.artefact import Artefact, Finding, Gathered, Provenance
-from agent.export.capture import interfaces
+from agent.export.capture import interface
 from agent.scripted import scripted_evaluation
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
 
@@ -30,12 +30,11 @@ def cuda_artefact(
     task = Task(task_id, REFERENCE, "cuda")
     text = (EXAMPLES / f"{language.value}.py.j2").read_text() if source is None else source
     candidate = Candidate(task_id, language, text)
-    [interface] = interfaces([task])
     evaluation = cuda_evaluation(candidate)
     return Artefact(
         operator=task_id.rpartition("/")[2].lower(),
         task=task,
-        interface=interface,
+        interface=interface(task),
         candidate=candidate,
         config=EvalConfig(),
         findings=(Finding("confirm", "campaign h200", evaluation),),

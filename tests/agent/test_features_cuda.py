@@ -49,11 +49,12 @@ def test_nvrtc_accepts_every_template(name: str) -> None:
         assert compile_error(candidate(problem, found, point).source) is None, point
 
 
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", shared(NAMES))
-def test_emulated_kernels_are_right_at_every_shape(name: str, tmp_path: Path) -> None:
+def test_emulated_kernels_are_right_at_every_shape(name: str, count: int, tmp_path: Path) -> None:
     problem = task(name, "cuda")
     found = traced(problem)
-    for point in points(found, 4):
+    for point in points(found, count):
         module = cuda_emulator.load(candidate(problem, found, point).source, tmp_path)
         assert worst_error(problem, module) < BOUNDS["float32"], point
 

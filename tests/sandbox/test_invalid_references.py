@@ -105,7 +105,10 @@ def test_a_zygote_killed_once_is_replaced(evaluator: LocalEvaluator) -> None:
     assert evaluator.evaluate(task, candidate, FAST).status is Status.PASSED
 
 
-@pytest.mark.parametrize(("kills", "status"), [(1, Status.PASSED), (9, Status.SANDBOX_ERROR)])
+@pytest.mark.parametrize(
+    ("kills", "status"),
+    [pytest.param(1, Status.PASSED, marks=pytest.mark.slow), (9, Status.SANDBOX_ERROR)],
+)
 def test_a_zygote_killed_during_an_evaluation_is_our_fault(
     evaluator: LocalEvaluator, kills: int, status: Status
 ) -> None:

@@ -1,0 +1,15 @@
+"""References are read in the test's own process: another one would import torch again."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from agent.export.capture import interface
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _read_here() -> Iterator[None]:
+    """Not by commands: tests/agent/test_export_campaign.py has exports as they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agent.export.artefact.interfaces", lambda tasks: list(map(interface, tasks)))
+        yield
