@@ -33,6 +33,8 @@ DEMO_RUN ?=
 DEMO_NAME := demo-$(shell date +%Y%m%d-%H%M%S)
 PIECE_S ?= 480
 SEED ?= 0
+# Files begin in the order of tests/conftest.py, not by how many tests they hold.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install campaign train-demo demo test test-full test-gpu lint clean
 
@@ -80,7 +82,7 @@ demo: $(STAMP) ## Replay the recorded run DEMO_RUN without GPU, key or network, 
 	-@$(RUN) -m webbrowser "file://$(CURDIR)/runs/$(DEMO_NAME)/report.html" >/dev/null 2>&1
 
 test: lint ## Lint, types and tests, on 2 cores without a GPU
-	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'not slow and not gpu and not alone' -n 2 --dist loadfile
+	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'not slow and not gpu and not alone' $(PARALLEL)
 	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'alone and not slow and not gpu'
 
 lint: $(DEV_STAMP)
@@ -89,7 +91,7 @@ lint: $(DEV_STAMP)
 	$(RUN) -m mypy
 
 test-full: $(DEV_STAMP) $(TRAIN_STAMP) ## The long suites and training as well
-	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'not gpu and not alone' -n 2 --dist loadfile
+	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'not gpu and not alone' $(PARALLEL)
 	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'alone and not gpu'
 
 test-gpu: ## GPU tests with whatever interpreter is given (PYTHON=...)

@@ -24,6 +24,14 @@ load_timeout_s: 20
 with few of those honest code may pass for merged calls on a busy machine."""
 
 
+LONGEST = ("test_end_to_end_killed.py", "test_cli_bad_input.py")
+"""Begun first, so that no process of a parallel run is left alone with them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 class Done(NamedTuple):
     code: int
     out: str
