@@ -1,13 +1,15 @@
-"""The command line as a user calls it: `warpsmith` in a process and a folder of its own."""
+"""The command line as a user calls it: `warpsmith` in a folder of its own, and in a process."""
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+import warpsmith
 
 COMMAND = [sys.executable, str(Path(__file__).parents[1] / "warpsmith.py")]
 PROTOCOL = """\
@@ -55,6 +57,19 @@ def run(folder: Path, *arguments: str, environment: Mapping[str, str] | None = N
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Runs a command line in a folder, in this process: torch is imported once."""
+
+    def call(folder: Path, *arguments: str) -> Done:
+        monkeypatch.chdir(folder)
+        with pytest.raises(SystemExit) as end:
+            warpsmith.main(arguments)
+        return Done(int(end.value.code or 0), *capsys.readouterr())
+
+    return call
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,10 @@
 """`warpsmith bench` and `warpsmith compare` as a user calls them, on two built-in tasks."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import warpsmith
 from agent.scoring import kernels_of
 from kernelbench.submissions import read_submissions
 from tests.agent.scripts import campaign, make_task, script
@@ -37,7 +35,8 @@ REST = (*SUITE, "--device", "cpu", "--preset", "preset.yaml")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WARPSMITH_CACHE", str(tmp_path / "cache"))
     (tmp_path / "preset.yaml").write_text(PRESET)
     (tmp_path / "kernels").mkdir()
     for name, text in {
@@ -49,26 +48,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def cli(monkeypatch, capsys, folder) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command line in the folder, in this process: torch is imported once."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("WARPSMITH_CACHE", str(folder / "cache"))
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code: object = 0
-        try:
-            warpsmith.main(arguments)
-        except SystemExit as end:
-            code = end.code or 0
-        return (int(str(code)), *capsys.readouterr())
-
-    return call
-
-
 @pytest.mark.slow
 def test_a_folder_is_scored_reported_and_gone_on_with(cli, folder):
-    code, out, err = cli("bench", "kernels", *REST)
+    code, out, err = cli(folder, "bench", "kernels", *REST)
     assert code == 0, err
     assert "builtin/relu sample 0: PASSED" in err
     assert "builtin/reverse sample 0: WRONG_VALUE" in err
@@ -76,11 +58,11 @@ def test_a_folder_is_scored_reported_and_gone_on_with(cli, folder):
     assert "1 (33%)" in out
     summary = json.loads((folder / "bench/kernels/summary.json").read_text())
     assert (summary["all"]["tasks"], summary["all"]["without_kernel"]) == (3, 1)
-    code, out, err = cli("bench", "kernels", *REST, "--json")
+    code, out, err = cli(folder, "bench", "kernels", *REST, "--json")
     assert (code, err) == (0, "")
     assert json.loads(out)["all"] == summary["all"]
     assert len((folder / "bench/kernels/evaluations.jsonl").read_text().splitlines()) == 2
-    code, out, err = cli("compare", "bench/kernels", "bench/kernels")
+    code, out, err = cli(folder, "compare", "bench/kernels", "bench/kernels")
     assert (code, out.partition(":")[0]) == (0, "B differs from A only by noise")
 
 
@@ -92,8 +74,8 @@ def test_a_folder_is_scored_reported_and_gone_on_with(cli, folder):
         (("compare", "kernels", "kernels"), "no evaluations; expected a folder"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_code_2(cli, arguments, message):
-    code, _, err = cli(*arguments)
+def test_what_cannot_be_done_is_one_line_and_code_2(cli, folder, arguments, message):
+    code, _, err = cli(folder, *arguments)
     assert (code, err.count("\n")) == (2, 1)
     assert message in err
 

@@ -5,9 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -15,27 +13,6 @@ import warpsmith
 from tests.agent.scripts import campaign, script
 
 ROOT = Path(__file__).parents[1]
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys) -> Callable[..., Done]:
-    """Runs a command line in a folder, in this process: torch is imported once."""
-
-    def call(folder: Path, *arguments: str) -> Done:
-        monkeypatch.chdir(folder)
-        try:
-            warpsmith.main(arguments)
-        except SystemExit as end:
-            code = end.code
-        return Done(code or 0, *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture
