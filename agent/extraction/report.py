@@ -5,7 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agent.extraction.figures import Sample
+
 SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """One of the equal regions, with what it was given."""
+
+    place: str
+    """The module that holds it; empty text is the model itself."""
+    calls: int
+    call_ms: float
+    inputs: Mapping[str, Sample] = field(default_factory=dict)
+    """By the task's names, arguments and state; empty where no task was written."""
+    seen: int = 0
+    """Calls behind those figures."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +45,7 @@ class FoundRegion:
     """Of the forward pass, all calls together."""
     refused: str | None = None
     """Why it is no task."""
+    occurrences: tuple[Occurrence, ...] = ()
 
     @property
     def doubled(self) -> float:

@@ -8,47 +8,10 @@ kept: how elements depend on each other (rows that sum to one, sorted keys).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
-DIGITS = 4
-CAUSAL, RANDOM_MASK = "causal", "random"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Figures of one tensor."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    mean: float
-    std: float
-    low: float
-    high: float
-    """Of the finite elements."""
-    hidden: str | None = None
-    """How -inf is spread over a mask: `causal` or `random`."""
-    hidden_share: float = 0.0
-
-    @property
-    def floating(self) -> bool:
-        return self.dtype.startswith(("float", "bfloat"))
-
-    @property
-    def signature(self) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-        return self.dtype, self.shape, self.stride
-
-    def __str__(self) -> str:
-        sizes = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
-        if self.dtype == "bool":
-            return f"{sizes}, {self.mean:.0%} true"
-        if not self.floating:
-            return f"{sizes}, {self.low:g} to {self.high:g}"
-        masked = f", {self.hidden_share:.0%} -inf ({self.hidden})" if self.hidden else ""
-        figures = f"mean {self.mean:g}, std {self.std:g}, {self.low:g} to {self.high:g}"
-        return f"{sizes}, {figures}{masked}"
+from agent.extraction.figures import CAUSAL, RANDOM_MASK, Sample, rounded
 
 
 def sample(tensor: torch.Tensor) -> Sample:
@@ -68,17 +31,13 @@ def sample(tensor: torch.Tensor) -> Sample:
         str(tensor.dtype).removeprefix("torch."),
         tuple(tensor.shape),
         tuple(tensor.stride()),
-        _rounded(float(finite.mean())),
-        _rounded(std),
-        float(finite.min()) if not tensor.is_floating_point() else _rounded(float(finite.min())),
-        float(finite.max()) if not tensor.is_floating_point() else _rounded(float(finite.max())),
+        rounded(float(finite.mean())),
+        rounded(std),
+        float(finite.min()) if not tensor.is_floating_point() else rounded(float(finite.min())),
+        float(finite.max()) if not tensor.is_floating_point() else rounded(float(finite.max())),
         _spread(hidden) if share else None,
-        _rounded(share),
+        rounded(share),
     )
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
 
 
 def _spread(hidden: torch.Tensor) -> str:

@@ -16,8 +16,9 @@ import torch
 from torch import fx
 
 from agent.export.runtime.graphs import base_name, functional, writes
+from agent.extraction.figures import Sample
 from agent.extraction.regions import Kind, Region, kind_of
-from agent.extraction.samples import Sample, draw
+from agent.extraction.samples import draw
 
 DTYPES = ("float32", "float16", "bfloat16")
 """What a task can be in."""
@@ -107,12 +108,12 @@ def skeleton(
     return Skeleton(region, local, state, parameters, arguments, forward, _dtype(region))
 
 
-def write(found: Skeleton, samples: Mapping[fx.Node, Sample]) -> str:
-    """The task file's text, with inputs and state as they were sampled."""
+def write(found: Skeleton, samples: Mapping[fx.Node, Sample], occurrences: int = 1) -> str:
+    """The task file's text, with inputs and state as they were sampled over the occurrences."""
     used = "\n".join(found.forward)
     head = HEAD.format(
         title=_title(found.region),
-        about="\n".join(_about(found, samples)),
+        about="\n".join(_about(found, samples, occurrences)),
         functional="from torch.nn import functional as F\n" if " F." in used else "",
         dtype="" if found.dtype == "float32" else f'\nDTYPE = "{found.dtype}"\n',
     )
@@ -146,10 +147,11 @@ def _title(region: Region) -> str:
     return f"{' -> '.join(words)}."
 
 
-def _about(found: Skeleton, samples: Mapping[fx.Node, Sample]) -> list[str]:
+def _about(found: Skeleton, samples: Mapping[fx.Node, Sample], occurrences: int) -> list[str]:
     inputs = [*found.arguments, *found.state]
+    where = "" if occurrences == 1 else f", {occurrences} occurrences together"
     told = [f"- {found.local[n].removeprefix('self.')}: {samples[n]}" for n in inputs]
-    return ["Captured from a model:", *told]
+    return [f"Captured from a model{where}:", *told]
 
 
 def _locals(

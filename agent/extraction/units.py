@@ -1,7 +1,8 @@
 """The parts of a model that torch.export can trace: the model itself, or else its children.
 
-A child is traced with the inputs of its first call; how often it is called in one forward pass is
-counted.
+A child is traced once for each kind of inputs (shapes, strides, dtypes, numbers) that it is called
+with; how often that is in one forward pass is counted, and the values of further calls are kept for
+their statistics.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from agent.export.runtime.graphs import Traced, Untraceable, trace
+
+KEPT_CALLS = 8
+"""Of one child and kind of inputs: their tensors are held until the tasks are written."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class Unit:
     traced: Traced
     values: tuple[Any, ...]
     calls: int
+    more: tuple[tuple[Any, ...], ...] = ()
+    """The same of further calls, at most KEPT_CALLS."""
 
 
 @dataclass
@@ -41,6 +47,7 @@ class _Call:
     arguments: tuple[Any, ...]
     named: dict[str, Any]
     calls: int
+    more: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
 
 
 def units(model: torch.nn.Module, inputs: Sequence[Any]) -> Found:
@@ -62,8 +69,11 @@ def _visit(call: _Call, found: Found) -> None:
         part if isinstance(part, torch.Tensor) else _attribute(call.module, part)
         for part in traced.state
     ]
-    values = (*state, *tree_leaves((call.arguments, call.named), is_leaf=lambda v: v is None))
-    found.units.append(Unit(call.name, traced, values, call.calls))
+    values, *more = [
+        (*state, *tree_leaves(given, is_leaf=lambda v: v is None))
+        for given in ((call.arguments, call.named), *call.more)
+    ]
+    found.units.append(Unit(call.name, traced, values, call.calls, tuple(more)))
 
 
 def _attribute(module: torch.nn.Module, name: str) -> torch.Tensor:
@@ -73,17 +83,21 @@ def _attribute(module: torch.nn.Module, name: str) -> torch.Tensor:
 
 
 def _calls_of_children(call: _Call) -> list[_Call]:
-    """What the module's children are called with, from one run of it."""
-    seen: dict[int, _Call] = {}
+    """What the module's children are called with, from one run for each of its calls kept."""
+    weight = call.calls - len(call.more)
+    seen: dict[tuple[int, str], _Call] = {}
 
     def noting(name: str) -> Callable[[torch.nn.Module, Any, Any], None]:
         def note(
             module: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
         ) -> None:
-            if id(module) in seen:
-                seen[id(module)].calls += call.calls
-            else:
-                seen[id(module)] = _Call(name, module, arguments, named, call.calls)
+            key = id(module), _kind(arguments, named)
+            if key not in seen:
+                seen[key] = _Call(name, module, arguments, named, weight)
+                return
+            seen[key].calls += weight
+            if len(seen[key].more) < KEPT_CALLS:
+                seen[key].more.append((arguments, named))
 
         return note
 
@@ -93,11 +107,27 @@ def _calls_of_children(call: _Call) -> list[_Call]:
     ]
     try:
         with torch.no_grad():
-            call.module(*call.arguments, **call.named)
+            for arguments, named in ((call.arguments, call.named), *call.more):
+                call.module(*arguments, **named)
+                weight = 1
     finally:
         for hook in hooks:
             hook.remove()
     return list(seen.values())
+
+
+def _kind(arguments: tuple[Any, ...], named: dict[str, Any]) -> str:
+    """What a graph of the module depends on."""
+    values, spec = tree_flatten((arguments, named))
+    return repr((str(spec), *map(_word, values)))
+
+
+def _word(value: Any) -> object:
+    if isinstance(value, torch.Tensor):
+        layout = value.stride() if value.layout is torch.strided else value.layout
+        return type(value), value.dtype, tuple(value.shape), layout
+    plain = isinstance(value, bool | int | float | str) or value is None
+    return (type(value), value) if plain else type(value)
 
 
 def _children(module: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:

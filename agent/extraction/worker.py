@@ -19,9 +19,10 @@ from agent.export.runtime.graphs import base_name
 from agent.export.runtime.signature import readable
 from agent.extraction import capture, profile, samples, source
 from agent.extraction.child import answer
+from agent.extraction.figures import Sample, pooled
 from agent.extraction.model import load_user_model
 from agent.extraction.regions import Form, Region, computing, regions
-from agent.extraction.report import Extraction, FoundRegion
+from agent.extraction.report import Extraction, FoundRegion, Occurrence
 from agent.extraction.units import Unit, units
 from sandbox import compare
 from sandbox.device import fingerprint
@@ -37,19 +38,32 @@ SMALLEST = 0.001
 
 
 @dataclass
-class _Group:
-    """Equal regions; the first stands for all."""
-
+class _Occurrence:
     unit: Unit
     skeleton: source.Skeleton
-    seconds: list[float] = field(default_factory=list)
-    """Of one call, for each occurrence."""
-    calls: list[int] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
+    seconds: float
+    """Of one call."""
+    samples: tuple[Sample, ...] = ()
+    """Of the skeleton's arguments and state, once a task is written."""
+
+    @property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        return (*self.skeleton.arguments, *self.skeleton.state)
+
+
+@dataclass
+class _Group:
+    """Equal regions: their skeletons agree, argument by argument; the first one is written."""
+
+    occurrences: list[_Occurrence] = field(default_factory=list)
+
+    @property
+    def first(self) -> _Occurrence:
+        return self.occurrences[0]
 
     @property
     def total_s(self) -> float:
-        return sum(s * c for s, c in zip(self.seconds, self.calls, strict=True))
+        return sum(o.seconds * o.unit.calls for o in self.occurrences)
 
 
 def extract(request: dict[str, Any]) -> dict[str, Any]:
@@ -108,10 +122,8 @@ def _note(
     except source.Inexpressible as error:
         total = seconds * unit.calls
         return [_refused(unit, region, total, seconds, str(error))]
-    group = groups.setdefault(f"{region.form}\n{made.key}", _Group(unit, made))
-    group.seconds.append(seconds)
-    group.calls.append(unit.calls)
-    group.places.append(_place(unit, region))
+    group = groups.setdefault(f"{region.form}\n{made.key}", _Group())
+    group.occurrences.append(_Occurrence(unit, made, seconds))
     return []
 
 
@@ -126,20 +138,38 @@ def _state(unit: Unit) -> tuple[dict[fx.Node, str], frozenset[fx.Node]]:
 
 
 def _task(group: _Group) -> str:
-    """The source of a task that gives what was captured; raises Inexpressible."""
-    region, unit = group.skeleton.region, group.unit
-    values = capture.captured(unit, {*region.inputs, *region.outputs})
-    found = {node: samples.sample(values[node]) for node in region.inputs}
-    text = source.write(group.skeleton, found)
-    problem = _check(text, group.skeleton, values)
+    """The source of a task that gives what was captured; raises Inexpressible, or ValueError where
+    an occurrence has values that cannot be drawn.
+    """
+    made, unit = group.first.skeleton, group.first.unit
+    values = capture.captured(unit, {*made.region.inputs, *made.region.outputs})
+    _sample(group.occurrences)
+    together = map(pooled, zip(*(o.samples for o in group.occurrences), strict=True))
+    found = dict(zip(group.first.nodes, together, strict=True))
+    count = len(group.occurrences)
+    text = source.write(made, found, count)
+    problem = _check(text, made, values)
     if problem:
         names, parameters = _state(unit)
-        exact = source.skeleton(region, names, parameters, plain=True)
-        text = source.write(exact, found)
+        exact = source.skeleton(made.region, names, parameters, plain=True)
+        text = source.write(exact, found, count)
         problem = _check(text, exact, values)
     if problem:
         raise source.Inexpressible(f"as a task it is something else: {problem}")
     return text
+
+
+def _sample(occurrences: Sequence[_Occurrence]) -> None:
+    """Figures of what every occurrence was given, over all calls that were kept of its unit."""
+    for unit in {id(o.unit): o.unit for o in occurrences}.values():
+        inside = [o for o in occurrences if o.unit is unit]
+        wanted = {node for o in inside for node in o.nodes}
+        calls = [
+            capture.captured(unit, wanted, values, samples.sample)
+            for values in (unit.values, *unit.more)
+        ]
+        for each in inside:
+            each.samples = tuple(pooled([call[node] for call in calls]) for node in each.nodes)
 
 
 def _check(text: str, made: source.Skeleton, values: dict[fx.Node, Any]) -> str:
@@ -178,18 +208,32 @@ def _check(text: str, made: source.Skeleton, values: dict[fx.Node, Any]) -> str:
 
 
 def _found(group: _Group, name: str, whole_s: float, refused: str | None) -> FoundRegion:
-    made = group.skeleton
-    calls = sum(group.calls)
+    made = group.first.skeleton
+    occurrences = tuple(map(_occurrence, group.occurrences))
+    calls = sum(o.calls for o in occurrences)
     return FoundRegion(
         name,
         made.region.form.value,
         tuple(base_name(n) for n in computing(made.region.nodes)),
         readable([n.meta["val"] for n in made.arguments]),
-        tuple(group.places),
+        tuple(o.place for o in occurrences),
         calls,
         group.total_s / calls * 1e3,
         min(1.0, group.total_s / whole_s),
         refused,
+        occurrences,
+    )
+
+
+def _occurrence(one: _Occurrence) -> Occurrence:
+    local = one.skeleton.local
+    names = [local[node].removeprefix("self.") for node in one.nodes]
+    return Occurrence(
+        _place(one.unit, one.skeleton.region),
+        one.unit.calls,
+        one.seconds * 1e3,
+        dict(zip(names, one.samples, strict=True)) if one.samples else {},
+        1 + len(one.unit.more) if one.samples else 0,
     )
 
 
@@ -229,11 +273,11 @@ def _place(unit: Unit, region: Region) -> str:
 
 def _names(groups: Sequence[_Group]) -> list[str]:
     """Distinct, from the operations and, where two agree in them, the first input's sizes."""
-    plain = [_name(g.skeleton.region) for g in groups]
+    plain = [_name(g.first.skeleton.region) for g in groups]
     found: list[str] = []
     for group, name in zip(groups, plain, strict=True):
         if plain.count(name) > 1:
-            shape = group.skeleton.arguments[0].meta["val"].shape
+            shape = group.first.skeleton.arguments[0].meta["val"].shape
             name = f"{name}_{'x'.join(map(str, shape)) or 'scalar'}"
         number, wanted = 2, name
         while name in found:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.extraction import profile, samples
+from agent.extraction import figures, profile, samples
 from agent.extraction.extract import extract
 from agent.extraction.model import check_model_file, load_user_model
 from agent.extraction.regions import Form, regions
@@ -67,6 +67,45 @@ def make_model():
 
 def get_inputs():
     return [torch.rand(2, 3, 8, 8)]
+"""
+)
+GROWING = (
+    HEAD
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.grow = nn.Linear(16, 16)
+        nn.init.constant_(self.grow.weight, 100.0)
+
+    def forward(self, x):
+        return F.silu(self.grow(F.silu(x)))
+
+def get_inputs():
+    return [torch.rand(4, 8, 16)]
+
+def get_init_inputs():
+    return []
+"""
+)
+CALLED = (
+    HEAD
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.act = nn.Softplus()
+
+    def forward(self, x):
+        wide = self.act(x[:2])
+        if x.sum() > 1e9: x = -x
+        return wide, self.act(x), self.act(x + 100), self.act(x - 50)
+
+def get_inputs():
+    return [torch.rand(64, 64)]
+
+def get_init_inputs():
+    return []
 """
 )
 DECIDING = BLOCKS.replace(
@@ -212,6 +251,43 @@ def test_a_tensor_is_drawn_again_with_its_layout_and_range(tensor):
     assert wanted.low <= drawn.low <= drawn.high <= wanted.high
     assert drawn.mean == pytest.approx(wanted.mean, abs=0.2 + 0.6 * wanted.std)
     assert drawn.hidden == wanted.hidden
+
+
+def test_every_occurrence_is_told_with_its_own_figures_and_drawn_from_all(tmp_path):
+    found, sources = found_in(tmp_path, GROWING)
+    first, second = found["silu"]["occurrences"]
+    assert (first["calls"], first["seen"]) == (1, 1)
+    small, large = (o["inputs"]["x0"]["high"] for o in (first, second))
+    assert small <= 1 < 100 < large
+    low = min(o["inputs"]["x0"]["low"] for o in (first, second))
+    assert f".clamp({low}, {large})" in sources["silu"]
+    assert "Captured from a model, 2 occurrences together:" in sources["silu"]
+    [linear] = found["linear"]["occurrences"]
+    assert set(linear["inputs"]) == {"x0", "weight", "bias"}
+
+
+def test_a_part_that_is_called_in_several_ways_is_a_task_for_each_shape(tmp_path):
+    found, sources = found_in(tmp_path, CALLED)
+    wide, square = (found[f"softplus_{sizes}"] for sizes in ("2x64", "64x64"))
+    assert (wide["calls"], square["calls"]) == (1, 3)
+    [occurrence] = square["occurrences"]
+    assert occurrence["seen"] == 3
+    assert -50 <= occurrence["inputs"]["x0"]["low"] < 0
+    assert 100 < occurrence["inputs"]["x0"]["high"] <= 101
+    assert "torch.randn((64, 64))" in sources["softplus_64x64"]
+
+
+def test_several_tensors_have_the_figures_of_one_that_holds_them_all():
+    parts = [torch.randn(50, 40), torch.randn(50, 40).mul(3).add(5), torch.full((50, 40), -2.0)]
+    found = figures.pooled([samples.sample(part) for part in parts])
+    whole = samples.sample(torch.stack(parts))
+    assert (found.low, found.high) == (whole.low, whole.high)
+    assert found.mean == pytest.approx(whole.mean, rel=1e-2)
+    assert found.std == pytest.approx(whole.std, rel=1e-2)
+    causal = torch.zeros(8, 8).masked_fill(torch.ones(8, 8, dtype=torch.bool).triu(1), -torch.inf)
+    masks = [samples.sample(causal), samples.sample(torch.zeros(8, 8))]
+    assert figures.pooled(masks).hidden == "random"
+    assert figures.pooled(masks[:1] * 2) == masks[0]
 
 
 @pytest.mark.slow
