@@ -1,4 +1,4 @@
-"""The pages a user copies from: every command in them is one that the front door takes."""
+"""The pages a user copies from: their commands parse, their links and scripts are there."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from commands.app import app
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(r"^ *(?:\$ )?warpsmith ((?:.*\\\n)*.*)$", re.MULTILINE)
+LINK = re.compile(r"\]\(([\w./-]+)[)#]")
+SCRIPT = re.compile(r"python (?:-m )?(benchmarks[./][\w./]+)")
 
 
 def commands() -> Iterator[object]:
@@ -42,3 +44,13 @@ def parse(line: str) -> None:
 @pytest.mark.parametrize("line", list(commands()))
 def test_every_command_of_the_pages_parses(line: str) -> None:
     parse(line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_and_script_of_a_page_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    linked = [page.parent / target for target in LINK.findall(text)]
+    named = [ROOT / name.removesuffix(".py").replace(".", "/") for name in SCRIPT.findall(text)]
+    missing = [path for path in linked if not path.exists()]
+    missing += [path for path in named if not (path.is_dir() or path.with_suffix(".py").exists())]
+    assert not missing
