@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from sandbox.device import DeviceFacts, free_bytes
 from sandbox.errors import InvalidReference, SandboxFault
 from sandbox.gpu_state import undisturbed
 from sandbox.handle import WorkerFailed
+from sandbox.judge import MEMORY_TYPES
 from sandbox.observation import Errors, FailureKind, RoundObservation
 from sandbox.pair import ProcessPair
 from sandbox.plan import Plan, plan
@@ -43,9 +45,10 @@ KEPT_WARM = 4
 WARM_BYTES = 4 << 30
 """Of arenas that one of them may keep meanwhile."""
 WIDE = 3.0
-"""Upper over lower bound of a baseline that was disturbed while it was measured."""
+"""Upper over lower bound of a figure that was disturbed while it was measured."""
 WIDE_KEPT_S = 3600.0
-"""How long such a one serves: on a machine that is always busy, a new one would be no better."""
+"""How long such a one serves, or a failure that may pass: where all is always busy, a new one would
+be no better."""
 COMPILE_BESIDE_BYTES = 1 << 30
 """Inputs and outputs of a call up to which code is compiled while the null experiment runs."""
 TIMING_FIELDS = (
@@ -217,9 +220,7 @@ class Preparer:
             self.stand.retire(oldest)
 
     def floor_s(self, signature: Signature, scheme: Plan) -> float | None:
-        """None where caches could serve the batch, or where the reference itself is below the
-        floor.
-        """
+        """None where caches could serve the batch, or the reference itself is below the floor."""
         per_call = sum(leaf.bytes for leaf in (*signature.inputs, *signature.outputs))
         if per_call * scheme.sets <= 8 * self.facts.cache_bytes:
             return None
@@ -240,13 +241,15 @@ class Preparer:
             if "compile" in names and call_bytes <= COMPILE_BESIDE_BYTES:
                 pool.submit(self.compile_beside, task, config, signature)
             null = self.null(task, config, signature, scheme)
-        found = tuple(self.baseline(task, config, signature, scheme, name, null) for name in names)
+        timed = [self.baseline(task, config, signature, scheme, name, null) for name in names]
+        found = tuple(baseline for baseline, _ in timed)
+        quiet = bool(null.log_ratios) and 2 * null.floor <= math.log(WIDE)
         kept = {
             "task": task.id,
             "at": time.time(),
             "null": null.log_ratios,
             "baselines": to_record(found),
-            "wide": any(b.speedup and b.speedup.high > WIDE * b.speedup.low for b in found),
+            "wide": not (quiet and all(lasting for _, lasting in timed)),
         }
         write_json(self._path(task, config), kept)
         return null, found
@@ -302,16 +305,21 @@ class Preparer:
         scheme: Plan,
         name: str,
         null: Null,
-    ) -> Baseline:
-        """One baseline against eager; its failure is recorded, not raised."""
+    ) -> tuple[Baseline, bool]:
+        """One baseline against eager, and whether it will stay so: a time-out or a disturbance may
+        pass. Its failure is recorded, not raised.
+        """
         try:
             pairs = summarise(self.race(task, config, signature, scheme, name))
         except WorkerFailed as failed:
-            return Baseline(name, None, None, str(failed)[:300])
+            kind, types = failed.failure.kind, set(failed.failure.types)
+            lasting = kind is FailureKind.CLAIMED and not types & MEMORY_TYPES
+            return Baseline(name, None, None, str(failed)[:300]), lasting
         if not pairs:
-            return Baseline(name, None, None, "every round was disturbed")
+            return Baseline(name, None, None, "every round was disturbed"), False
         latency_ms = sum(p.candidate_ms for p in pairs) / len(pairs)
-        return Baseline(name, latency_ms, interval(pairs, null, config))
+        found = interval(pairs, null, config)
+        return Baseline(name, latency_ms, found), found.high <= WIDE * found.low
 
     def keep_compiled(self, subject: Subject, kept: Path) -> None:
         """Inductor's results and precompiled headers, for the next pairs and the next tasks."""

@@ -7,11 +7,17 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from sandbox.device import DeviceFacts
 from sandbox.errors import DeviceError
 from sandbox.evaluator import LocalEvaluator
+from sandbox.handle import WorkerFailed
+from sandbox.observation import Failure, FailureKind, RoundObservation
+from sandbox.plan import Plan
+from sandbox.prepare import Preparer
 from sandbox.records import from_record, to_record
 from sandbox.types import Candidate, Evaluation, Language, Status
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, Evaluate, forward, renamed, task_of
@@ -55,6 +61,59 @@ def test_a_disturbed_measurement_is_kept_for_a_while(
     path.write_text(json.dumps(record))
     assert evaluator._preparer.is_timed(task, FAST) is kept
     path.write_text(json.dumps(record | {"wide": False}))
+
+
+class Races(Preparer):
+    """The null experiment as given; a baseline's race fails so, or every round of it was void."""
+
+    def __init__(self, facts: DeviceFacts, cache: Path) -> None:
+        super().__init__(None, None, facts, cache, lambda: None)  # type: ignore[arg-type]
+        self.ratios: tuple[float, ...] = (1.0, 1.01)
+        self.failure: Failure | None = None
+
+    def race(self, task, config, signature, scheme, wrap):  # type: ignore[no-untyped-def]
+        if wrap is not None and self.failure is not None:
+            raise WorkerFailed(self.failure)
+        void = "" if wrap is None else "drift"
+        return [
+            RoundObservation(n, False, 1, 1.0, ratio, void=void)
+            for n, ratio in enumerate(self.ratios)
+        ]
+
+    def compile_beside(self, task, config, signature) -> None:  # type: ignore[no-untyped-def]
+        """Nothing is compiled."""
+
+
+UNSUPPORTED = Failure("reference", FailureKind.CLAIMED, ("Unsupported",))
+SHORT_OF_MEMORY = Failure("reference", FailureKind.CLAIMED, ("OutOfMemoryError",))
+
+
+@pytest.mark.parametrize(
+    ("failure", "ratios", "for_good"),
+    [
+        (UNSUPPORTED, (1.0, 1.01), True),
+        (Failure("reference", FailureKind.TIMEOUT), (1.0, 1.01), False),
+        (SHORT_OF_MEMORY, (1.0, 1.01), False),
+        (None, (1.0, 1.01), False),
+        (UNSUPPORTED, (1.0, 2.0), False),
+        (UNSUPPORTED, (), False),
+    ],
+    ids=["cannot", "time-out", "memory", "every round void", "loud null", "no null"],
+)
+def test_only_what_will_stay_so_is_kept_for_good(
+    tmp_path: Path, failure: Failure | None, ratios: tuple[float, ...], for_good: bool
+) -> None:
+    facts = DeviceFacts("cpu", "cpu", {}, 1e10, {"float32": 1e11}, 0.0, 1 << 20, 1 << 30)
+    preparer, task = Races(facts, tmp_path), task_of(SCALE)
+    preparer.failure, preparer.ratios = failure, ratios
+    config = replace(FAST, baselines=("compile",))
+    signature = SimpleNamespace(input_bytes=4, output_bytes=4)
+    _, (baseline,) = preparer.measured(task, config, signature, Plan(1, 1))  # type: ignore[arg-type]
+    assert baseline.speedup is None
+    path = preparer._path(task, config)
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"at": record["at"] - 1e6}))
+    assert preparer.is_timed(task, config) is for_good
 
 
 def test_an_evaluation_names_its_environment_and_survives_json(evaluate: Evaluate) -> None:
