@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sandbox import cores, processes
 from sandbox.channel import Channel, ChannelClosed, ChannelProtocol, ChannelTimeout
+from sandbox.cleanup import on_failure
 from sandbox.errors import SandboxFault
 from sandbox.handle import START_TIMEOUT_S, Worker, furnish
 from sandbox.logs import Log
@@ -72,34 +73,34 @@ class Zygote:
             slot = Slot() if os.geteuid() == 0 else None
             uid = None if slot is None else slot.uid
             scratch = self.root / f"{os.getpid()}-{secrets.token_hex(6)}"
-            prepare_scratch(scratch, uid)
-            furnish(scratch, preload, uid)
-            ours, theirs = socket.socketpair()
-            nonce = secrets.token_hex(16)
-            out, err = Log(log_limit_bytes), Log(log_limit_bytes)
-            request = {
-                "op": "spawn",
-                "role": role,
-                "nonce": nonce,
-                "scratch": str(scratch),
-                "uid": uid,
-                "devices": self.device == "cuda" and role != "build",
-                "readable": [*readable_folders(), *map(str, readable)],
-                "environment": scratch_environment(scratch),
-                "limits": {"cpu_seconds": 3600, "file_bytes": 2 << 30, "processes": 512},
-            }
-            try:
-                control.send(request, [theirs.fileno(), out.write_fd, err.write_fd])
-                pid = control.receive(START_TIMEOUT_S)["pid"]
-            except (ChannelClosed, ChannelTimeout, ChannelProtocol) as error:
-                self._end()
-                ours.close()
-                shutil.rmtree(scratch, ignore_errors=True)
-                raise SandboxFault(f"the zygote did not fork a worker: {error}") from error
-            finally:
-                theirs.close()
-                out.started()
-                err.started()
+            with on_failure(lambda: _undo(scratch, slot)):
+                prepare_scratch(scratch, uid)
+                furnish(scratch, preload, uid)
+                ours, theirs = socket.socketpair()
+                nonce = secrets.token_hex(16)
+                out, err = Log(log_limit_bytes), Log(log_limit_bytes)
+                request = {
+                    "op": "spawn",
+                    "role": role,
+                    "nonce": nonce,
+                    "scratch": str(scratch),
+                    "uid": uid,
+                    "devices": self.device == "cuda" and role != "build",
+                    "readable": [*readable_folders(), *map(str, readable)],
+                    "environment": scratch_environment(scratch),
+                    "limits": {"cpu_seconds": 3600, "file_bytes": 2 << 30, "processes": 512},
+                }
+                try:
+                    control.send(request, [theirs.fileno(), out.write_fd, err.write_fd])
+                    pid = control.receive(START_TIMEOUT_S)["pid"]
+                except (ChannelClosed, ChannelTimeout, ChannelProtocol) as error:
+                    self._end()
+                    ours.close()
+                    raise SandboxFault(f"the zygote did not fork a worker: {error}") from error
+                finally:
+                    theirs.close()
+                    out.started()
+                    err.started()
         worker = Worker(self, pid, Channel(ours, nonce), scratch, slot, (out, err))
         worker.memory_limit_bytes = memory_limit_bytes
         worker.greet()
@@ -166,6 +167,13 @@ class Zygote:
             self._process = None
 
 
+def _undo(scratch: Path, slot: Slot | None) -> None:
+    """What was made for a worker that never was."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    if slot is not None:
+        slot.close()
+
+
 def zygote_environment(device: str, index: int, threads: int) -> dict[str, str]:
     """A scrubbed environment: no secret of the caller's reaches a worker."""
     keep = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "LANG", "SSL_CERT_FILE")
@@ -174,7 +182,8 @@ def zygote_environment(device: str, index: int, threads: int) -> dict[str, str]:
         "PATH": _tool_path(),
         "PYTHONPATH": os.pathsep.join(_source_folders()),
         "CUDA_VISIBLE_DEVICES": visible_device(index) if device == "cuda" else "",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        # As we number them ourselves: else unlike GPUs of one host would be taken for each other.
+        "CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "FASTEST_FIRST"),
         "OMP_NUM_THREADS": str(threads),
         # Idle OpenMP threads spin for about 150 us, not libgomp's 5 ms and more: one side's would
         # otherwise run on into the other side's turn on the same cores.

@@ -177,7 +177,8 @@ class Stand:
         worker = self.ready.take(role, config)
         with self.quiet.noise():
             if worker is not None:
-                worker.furnish(preload)
+                with on_failure(worker.close):
+                    worker.furnish(preload)
             else:
                 worker = self.zygote.spawn(
                     role,

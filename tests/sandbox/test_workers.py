@@ -18,7 +18,7 @@ from sandbox.logs import Log
 from sandbox.observation import FailureKind
 from sandbox.slots import FIRST_UID, UIDS, Slot
 from sandbox.spawn import Zygote, zygote_environment
-from tests.sandbox.conftest import commands_of
+from tests.sandbox.conftest import commands_of, scratch_folders
 
 ROOT = os.geteuid() == 0
 HELLO = "class ModelNew: pass\n"
@@ -192,6 +192,24 @@ def test_a_workers_environment_holds_no_secret(monkeypatch: pytest.MonkeyPatch) 
     assert "hf_secret" not in found.values()
     assert found["CUDA_VISIBLE_DEVICES"] == "GPU-b"
     assert zygote_environment("cpu", 0, 4)["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize("order", [None, "PCI_BUS_ID"])
+def test_a_worker_numbers_gpus_as_its_supervisor_does(
+    monkeypatch: pytest.MonkeyPatch, order: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    if order is not None:
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    assert zygote_environment("cuda", 1, 4)["CUDA_DEVICE_ORDER"] == (order or "FASTEST_FIRST")
+
+
+def test_a_worker_that_cannot_be_furnished_leaves_nothing(zygote: Zygote, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folders = [(tmp_path, "given"), (tmp_path, "given/file")]  # a folder where a file is
+    with pytest.raises(FileExistsError):
+        zygote.spawn("candidate", memory_limit_bytes=1 << 30, preload=folders)
+    assert scratch_folders() == []
 
 
 HOLDER = """
