@@ -98,8 +98,16 @@ def free_bytes(device: str) -> int:
     if device == "cuda":
         return device_free_bytes()
     # A CPU lane shares the machine with compilers and the caller; a gigabyte of arenas is plenty.
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = available_bytes(Path("/proc/meminfo").read_text())
     return int(min(available // 2, 4 << 30))
+
+
+def available_bytes(meminfo: str) -> int:
+    """What processes may still take, files that can be dropped from memory included (proc(5)): what
+    is free without them is little on any machine that has read some files.
+    """
+    fields = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
+    return 1024 * int(fields["MemAvailable"].split()[0])
 
 
 def _measure_cpu(environment: dict[str, str]) -> DeviceFacts:
@@ -121,7 +129,7 @@ def _measure_cpu(environment: dict[str, str]) -> DeviceFacts:
 
 
 def _measure_cuda(environment: dict[str, str]) -> DeviceFacts:
-    properties = torch.cuda.get_device_properties(0)
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     size = min(2 << 30, int(torch.cuda.mem_get_info()[0]) // 8)
     copy_s = _copy_s(size)
     flops = {}
