@@ -7,6 +7,7 @@ This module also runs as the script that waits for our end: standard library onl
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -51,7 +52,8 @@ def main() -> None:
     sys.stdin.read()
     time.sleep(GRACE_S)
     for pid in of_node(sys.argv[1]):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # It ended meanwhile; the others go on.
+            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
