@@ -66,25 +66,28 @@ def main() -> None:
     os.environ.setdefault("TORCH_CUDA_ARCH_LIST", arch_list() or "")
     started = time.monotonic()
     rows: list[dict[str, Any]] = []
-    for name in options.only:
-        for way, measure in WAYS.items():
-            if time.monotonic() - started > options.seconds:
-                print(f"out of time before {name}, {way}")
-                continue
-            found = measure(name, options.repeat, options.parallel)
-            rows += [{"source": name, "way": way, "parallel": options.parallel} | f for f in found]
-            seconds = ", ".join(f"{each['seconds']:.2f} s" for each in found)
-            print(f"{name:36} {way:24} {seconds}", flush=True)
-    record = {
-        "date": datetime.now(UTC).isoformat(),
-        "command": shlex.join(["python", "-m", "benchmarks.builds", *sys.argv[1:]]),
-        "cores": len(os.sched_getaffinity(0)),
-        "toolchain": toolchain(os.environ["TORCH_CUDA_ARCH_LIST"], Ways()),
-        "rows": rows,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with options.out.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    try:
+        for name in options.only:
+            for way, measure in WAYS.items():
+                if time.monotonic() - started > options.seconds:
+                    print(f"out of time before {name}, {way}")
+                    continue
+                found = measure(name, options.repeat, options.parallel)
+                about = {"source": name, "way": way, "parallel": options.parallel}
+                rows += [about | each for each in found]
+                seconds = ", ".join(f"{each['seconds']:.2f} s" for each in found)
+                print(f"{name:36} {way:24} {seconds}", flush=True)
+    finally:  # one build that fails does not lose those before it
+        record = {
+            "date": datetime.now(UTC).isoformat(),
+            "command": shlex.join(["python", "-m", "benchmarks.builds", *sys.argv[1:]]),
+            "cores": len(os.sched_getaffinity(0)),
+            "toolchain": toolchain(os.environ["TORCH_CUDA_ARCH_LIST"], Ways()),
+            "rows": rows,
+        }
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        with options.out.open("a") as file:
+            file.write(json.dumps(record) + "\n")
     print(table(rows))
 
 

@@ -1,6 +1,6 @@
 """A/A through the whole path: the reference as its own candidate, on many tasks.
 
-    python benchmarks/null_experiment.py builtin --repetitions 3 --out benchmarks/results/null.json
+    python -m benchmarks.null_experiment builtin --repetitions 3 --out benchmarks/results/null.json
 
 Each repetition is one full evaluation (fresh process pairs, fresh secrets). Reported per task:
 call time, the ratios, the interval, and whether the interval holds 1.0.
@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
+import sys
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -33,17 +35,27 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=500.0, help="stop starting new work after")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    tasks = chosen(options.suites, options.device, options.sizes)
     evaluator = LocalEvaluator(options.device)
     config = EvalConfig(baselines=(), min_pairs=options.pairs, max_pairs=max(options.pairs, 2))
-    tasks = chosen(options.suites, options.device, options.sizes)
     rows: list[dict[str, Any]] = []
+    record = {
+        "date": datetime.now(UTC).isoformat(),
+        "command": shlex.join(["python", "-m", "benchmarks.null_experiment", *sys.argv[1:]]),
+        "environment": evaluator.facts.environment,
+        "rows": rows,
+    }
     start = time.monotonic()
-    for task in tasks:
-        for repetition in range(options.repetitions):
-            if time.monotonic() - start < options.seconds:
-                rows.append(measure(evaluator, task, config, repetition))
-                print(line(rows[-1]), flush=True)
-    evaluator.close()
+    try:
+        for task in tasks:
+            for repetition in range(options.repetitions):
+                if time.monotonic() - start < options.seconds:
+                    rows.append(measure(evaluator, task, config, repetition))
+                    print(line(rows[-1]), flush=True)
+                    if options.out:
+                        save(options.out, record)
+    finally:
+        evaluator.close()
     timed = [r for r in rows if "ratio" in r]
     held = sum(r["low"] <= 1.0 <= r["high"] for r in timed)
     print(f"{held} of {len(timed)} intervals hold 1.0")
@@ -51,15 +63,12 @@ def main() -> None:
         band = [abs(math.log(r["ratio"])) for r in timed if least <= r["call_us"] < most]
         if band:
             print(f"{name}: worst {max(band):.4f}, allowed {allowed}, {len(band)} evaluations")
-    if options.out:
-        record = {
-            "date": datetime.now(UTC).isoformat(),
-            "command": f"benchmarks/null_experiment.py {' '.join(options.suites)} "
-            f"--sizes {options.sizes} --repetitions {options.repetitions} --pairs {options.pairs}",
-            "environment": evaluator.facts.environment,
-            "rows": rows,
-        }
-        options.out.write_text(json.dumps(record, indent=1))
+
+
+def save(path: Path, record: dict[str, Any]) -> None:
+    """After every row, so that a run cut short keeps what it found."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1))
 
 
 def chosen(suites: list[str], device: str, sizes: str) -> list[Task]:

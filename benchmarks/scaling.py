@@ -38,24 +38,26 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, help="only so many of the suite")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.out:  # now, not once the devices' time is spent
+        options.out.parent.mkdir(parents=True, exist_ok=True)
     evaluator = LocalEvaluator(options.device)
     tasks = admitted(evaluator, load_tasks(options.suite, options.device)[: options.tasks])
     environment = evaluator.facts.environment
     evaluator.close()
-    runs = []
-    for gpus in map(int, options.gpus.split(",")):
-        salt = f"{time.time_ns()} {gpus} "
-        runs.append(run(options.device, gpus, mixed(tasks, options.candidates, salt), tasks))
-        runs[-1]["ratio"] = round(runs[-1]["per_minute"] / runs[0]["per_minute"], 3)
-        print(json.dumps(runs[-1]), flush=True)
+    runs: list[dict[str, Any]] = []
     record = {
         "date": datetime.now(UTC).isoformat(),
         "command": shlex.join(["python", "-m", "benchmarks.scaling", *sys.argv[1:]]),
         "environment": environment,
         "runs": runs,
     }
-    if options.out:
-        options.out.write_text(json.dumps(record, indent=1))
+    for gpus in map(int, options.gpus.split(",")):
+        salt = f"{time.time_ns()} {gpus} "
+        runs.append(run(options.device, gpus, mixed(tasks, options.candidates, salt), tasks))
+        runs[-1]["ratio"] = round(runs[-1]["per_minute"] / runs[0]["per_minute"], 3)
+        print(json.dumps(runs[-1]), flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(record, indent=1))
 
 
 def run(device: str, gpus: int, samples: list[Sample], tasks: list[Task]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.candidates.mixed import Sample, mixed
 from kernelbench.suite import load_tasks
-from sandbox.errors import InvalidReference
+from sandbox.errors import InvalidReference, SandboxFault
 from sandbox.evaluator import LocalEvaluator, ahead
 from sandbox.types import EvalConfig, Evaluation, Request, Task
 
@@ -47,6 +47,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=420.0, help="submit nothing after")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.out:  # now, not once the device's time is spent
+        options.out.parent.mkdir(parents=True, exist_ok=True)
     most = options.ahead or ahead(options.device)
     freezes = True if options.freeze else None
     evaluator = LocalEvaluator(options.device, ready=options.ready, freezes=freezes)
@@ -80,7 +82,7 @@ def admitted(evaluator: LocalEvaluator, tasks: Sequence[Task]) -> list[Task]:
         try:
             evaluator.prepare(task, CONFIG)
             found.append(task)
-        except InvalidReference as error:
+        except (InvalidReference, SandboxFault) as error:
             print(f"left out: {error}", flush=True)
     return found
 
@@ -129,14 +131,16 @@ def figures(rows: Sequence[dict[str, Any]], wall_s: float, most: int) -> dict[st
     full = [one["at_s"] for one in rows[2 * most :]]
     steady_s = (full[-1] - full[0]) / (len(full) - 1) if len(full) > 1 else None
     held = [sum(one["seconds"].get(stage, 0.0) for stage in BUSY) for one in rows]
+    # None of a candidate whose reference turned out invalid.
+    totals = [one["seconds"]["total"] for one in rows if "total" in one["seconds"]]
     return {
         "candidates": len(rows),
         "wall_s": round(wall_s, 2),
         "amortised_s": None if steady_s is None else round(steady_s, 4),
         "per_minute": round(60 * len(rows) / wall_s, 1),
         "busy_share": round(sum(held) / wall_s, 3),
-        "median_device_s": round(statistics.median(held), 4),
-        "median_latency_s": round(statistics.median(r["seconds"]["total"] for r in rows), 3),
+        "median_device_s": round(statistics.median(held), 4) if held else None,
+        "median_latency_s": round(statistics.median(totals), 3) if totals else None,
         "mean_stage_s": {stage: round(s / len(rows), 4) for stage, s in stages.items()},
         "statuses": dict(Counter(one["status"] for one in rows)),
         "unexpected": [

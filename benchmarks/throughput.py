@@ -37,7 +37,7 @@ from benchmarks.candidates.stream import repeated, stream
 from benchmarks.throughput_table import summary
 from kernelbench.checkout import checkout_version
 from kernelbench.suite import load_tasks
-from sandbox.errors import InvalidReference
+from sandbox.errors import WarpsmithError
 from sandbox.evaluator import LocalEvaluator
 from sandbox.types import Candidate, EvalConfig, Language, Request, Status, Task
 
@@ -329,10 +329,10 @@ class Ours(Side):
         }
 
     def _bytes(self, task: Task) -> int | None:
-        """Inputs and outputs of one call; prepares the task. None where it cannot be scored."""
+        """Inputs and outputs of one call; prepares the task. None where it cannot be."""
         try:
             signature = self._evaluator.prepare(task, CONFIG).signature
-        except InvalidReference:
+        except WarpsmithError:  # an invalid reference, or a fault of ours: its evaluation says so
             return None
         return signature.input_bytes + signature.output_bytes
 
