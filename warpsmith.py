@@ -8,7 +8,7 @@
     outcome = warpsmith.apply("model.py", "out")
 
 It imports lazily, wires the parts and holds no logic of its own. What is typed is parsed in
-`commands`, whose app.py lists every verb.
+`agent/commands/`, whose app.py lists every verb.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def report(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: a WarpsmithError is one line on stderr and exit code 2."""
-    from commands.app import app
+    from agent.commands.app import app
 
     try:
         app(arguments)

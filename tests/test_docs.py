@@ -11,7 +11,7 @@ import click
 import pytest
 import typer.main
 
-from commands.app import app
+from agent.commands.app import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -41,7 +41,7 @@ SIGNALS = frozenset({"os.kill", "os.killpg", "signal.pidfd_send_signal"})
 LIBC_SIGNALS = frozenset({"kill", "killpg", "tkill", "tgkill"})
 HARNESS = frozenset(
     (
-        *("sandbox", "kernelbench", "agent", "rl", "rewards", "commands", "warpsmith"),
+        *("sandbox", "kernelbench", "agent", "rl", "rewards", "warpsmith"),
         *("tests", "benchmarks"),
     )
 )

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 import warpsmith
-from commands.options import Device, Json, Preset
-from commands.output import answer, note, say
+from agent.commands.options import Device, Json, Preset
+from agent.commands.output import answer, note, say
 
 
 def evaluate(

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 import warpsmith
-from commands.options import Json
-from commands.output import answer, say
+from agent.commands.options import Json
+from agent.commands.output import answer, say
 
 
 def report(

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from commands import campaign, judging, library, runs, tasks, training
-from commands.doctor import doctor
+from agent.commands import campaign, judging, library, runs, tasks, training
+from agent.commands.doctor import doctor
 
 Verbs = Mapping[str, Callable[..., None]]
 VERBS: Verbs = {

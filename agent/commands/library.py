@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 import warpsmith
-from commands.options import Device, Json, To
-from commands.output import note, say
+from agent.commands.options import Device, Json, To
+from agent.commands.output import note, say
 
 
 def export(

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 import warpsmith
-from commands.options import Device, Json, Preset
-from commands.output import answer, note, say
+from agent.commands.options import Device, Json, Preset
+from agent.commands.output import answer, note, say
 
 Spec = Annotated[str, typer.Argument(help="Such as builtin or kernelbench:PATH.")]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import warpsmith
-from commands.options import Config, Device, MaxSeconds, Strategy
-from commands.output import note, say_how_to_go_on
+from agent.commands.options import Config, Device, MaxSeconds, Strategy
+from agent.commands.output import note, say_how_to_go_on
 from sandbox.errors import ConfigError
 
 if TYPE_CHECKING:

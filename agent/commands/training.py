@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 import warpsmith
-from commands.options import Device, Json, MaxSeconds, Preset, To
-from commands.output import answer, note, say, say_how_to_go_on
+from agent.commands.options import Device, Json, MaxSeconds, Preset, To
+from agent.commands.output import answer, note, say, say_how_to_go_on
 
 TrainConfig = Annotated[str, typer.Option(help="Preset of configs/train, or a file.")]
 
