@@ -1,0 +1,1 @@
+"""An exported library proven where it is installed, operator by operator."""

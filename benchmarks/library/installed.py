@@ -1,0 +1,96 @@
+"""The folder that a library's wheel is installed into; processes that see it and torch alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.library.child import MARK
+from sandbox.errors import ConfigError
+
+CHILD = Path(__file__).with_name("child.py")
+INSTALL_S = 120
+OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
+
+
+@dataclass(frozen=True)
+class Site:
+    package: str
+    folder: Path
+    """Holds the wheel's contents under `lib`; kernels are compiled under `cache`."""
+    device: str
+
+    def ask(self, request: dict[str, Any], timeout_s: float) -> tuple[list[dict[str, Any]], str]:
+        """What the child said, and how it ended; empty if as it should."""
+        whole = {**request, "package": self.package, "device": self.device}
+        # Without `site` no .pth file is read, and so no editable install is found.
+        command = [sys.executable, "-S", "-P", str(CHILD)]
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env=self._environment(),
+            start_new_session=True,
+        ) as child:
+            try:
+                out, errors = child.communicate(json.dumps(whole), timeout=timeout_s)
+                ended = _ended(child.returncode, errors)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)  # its compilers too
+                out, _ = child.communicate()
+                ended = f"stopped after {timeout_s:.0f} s"
+        said = [json.loads(x.removeprefix(MARK)) for x in out.splitlines() if x.startswith(MARK)]
+        return said, ended
+
+    def _environment(self) -> dict[str, str]:
+        plain = {
+            k: v for k, v in os.environ.items() if k not in OURS and not k.startswith("WARPSMITH")
+        }
+        paths = [self.folder / "lib", sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+        programs = f"{Path(sys.executable).parent}{os.pathsep}{plain.get('PATH', '')}"
+        cache = self.folder / "cache"
+        return plain | {
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(map(str, paths))),
+            "PATH": programs,
+            "XDG_CACHE_HOME": str(cache),
+            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+            "TRITON_CACHE_DIR": str(cache / "triton"),
+        }
+
+
+def install(library: Path, package: str, folder: Path, device: str) -> Site:
+    """Raises ConfigError where the library has no wheel, or pip refuses it."""
+    wheels = sorted((library / "dist").glob("*.whl"))
+    if len(wheels) != 1:
+        raise ConfigError(f"{library}: {len(wheels)} wheels; expected what `export` wrote")
+    (folder / "cache").mkdir(parents=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    done = subprocess.run(
+        [*command, "--target", str(folder / "lib"), str(wheels[0])],
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_S,
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ConfigError(f"{wheels[0].name}: pip could not install it: {last}")
+    return Site(package, folder, device)
+
+
+def _ended(code: int, errors: str) -> str:
+    if not code:
+        return ""
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}"
+    return (errors.strip().splitlines() or [f"exit status {code}"])[-1][:300]

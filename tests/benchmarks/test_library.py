@@ -1,0 +1,120 @@
+"""The proof of an installed library without a GPU: what its rows say, and the whole of it once."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.export.artefact import Gathered, gather, read_artefact
+from agent.export.package import export_package
+from benchmarks.library.child import CHECKS
+from benchmarks.library.rows import CHECKS as NAMES
+from benchmarks.library.rows import Row, lines
+from sandbox.types import Interval
+from tests.agent.export_library import cpp_campaign
+
+CRASHING = "import os\nos.kill(os.getpid(), 11)\n"
+
+
+def row(campaign: tuple[float, float, float] | None = (2.0, 1.9, 2.1)) -> Row:
+    claimed = None if campaign is None else Interval(*campaign)
+    found = Row(
+        *("relu", "test/relu", "c0ffee", "cuda", "float32", "active"),
+        *("model", "", "model", "recompute", claimed, claimed, {}),
+    )
+    found.note_checks([{"check": name, "state": "passed", "detail": ""} for name in NAMES], "")
+    return found
+
+
+def time(reference_ms: float, speedup: float) -> dict[str, Any]:
+    return {
+        "reference_ms": reference_ms,
+        "operator_ms": reference_ms / speedup,
+        "log_speedup": math.log(speedup),
+        "log_null": 0.001,
+        "rounds": 12,
+    }
+
+
+def test_the_child_and_the_record_name_the_same_checks():
+    assert tuple(check.__name__ for check in CHECKS) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("reference_ms", "speedup", "campaign", "agrees"),
+    [
+        (0.1, 2.05, (2.0, 1.9, 2.1), True),
+        (0.1, 1.8, (2.0, 1.9, 2.1), False),
+        (0.1, 1.98, (2.0, 1.99, 2.01), False),
+        (0.4, 1.98, (2.0, 1.99, 2.01), True),  # long, and within 2 %
+        (0.4, 1.9, (2.0, 1.99, 2.01), False),
+        (0.1, 2.0, None, None),
+    ],
+)
+def test_a_figure_agrees_within_the_campaigns_interval_or_two_per_cent_of_a_long_call(
+    reference_ms, speedup, campaign, agrees
+):
+    found = row(campaign)
+    found.note_times([time(reference_ms, speedup)] * 3)
+    assert found.agrees is agrees
+    assert found.proven is bool(agrees)
+
+
+def test_what_a_dead_process_left_out_is_no_pass():
+    found = row()
+    found.note_checks([{"check": "clean", "state": "passed", "detail": ""}], "ended by SIGSEGV")
+    found.note_times([time(0.1, 2.0)] * 3)
+    assert not found.proven
+    assert "kernel" in found.wrong
+    assert "relu: kernel: ended by SIGSEGV" in lines([found])
+    assert not row().proven  # never timed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_library_is_proven_where_it_is_installed_and_a_crash_stops_no_other(tmp_path):
+    gathered = gather([cpp_campaign(tmp_path / "run", signs="speedup=3", decayed="speedup=3")])
+    export_package(gathered, tmp_path / "out", "proven_kernels")
+    break_kernel(tmp_path / "out", "decayed")
+    record = tmp_path / "record.json"
+    command = [sys.executable, "-m", "benchmarks.library", "--library", str(tmp_path / "out")]
+    options = ["--device", "cpu", "--pairs", "2", "--parallel", "1", "--out", str(record)]
+    done = subprocess.run(
+        [*command, *options],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        timeout=380,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    decayed, signs = json.loads(record.read_text())["rows"]
+    assert decayed["checks"]["clean"]["state"] == "passed"
+    assert "SIGSEGV" in decayed["checks"]["kernel"]["detail"]
+    assert decayed["speedup"] is None
+    states = {name: check["state"] for name, check in signs["checks"].items()}
+    skipped = {"cuda_graph", "streams", "autograd"}  # integers have no gradient
+    assert {n for n, s in states.items() if s == "skipped"} == skipped
+    assert {n for n, s in states.items() if s == "passed"} == set(NAMES) - skipped
+    assert signs["pairs"] == 2
+    assert str(tmp_path) not in record.read_text()
+
+
+def break_kernel(folder: Path, operator: str) -> None:
+    """A kernel that kills its process, in a library that is whole by its hashes."""
+    artefacts = [read_artefact(path) for path in (folder / "artefacts").glob("*.json")]
+    broken = tuple(
+        replace(a, candidate=replace(a.candidate, source=CRASHING + a.candidate.source))
+        if a.operator == operator
+        else a
+        for a in artefacts
+    )
+    export_package(Gathered(broken, ()), folder, "proven_kernels")
