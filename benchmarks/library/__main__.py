@@ -83,6 +83,8 @@ def prove(asked: argparse.Namespace) -> None:
         deadline = time.monotonic() + asked.seconds
         with ThreadPoolExecutor(max(1, asked.parallel)) as pool:
             list(pool.map(lambda row: checked(site, row, deadline, record), rows.values()))
+        for row in (r for r in rows.values() if r.out_of_memory):
+            checked(site, row, deadline, record)  # by itself this time
         timed(site, list(rows.values()), asked.pairs, deadline)
         record.write()
     print("\n".join(lines(list(rows.values()))))

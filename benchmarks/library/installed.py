@@ -14,9 +14,12 @@ from typing import Any
 
 from benchmarks.library.child import MARK
 from sandbox.errors import ConfigError
+from sandbox.spawn import zygote_environment
 
 CHILD = Path(__file__).with_name("child.py")
 INSTALL_S = 120
+MEASURED = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
+"""What the evaluator sets where it measures, as it sets it."""
 OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
 
 
@@ -59,7 +62,9 @@ class Site:
         paths = [self.folder / "lib", sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
         programs = f"{Path(sys.executable).parent}{os.pathsep}{plain.get('PATH', '')}"
         cache = self.folder / "cache"
+        here = zygote_environment(self.device, 0, len(os.sched_getaffinity(0)))
         return plain | {
+            **{name: here[name] for name in MEASURED},
             "PYTHONPATH": os.pathsep.join(dict.fromkeys(map(str, paths))),
             "PATH": programs,
             "XDG_CACHE_HOME": str(cache),

@@ -104,6 +104,10 @@ class Row:
         return self.checks.get(check, {}).get("state") == "passed"
 
     @property
+    def out_of_memory(self) -> bool:
+        return any(self.checks[n]["detail"].startswith("OutOfMemoryError") for n in self.wrong)
+
+    @property
     def wrong(self) -> list[str]:
         """Checks that failed or did not run."""
         return [n for n, c in self.checks.items() if c["state"] not in ("passed", "skipped")]
