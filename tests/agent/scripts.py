@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,19 @@ def candidate(name: str, source: str) -> Candidate:
 def proposer(sources: Sources) -> ScriptedProposer:
     """Names without sources are unsupported."""
     return ScriptedProposer({f"test/{name}": s for name, s in sources.items() if s})
+
+
+@dataclass
+class Clock:
+    """The campaign's, which only evaluations move: a busy machine's does not stop in between."""
+
+    now_s: float = 0.0
+
+    def read(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
 
 
 def local_engine(**evaluator: Any) -> LocalEngine:

@@ -1,9 +1,7 @@
 """The loop's decisions, with scripted doubles for proposer and evaluator."""
 
 import threading
-from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
@@ -33,26 +31,6 @@ SOFTMAX = [
     script(3, speedup=2.0),
     script(4, speedup=0.5),
 ]
-
-
-@dataclass
-class Clock:
-    """The campaign's, which only evaluations move: a busy machine's does not stop in between."""
-
-    now_s: float = 0.0
-
-    def read(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
-@pytest.fixture
-def clock(monkeypatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr("agent.campaign.time", SimpleNamespace(monotonic=found.read))
-    return found
 
 
 def test_the_best_candidate_is_found_confirmed_and_reported(tmp_path):

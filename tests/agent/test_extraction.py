@@ -124,6 +124,12 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def _however_small(monkeypatch):
+    """What a region takes of the whole, on a busy machine, decides nothing here."""
+    monkeypatch.setattr("agent.extraction.worker.SMALLEST", 0.0)
+
+
 def found_in(tmp_path: Path, text: str, top: int = 20) -> tuple[dict[str, dict], dict[str, str]]:
     """Regions by name, and sources by name."""
     path = written(tmp_path, text)

@@ -95,14 +95,14 @@ def test_a_run_that_was_resumed_with_a_larger_budget_is_replayed_too(tmp_path, e
     assert (result.tried, found) == (tried, [])
 
 
-def test_a_run_that_was_cut_short_is_replayed_as_far_as_it_came(tmp_path, endpoint):
+def test_a_run_that_was_cut_short_is_replayed_as_far_as_it_came(tmp_path, endpoint, clock):
     config = settings(Fsr(), 9)
-    engine = local_engine(seconds=0.05)
+    engine = local_engine(seconds=1, sleep=clock.sleep)  # 27 s for all
     with (
         open_run("first", config, tmp_path) as journal,
         open_proposers(journal, config, {}) as proposers,
     ):
-        limited = CampaignConfig(proposals_per_round=3, max_candidates_per_task=9, max_seconds=0.6)
+        limited = CampaignConfig(proposals_per_round=3, max_candidates_per_task=9, max_seconds=12)
         first = run_campaign(FEW, proposers, engine, journal, limited)
     engine.close()
     assert 0 < first.tried < 27
