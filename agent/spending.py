@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from agent.journal import Journal, Recorded
 
-LANE_STAGES = frozenset(("load", "verify", "start", "time"))
-"""Of an evaluation: those in which it holds its lane's device."""
+LANE_STAGES = frozenset(("open", "verify", "start", "warm", "time", "profile"))
+"""Of an evaluation: those in which it holds its lane's device; it is built and loaded beside."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,8 @@ def interfaces(tasks: Sequence[Task]) -> list[Interface]:
         input=sent,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",  # whatever a reference prints
         timeout=TIMEOUT_S,
         check=False,
     )
@@ -248,7 +249,7 @@ def main() -> None:
     """Tasks on stdin, interfaces as the last line of stdout."""
     tasks = [from_record(Task, record) for record in json.load(sys.stdin)]
     found = [to_record(interface(task)) for task in tasks]
-    print(json.dumps(found))
+    print("\n" + json.dumps(found))  # a reference may have left a line unfinished
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ def ask(module: str, about: str, request: dict[str, Any], timeout_s: float) -> A
             [sys.executable, "-m", module, str(os.getpid())],
             input=json.dumps(request),
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",  # whatever the user's code prints
             timeout=timeout_s,
             env={**os.environ, "PYTHONPATH": path},
             check=False,

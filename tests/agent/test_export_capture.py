@@ -54,6 +54,12 @@ def test_every_builtin_problem_can_be_an_operator_at_every_shape(device):
     }
 
 
+@pytest.mark.slow
+def test_what_a_reference_prints_does_no_harm():
+    [found] = interfaces([task(init="import os; os.write(1, b'\\xff without an end')")])
+    assert found.refused is None
+
+
 def test_arguments_state_and_outputs_are_told():
     linear = "self.inner = nn.Linear(3, 2); self.register_buffer('shift', torch.ones(2))"
     forward = "return self.inner(x) + self.shift * more[0], x.argmax(-1)"

@@ -56,6 +56,12 @@ def test_what_is_converted_is_another_candidate_with_the_same_device_source():
     assert "cupy" not in {alias.name for node in imports for alias in node.names}
 
 
+def test_lines_are_those_that_python_counts():
+    before = "# one\u2028two\x0c three\x85four\n" + EXAMPLE
+    assert convert(before).endswith(convert(EXAMPLE)[-200:])
+    assert "import cupy" not in convert(before)
+
+
 def test_what_the_conversion_adds_is_nothing_that_kernelbench_refuses():
     assert refusal(host_text()) is None
     assert refusal(convert(EXAMPLE)) is None

@@ -349,5 +349,5 @@ def test_a_process_that_dies_or_prints_is_told_in_one_line(tmp_path):
     crash = "\nimport ctypes\nctypes.string_at(0)\n"
     with pytest.raises(ConfigError, match="ended by SIGSEGV"):
         extract(written(tmp_path, CNN + crash), tmp_path / "tasks", "cpu", 3)
-    noisy = CNN + "\nprint('noise')\n"
+    noisy = CNN + "\nprint('noise')\nimport os\nos.write(2, b'\\xff')\n"
     assert extract(written(tmp_path, noisy), tmp_path / "tasks", "cpu", 1).files

@@ -7,7 +7,17 @@ import pytest
 
 from agent.journal import Journal
 from agent.scripted import scripted_evaluation
-from agent.timings import EVENT, Pulse, device_name, held_seconds, stages, timing_tables, timings
+from agent.spending import LANE_STAGES
+from agent.timings import (
+    BUSY,
+    EVENT,
+    Pulse,
+    device_name,
+    held_seconds,
+    stages,
+    timing_tables,
+    timings,
+)
 from sandbox.types import EvalConfig, Status
 from tests.agent.scripts import campaign, candidate, script
 
@@ -61,3 +71,8 @@ def test_pulses_are_recorded_as_events(tmp_path):
     campaign(tmp_path, {"a": [script(1)]})
     with Journal(tmp_path, read_only=True) as journal:
         assert json.loads(journal.events(EVENT)[-1])["lanes"] == 1
+
+
+def test_a_lane_is_paid_for_while_it_holds_the_device_alone():
+    assert set(BUSY) <= LANE_STAGES
+    assert not LANE_STAGES & {"prepare", "build", "load", "wait", "total"}

@@ -116,7 +116,8 @@ def _bound(tree: ast.Module) -> Iterator[str]:
 
 
 def _replaced(source: str, imports: list[ast.stmt]) -> str:
-    lines = source.splitlines(keepends=True)
+    # As Python's parser counts them: a form feed or U+2028 ends none.
+    lines = [line.decode() for line in source.encode().splitlines(keepends=True)]
     first = imports[0]
     for node in reversed(imports):
         lines[node.lineno - 1 : node.end_lineno] = [f"{line}\n" for line in _instead(node)]
