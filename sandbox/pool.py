@@ -43,6 +43,8 @@ CHANGED_BYTES = 64 << 20
 LARGE_SCALE = -3.0
 """Of the second: another sign and size, so that U[0,1) inputs do not make a ReLU the identity."""
 TAIL = 1.5
+UNSIGNED = frozenset(("uint16", "uint32", "uint64"))
+"""Without arithmetic, and without promotion to another type, in torch."""
 POOL_SHARE = 0.15
 """Of free memory that stored cases may take."""
 
@@ -101,8 +103,13 @@ def build_pool(
     """
     if not signature.outputs:
         raise InvalidReference("forward() returns no tensor")
-    if any(leaf.dtype.startswith("complex") for leaf in (*signature.inputs, *signature.outputs)):
+    if not any(leaf.elements for leaf in signature.outputs):
+        raise InvalidReference("forward() returns no element: whatever is empty would pass")
+    dtypes = {leaf.dtype for leaf in (*signature.inputs, *signature.outputs)}
+    if any(dtype.startswith("complex") for dtype in dtypes):
         raise InvalidReference("complex tensors: split them with torch.view_as_real")
+    if unsigned := dtypes & UNSIGNED:
+        raise InvalidReference(f"{min(unsigned)} tensors: torch compares them with none; use int64")
     if not signature.repeatable:
         raise InvalidReference("stochastic: equal inputs give different outputs under another seed")
     subject.attach_all(signature, 1, 1)

@@ -94,7 +94,8 @@ def _line(process: subprocess.Popen[bytes], deadline_s: float) -> bytes:
     assert process.stdout is not None
     found = b""
     while not found.endswith(b"\n"):
-        ready, _, _ = select.select([process.stdout], [], [], deadline_s - time.monotonic())
+        left_s = max(0.0, deadline_s - time.monotonic())
+        ready, _, _ = select.select([process.stdout], [], [], left_s)
         if not ready:
             raise TimeoutError
         piece = os.read(process.stdout.fileno(), 1 << 20)

@@ -46,6 +46,8 @@ RESULT = "torch.relu(x) * self.factor + 1.0"
         ("object()", "object"),
         ("x / 0", "not finite"),
         ("x * 1j", "complex"),
+        ("x[:0]", "no element"),
+        ("(x > 0).to(torch.uint16)", "uint16 tensors"),
         ("__import__('os')._exit(1)", "exited with code 1"),
         ("__import__('ctypes').string_at(0)", "SIGSEGV"),
     ],
