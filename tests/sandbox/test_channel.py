@@ -83,7 +83,7 @@ def test_a_frame_that_never_ends_times_out(ends: Pair, start: bytes) -> None:
     began = time.monotonic()
     with pytest.raises(ChannelTimeout):
         ends[0].receive(0.2)
-    assert 0.15 < time.monotonic() - began < 2
+    assert 0.15 < time.monotonic() - began < 20
 
 
 def test_bytes_in_a_trickle_do_not_extend_the_deadline(ends: Pair) -> None:

@@ -332,7 +332,7 @@ def test_a_worker_dies_with_its_parent(tmp_path: Path) -> None:
     os.waitpid(zygote, 0)
     began = time.monotonic()
     assert os.read(reader, 16) == b""  # the worker's end of the pipe closed: it is gone
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20, "it did not end of itself"
 
 
 def test_an_orphan_is_refused(tmp_path: Path) -> None:
