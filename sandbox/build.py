@@ -21,8 +21,9 @@ import torch
 
 from sandbox import copying, light
 from sandbox.cache import LIMITS, Shelf, cache_root, discard, locked, temporary_of
+from sandbox.cleanup import on_failure
 from sandbox.device import arch_list, fingerprint
-from sandbox.errors import DeviceError
+from sandbox.errors import DeviceError, SandboxFault
 from sandbox.handle import WorkerFailed
 from sandbox.light import Ways
 from sandbox.observation import Failure, FailureKind
@@ -83,6 +84,9 @@ def version_line(compiler: str) -> str:
 class Builder:
     """Compiles candidates of one toolchain; safe to use from several threads and processes."""
 
+    least_free_bytes = 64 << 20
+    """On the disk of the scratch folders, below which a failed build says nothing."""
+
     def __init__(
         self,
         cache: Path | None = None,
@@ -140,6 +144,12 @@ class Builder:
     def _compile(self, candidate: Candidate, config: EvalConfig, key: str) -> BuildReport:
         staging = temporary_of(self._folder / key)
         staging.mkdir(parents=True)
+        with on_failure(lambda: shutil.rmtree(staging, ignore_errors=True)):
+            return self._compile_to(staging, candidate, config, key)
+
+    def _compile_to(
+        self, staging: Path, candidate: Candidate, config: EvalConfig, key: str
+    ) -> BuildReport:
         with self._quiet.noise():
             worker = self._zygote.spawn(
                 "build",
@@ -162,6 +172,7 @@ class Builder:
             missing = reply.get("missing")
         except WorkerFailed as failed:
             failure = failed.failure
+            self._refuse_full_disk(worker.scratch)
         except (KeyError, TypeError, ValueError, OSError) as error:
             failure = Failure("build", FailureKind.PROTOCOL, message=f"bad artefacts: {error}")
         finally:
@@ -176,20 +187,38 @@ class Builder:
         (staging / "report.json").write_text(json.dumps(record))
         return replace(_read_report(self._shelf.put(key, staging)), cached=False)
 
+    def _refuse_full_disk(self, scratch: Path) -> None:
+        """A compiler that finds no room fails like one that finds an error: that is looked at here,
+        while the files it left are there.
+        """
+        free = shutil.disk_usage(scratch).free
+        if free < self.least_free_bytes:
+            raise SandboxFault(
+                f"{scratch.parent}: {free >> 20} MiB are free, too little to compile: free some"
+            )
+
 
 def _keep(source: Path, reply: dict[str, Any], target: Path) -> None:
     """Copy the libraries a build process made; only regular files of sane size, under our own
-    names.
+    names. Raises SandboxFault where they cannot be written.
     """
     for position, item in enumerate(list(reply["artifacts"])[:MAX_LIBRARIES]):
         folder = target / "artifacts" / str(position)
-        folder.mkdir(parents=True)
-        (folder / "key").write_text(str(item["key"])[:64])
+        _write(folder / "key", str(item["key"])[:64].encode(errors="replace"))
         with copying.opened_folder(source, f"artifacts/{position}") as made:
             for name in list(item["libraries"])[:MAX_LIBRARIES]:
                 plain = Path(str(name)).name
                 library = copying.read_regular(made, plain, LIBRARY_LIMIT_BYTES)
-                (folder / plain).write_bytes(library)
+                _write(folder / plain, library)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Into our cache: what fails here is no fault of the build's."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise SandboxFault(f"{path.parent}: a library cannot be kept ({error.strerror})") from error
 
 
 def _read_report(folder: Path) -> BuildReport:

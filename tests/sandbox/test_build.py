@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.build import Builder
+from sandbox.errors import SandboxFault
 from sandbox.observation import FailureKind
 from sandbox.types import Candidate, Language
 from tests.sandbox.conftest import FAST
@@ -49,6 +51,30 @@ def test_an_error_is_remembered_with_the_compilers_words(builder: Builder) -> No
         assert "BuildFailed" in found.failure.types
         assert "nonsense" in found.log
         assert found.cached is cached
+
+
+def test_a_full_disk_is_neither_an_error_of_the_source_nor_remembered(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = candidate(INLINE.format(value="no_such_name"))
+    monkeypatch.setattr(builder, "least_free_bytes", 1 << 60)
+    with pytest.raises(SandboxFault, match="too little to compile"):
+        builder.build(source, FAST)
+    monkeypatch.undo()
+    assert not builder.build(source, FAST).cached
+
+
+def test_a_library_that_cannot_be_kept_is_our_fault(builder: Builder) -> None:
+    source = candidate(INLINE.format(value=77))
+    builder.warm()  # with the limits that there were
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(SandboxFault, match="cannot be kept"):
+            builder.build(source, FAST)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert builder.build(source, FAST).failure is None
 
 
 def test_a_long_log_keeps_head_and_tail(builder: Builder) -> None:
