@@ -400,13 +400,14 @@ class _Campaign:
             self._push(run, job.kind, job.round, retried=True)
         elif isinstance(error, ModelError) and not isinstance(error, AwaitingReplies):
             run.halted = str(error)
+        elif job.kind is Kind.BUILD and isinstance(error, DeviceError | SandboxFault | LaneLost):
+            assert job.record is not None
+            self._push_built(run, job.record)  # Its evaluation builds it, and says what is missing.
         elif job.kind is Kind.PROPOSE or isinstance(error, SandboxFault | LaneLost):
             run.owed = isinstance(error, AwaitingReplies)
             self._end(run, Stage.STOPPED, str(error))
         elif job.record is None or not isinstance(error, DeviceError):
             self._fail(error)
-        elif job.kind is Kind.BUILD:
-            self._push_built(run, job.record)  # Its evaluation will say what is missing.
         elif self.proven:  # One language's compiler is missing: the others can go on.
             candidate = job.record.proposal.candidate
             missing = sandbox_error(candidate, self.config.evaluation, error)

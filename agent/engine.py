@@ -205,9 +205,16 @@ def measured_of(preparation: object, facts: object) -> Measured:
 
 
 def build_with(build: Build | None, candidate: Candidate, config: EvalConfig) -> None:
-    """Fill the build cache, if there is anything to fill it with."""
-    if build is not None:
-        build(candidate, config)
+    """Fill the build cache, if there is anything to fill it with; what goes wrong there that is
+    not told is a fault of ours.
+    """
+    try:
+        if build is not None:
+            build(candidate, config)
+    except WarpsmithError:
+        raise
+    except Exception as error:  # one build that fails must not end the campaign
+        raise SandboxFault(f"building {candidate.id}: {error!r}") from error
 
 
 def sandbox_error(candidate: Candidate, config: EvalConfig, error: Exception) -> Evaluation:

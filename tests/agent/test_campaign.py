@@ -1,6 +1,7 @@
 """The loop's decisions, with scripted doubles for proposer and evaluator."""
 
 import threading
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,10 +12,11 @@ from agent.engine import LocalEngine
 from agent.journal import Journal, Purpose
 from agent.lanes import LaneLost
 from agent.outcome import Stage, reports
-from agent.scripted import ScriptedEvaluator
+from agent.scripted import ScriptedEvaluator, ScriptedProposer
+from agent.types import FIRST_TURN
 from rewards import speedup
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault
-from sandbox.types import Status
+from sandbox.types import Language, Status
 from tests.agent.scripts import (
     calls,
     campaign,
@@ -219,6 +221,30 @@ def test_a_task_that_cannot_be_prepared_is_tried_again_and_ends_alone(tmp_path, 
     rows = campaign(tmp_path / "run", sources, engine).tasks
     engine.close()
     assert [row.stage for row in rows] == [Stage.DONE, stage, Stage.DONE]
+
+
+class Inline(ScriptedProposer):
+    """Proposes what is built ahead."""
+
+    def propose(self, task, history, n, turn=FIRST_TURN):
+        made = super().propose(task, history, n, turn)
+        kernels = [replace(p.candidate, language=Language.CUDA_INLINE) for p in made]
+        return [replace(p, candidate=k) for p, k in zip(made, kernels, strict=True)]
+
+
+@pytest.mark.parametrize("error", [OSError("no space"), SandboxFault("zygote"), LaneLost("node")])
+def test_a_build_that_fails_through_us_is_left_to_the_evaluation(tmp_path, error):
+    def build(candidate, config):
+        raise error
+
+    engine = LocalEngine(ScriptedEvaluator, build)
+    config = CampaignConfig(device="cuda")
+    with Journal(tmp_path) as journal:
+        found = run_campaign(
+            [make_task("a")], [Inline({"test/a": SOFTMAX})], engine, journal, config
+        )
+    engine.close()
+    assert (found.tasks[0].tried, found.tasks[0].verdict) == (4, "win")
 
 
 def test_many_tasks_share_the_lanes(tmp_path):
