@@ -45,7 +45,12 @@ def environment_of(folder: Path, **variables: str) -> dict[str, str]:
     return os.environ | {"WARPSMITH_CACHE": str(folder / "cache"), **variables}
 
 
-def run(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Done:
+def run(
+    folder: Path,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 200,
+) -> Done:
     """One command line, to its end."""
     done = subprocess.run(
         [*COMMAND, *arguments],
@@ -53,7 +58,7 @@ def run(folder: Path, *arguments: str, environment: Mapping[str, str] | None = N
         env=environment_of(folder, **(environment or {})),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=timeout_s,
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)

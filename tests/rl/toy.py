@@ -5,28 +5,17 @@ from pathlib import Path
 from agent.config import load_optimize
 from agent.features.proposer import FeatureProposer
 from agent.journal import Journal
-from agent.prompts.render import Scene, fenced, render_contrast, render_propose
 from agent.scripted import scripted_evaluation
-from agent.types import Attempt, Measured, Proposal
+from agent.types import Measured
 from kernelbench.suite import load_tasks
 from rewards import speedup
-from rl.config import HeldOut
-from rl.data import Example, build_dataset, save_dataset
-from rl.plain import plain
 from sandbox.doctor import describe
-from sandbox.types import Candidate, EvalConfig, Language, Status
-from tests.conftest import PROTOCOL, run
+from sandbox.types import EvalConfig, Status
+from tests.conftest import run
 
 MEASURED = Measured(copy_bytes_s=6e9, matmul_flops={"float32": 2.26e10}, cache_bytes=32 << 20)
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """Several spin where other processes want the cores: one is 5 times as fast on a busy machine."""
-SLOW = {
-    "-O0": ("", ""),
-    "-O0', '-fwrapv": ("", ""),
-    "-O0', '-ftrapv": ("] = (float)(", "] = 0.5f * (float)("),
-    "-O0', '-fno-inline": ("] = (float)(", "] = 1.0f + (float)("),
-}
-"""Flags of slow kernels, and what makes half of them wrong."""
 KERNELS = 3
 """Of each task, to learn from."""
 
@@ -60,15 +49,6 @@ proposals_per_round: 4
 max_candidates_per_task: 4
 evaluation: {EVALUATION}
 """
-MEASURING = """
-device: cpu
-engine: local
-proposals_per_round: 8
-max_candidates_per_task: 12
-tasks_at_once: 1
-evaluation:
-  search_pairs: 3
-  """ + PROTOCOL.replace("\n", "\n  ")
 TRAIN = """
 model: new
 name: toy
@@ -85,14 +65,6 @@ reward: {kind: milestones, partial: 0.3, format_weight: 0.2}
 """
 
 
-def chain(links: int) -> str:
-    """Three passes over memory a link in eager, one pass for all of them in C++."""
-    formula = "x"
-    for link in range(1, links + 1):
-        formula = f"({formula} * 0.7 + x * 0.{link})"
-    return f"torch.tanh({formula})"
-
-
 def write(folder: Path) -> None:
     """The problems and configs of the toy."""
     (folder / "problems").mkdir()
@@ -101,45 +73,6 @@ def write(folder: Path) -> None:
     learn = CAMPAIGN.replace("max_candidates_per_task: 4", "max_candidates_per_task: 6")
     (folder / "learn.yaml").write_text(learn + "tasks_at_once: 1\n")
     (folder / "toy.yaml").write_text(TRAIN)
-
-
-def contrasting(folder: Path) -> None:
-    """A checkpoint that writes slow and wrong kernels for a task it sees first, and the vectorised
-    one where a right one is shown.
-    """
-    (folder / "problems" / "chain.py").write_text(PROBLEM.format(formula=chain(8)))
-    (folder / "learn.yaml").write_text(MEASURING)
-    (folder / "toy.yaml").write_text(
-        TRAIN.replace("group: 4", "group: 8").replace(
-            "epochs: 30, learning_rate: 4.0e-3", "epochs: 100, learning_rate: 2.0e-3"
-        )
-    )
-    evaluation = load_optimize(str(folder / "learn.yaml")).evaluation
-    [task] = load_tasks(str(folder / "problems" / "chain.py"), "cpu")
-    [made] = FeatureProposer().propose(task, [], 1)
-    fast = plain(made.candidate.source)
-    examples = []
-    for number, (flag, (old, new)) in enumerate(SLOW.items(), 1):
-        scene = Scene(task, Language.CPP, describe("cpu"), MEASURED, evaluation)
-        slow = fast.replace("#pragma omp simd\n", "").replace("-O3", flag).replace(old, new)
-        candidate = Candidate(task.id, Language.CPP, slow)
-        judged = scripted_evaluation(candidate, evaluation, Status.PASSED, 0.1)
-        shown = Attempt(Proposal(candidate, "toy"), judged, speedup.reward(judged))
-        for kind, messages, why, source in (
-            ("propose", render_propose(scene), f"One loop, built number {number}.", slow),
-            (
-                "contrast",
-                render_contrast(scene, [shown]),
-                f"Faster than {number}: SIMD.",
-                fast,
-            ),
-        ):
-            reply = f"{why}\n\n{fenced(source, 'python')}\n"
-            examples.append(Example(task.id, "toy", kind, messages, reply, 1.0, "toy"))
-    save_dataset(build_dataset(examples, HeldOut(0.0, 0.0)), folder / "data")
-    trained = ("train", "sft", "--data", "data", "--to", "policy", "--config", "toy.yaml")
-    done = run(folder, *trained, environment=ONE_THREAD)
-    assert done.code == 0, done.err
 
 
 def fitted(folder: Path) -> Path:
