@@ -222,6 +222,14 @@ def test_a_kernel_that_fails_is_left_out_for_every_signature(tmp_path, caplog):
     assert len(caplog.records) == 1
 
 
+def test_a_kernel_that_fails_in_several_threads_at_once_is_told_of_once(op, caplog):
+    inside = op.dispatch.find(inputs(), "[]", torch.device("cpu"))
+    for _ in range(2):  # both were in the kernel when it failed
+        op.dispatch.give_up(inside.row.kernel, ValueError("no"))
+    assert inside.loaded is None
+    assert len(caplog.records) == 1
+
+
 def test_a_kernel_draws_no_gradients_and_leaves_the_mode_as_it_was(op):
     x, weight = inputs()
     assert not op(x, weight.requires_grad_(False)).requires_grad

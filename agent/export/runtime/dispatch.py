@@ -85,10 +85,13 @@ class Dispatch:
     def give_up(self, kernel: str, error: BaseException) -> None:
         """From now on the reference does the work of this kernel, named by its id."""
         with models.LOADING:
+            told = kernel in self._kernels and self._kernels[kernel] is None
             self._kernels[kernel] = None
             for chosen in [c for rows in list(self._here.values()) for c in rows.values()]:
                 if chosen.row.kernel == kernel:
                     chosen.loaded = None
+        if told:  # by another thread, whose call was under way too
+            return
         logger.warning(
             "%s.%s: kernel %s is not used: %s: %s; the reference does its work",
             *(self._package, self.operator.name, kernel, type(error).__name__, error),
