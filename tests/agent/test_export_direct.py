@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agent.export.overhead import operator_ms, probe
@@ -165,6 +166,15 @@ def test_a_fallback_is_differentiated_as_the_reference_is(op):
     [first] = torch.autograd.grad(op(x, weight).sum(), x, create_graph=True)
     [second] = torch.autograd.grad(first.sum(), x)
     torch.testing.assert_close(second, -torch.sin(x))
+
+
+def test_forward_mode_gradients_are_the_references(op):
+    x, weight = inputs()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        found = forward_ad.unpack_dual(op(dual, weight)).tangent
+    torch.testing.assert_close(found, torch.cos(x) * weight)
+    assert op.dispatch.counts.read() == {"forward-mode gradients": 1}
 
 
 def test_an_operator_for_inference_only_still_raises_in_its_backward_pass(tmp_path):

@@ -135,12 +135,10 @@ class Slow:
 def test_turns_tell_what_is_slower_from_what_is_not(user, monkeypatch):
     monkeypatch.setattr(measure, "BATCH_S", 0.002)
     monkeypatch.setattr(measure, "ROUNDS", 5)
-    patches = {"slow": Slow(user.model, 3e-4), "equal": Slow(user.model, 0.0)}
+    patches = {"slow": Slow(user.model, 5e-3), "equal": Slow(user.model, 0.0)}
     done = [measure.measure(user, patches, "cpu", seed) for seed in range(3)]
-    slow = summarise(done, "slow")
-    assert slow.slower
-    assert slow.says == "slower"
-    assert summarise(done, "equal").speedup.value > 2 * slow.speedup.value
+    # What an interval then says is below: on a machine that other work is using it may hold 1.0.
+    assert summarise(done, "equal").speedup.value > 2 * summarise(done, "slow").speedup.value
 
 
 def process(log: float) -> Process:
@@ -153,6 +151,9 @@ def test_an_interval_that_holds_one_says_so():
     assert found.speedup.low < 1 < found.speedup.high
     assert "the interval holds 1.0" in str(found)
     assert summarise([process(0.1), process(0.11), process(0.1)], "x").says == "faster"
+    slower = summarise([process(-0.1), process(-0.11), process(-0.1)], "x")
+    assert slower.slower
+    assert slower.says == "slower"
 
 
 @pytest.mark.parametrize("inner", ["", "source", f"source/{NAME}"])

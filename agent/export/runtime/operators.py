@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from agent.export.runtime import direct, models, records
 from agent.export.runtime.dispatch import Arguments, Chosen, Dispatch
@@ -150,6 +151,9 @@ class Custom:
         return not (self._inference_only and torch.is_grad_enabled() and _needs(arguments))
 
     def _direct(self, arguments: Arguments, init: str) -> Result:
+        if forward_ad._current_level >= 0:  # a kernel would drop the tangents
+            self.dispatch.counts.add("forward-mode gradients")
+            return self._own(self._refer(arguments, init), arguments)
         chosen = self.dispatch.find(arguments, init, arguments[self._first].device)
         if chosen is not None:
             if torch.is_grad_enabled() and _needs(arguments):
