@@ -1,6 +1,5 @@
 """`apply`: what stays in a model is right end to end and not slower; the rest is taken back."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -112,30 +111,29 @@ def test_nothing_compared_is_no_success():
     assert Verified((Check("output 0", 0.0, 1e-6, True),)).passed
 
 
-class Slow:
-    """A patch that costs, or one that does nothing."""
+class Repeated:
+    """A patch that runs the model's own forward several times: as much slower on any machine."""
 
-    def __init__(self, model: nn.Module, seconds: float) -> None:
-        self.model, self.seconds, self.own = model, seconds, model.forward
+    def __init__(self, model: nn.Module, times: int) -> None:
+        self.model, self.times, self.own = model, times, model.forward
 
     def on(self) -> None:
-        self.model.forward = self.delayed
+        self.model.forward = self.repeated
 
     def off(self) -> None:
         del self.model.forward
 
-    def delayed(self, x):
-        end = time.perf_counter() + self.seconds
-        while time.perf_counter() < end:
-            pass
+    def repeated(self, x):
+        for _ in range(self.times - 1):
+            self.own(x)
         return self.own(x)
 
 
 @pytest.mark.alone
 def test_turns_tell_what_is_slower_from_what_is_not(user, monkeypatch):
-    monkeypatch.setattr(measure, "BATCH_S", 0.002)
+    monkeypatch.setattr(measure, "BATCH_S", 2e-4)
     monkeypatch.setattr(measure, "ROUNDS", 5)
-    patches = {"slow": Slow(user.model, 5e-3), "equal": Slow(user.model, 0.0)}
+    patches = {"slow": Repeated(user.model, 12), "equal": Repeated(user.model, 1)}
     done = [measure.measure(user, patches, "cpu", seed) for seed in range(3)]
     # What an interval then says is below: on a machine that other work is using it may hold 1.0.
     assert summarise(done, "equal").speedup.value > 2 * summarise(done, "slow").speedup.value
