@@ -35,6 +35,7 @@ PIECE_S ?= 480
 SEED ?= 0
 # Files begin in the order of tests/conftest.py, not by how many tests they hold.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+ALONE := $(shell grep -rl 'mark\.alone' tests --include='test_*.py')
 
 .PHONY: help install campaign train-demo demo test test-full test-gpu lint clean
 
@@ -83,7 +84,7 @@ demo: $(STAMP) ## Replay the recorded run DEMO_RUN without GPU, key or network, 
 
 test: lint ## Lint, types and tests, on 2 cores without a GPU
 	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'not slow and not gpu and not alone' $(PARALLEL)
-	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'alone and not slow and not gpu'
+	PATH="$(BIN):$$PATH" $(RUN) -m pytest $(ALONE) -m 'alone and not slow and not gpu'
 
 lint: $(DEV_STAMP)
 	$(RUN) -m ruff check .
@@ -92,7 +93,7 @@ lint: $(DEV_STAMP)
 
 test-full: $(DEV_STAMP) $(TRAIN_STAMP) ## The long suites and training as well
 	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'not gpu and not alone' $(PARALLEL)
-	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'alone and not gpu'
+	PATH="$(BIN):$$PATH" $(RUN) -m pytest $(ALONE) -m 'alone and not gpu'
 
 test-gpu: ## GPU tests with whatever interpreter is given (PYTHON=...)
 	$(PYTHON) -m pytest tests -m gpu -p no:cacheprovider

@@ -188,6 +188,13 @@ def test_the_model_is_told_what_was_wrong(campaign):
     assert "timed rounds" in third
 
 
+def test_the_winner_is_audited(campaign):
+    folder, _, _ = campaign
+    done = run(folder, "audit", "first")
+    assert done.code == 0, done.err
+    assert "every timed output was compared" in " ".join(done.out.split())
+
+
 def test_the_key_is_nowhere_on_disk(campaign):
     folder, _, _ = campaign
     kept = [p.read_bytes() for p in folder.rglob("*") if p.is_file()]

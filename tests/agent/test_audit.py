@@ -206,6 +206,7 @@ class Listed:
         return [Proposal(Candidate(task.id, Language.TORCH, s), self.name) for s in sources]
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_a_real_campaigns_winner_is_audited(tmp_path: Path) -> None:
     engine = LocalEngine(partial(LocalEvaluator, "cpu", cache_dir=tmp_path / "cache"), build)
