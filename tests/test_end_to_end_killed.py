@@ -1,4 +1,9 @@
-"""kill -9 of `warpsmith optimize` at any moment, then the same command: real workers and builds."""
+"""kill -9 of `warpsmith optimize` at any moment, then the same command: real workers and builds.
+
+`make test` has its parts: a campaign killed with a scripted device (agent/test_campaign_resume.py)
+or with requests in flight (agent/test_model_killed.py), a supervisor with workers
+(sandbox/test_workers.py).
+"""
 
 import os
 import random
@@ -164,6 +169,7 @@ def moments_of(seed: int, kills: int) -> list[tuple[int, float]]:
     return [(dice.randrange(EVENTS), LINGER_S * dice.random()) for _ in range(kills)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_killed_campaign_goes_on_and_leaves_nothing_behind(tmp_path):
     campaign = Campaign(tmp_path, {"gate": FORMULAS["gate"]})
