@@ -134,12 +134,12 @@ def _forked(line: bytes, children: list[int]) -> bytes:
     """
     reader, writer = os.pipe()
     pid = os.fork()
-    children.append(pid)
     if pid == 0:
         os.close(reader)
         with contextlib.suppress(BaseException), os.fdopen(writer, "wb") as pipe:
             pipe.write(_reply(json.loads(line)))
         os._exit(0)
+    children.append(pid)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         reply = pipe.read()

@@ -41,7 +41,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-"""Some 3000 small operations in eager, one loop in C++: a factor that hides any noise."""
+"""Some 3000 small operations in eager, one loop in C++: a factor that hides most noise."""
 
 FAST = r'''import ctypes
 
