@@ -79,6 +79,16 @@ def preload(imports: Sequence[str]) -> None:
         for name in ("cupy", "triton", "triton.language"):
             with contextlib.suppress(ImportError):
                 __import__(name)
+        complete_headers()
+
+
+def complete_headers() -> None:
+    """For candidates in cupy, which is imported already, if at all."""
+    from sandbox.worker import headers
+
+    cupy = sys.modules.get("cupy")
+    if cupy is not None:
+        headers.complete(cupy.cuda.compiler, cupy.cuda.driver.get_build_version() // 1000)
 
 
 def forks_have_cuda() -> bool:

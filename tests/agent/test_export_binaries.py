@@ -247,6 +247,25 @@ def test_nvrtc_compiles_for_architectures_that_are_not_here(arch):
     assert symbols["t<float>"].encode() in cubin
 
 
+def test_headers_that_the_packages_lack_come_from_a_toolkit_of_their_version(tmp_path, monkeypatch):
+    wheels, old, new = (tmp_path / name for name in ("site", "cuda-12", "cuda-13"))
+    cccl = wheels / nvrtc.CUPY_CCCL / "cub"
+    own = wheels / "nvidia/cu13/include"
+    for folder in (cccl, own, *(home / "include/crt" for home in (old, new))):
+        folder.mkdir(parents=True)
+    for include, number in ((own, 13000), (old / "include", 12080), (new / "include", 13010)):
+        (include / "cuda.h").write_text(f"#define CUDA_VERSION {number}\n")
+        (include / "cuda_fp16.h").touch()
+    for home in (old, new):
+        (home / "include/cccl").mkdir()
+        (home / "include/crt/mma.h").touch()
+    monkeypatch.setattr(nvrtc, "_sites", lambda: [wheels])
+    monkeypatch.setenv("CUDA_HOME", str(old))
+    monkeypatch.setenv("CUDA_PATH", str(new))
+    folders = [cccl, own, new / "include/cccl", new / "include"]
+    assert nvrtc.headers() == list(map(str, folders))
+
+
 @needs_nvrtc
 def test_a_source_that_nvrtc_refuses_is_told_with_its_log():
     with pytest.raises(nvrtc.NvrtcError, match="undefined"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 
 COMMON = ("-ftz=true", "--device-as-default-execution-space")
 STANDARD = "--std=c++17"
+CUPY_CCCL = "cupy/_core/include/cupy/_cccl"
 
 
 class NvrtcError(Exception):
@@ -92,14 +94,36 @@ def candidates() -> Iterator[str]:
 
 
 def headers() -> list[str]:
-    """Folders with cuda_fp16.h, and CCCL beside it where it is there."""
-    found = [r / "include" for r in _roots() if (r / "include" / "cuda_fp16.h").is_file()]
-    return [str(f) for folder in found[:1] for f in (folder, folder / "cccl") if f.is_dir()]
+    """Folders to search, as cupy does: the CCCL that cupy brings, where it is installed, then
+    cuda_fp16.h and its like; at the end what those lack, from a toolkit of the same major version.
+    """
+    found = [folder for site in _sites() for folder in sorted((site / CUPY_CCCL).glob("*"))]
+    includes = [root / "include" for root in _roots()]
+    own = next((folder for folder in includes if (folder / "cuda_fp16.h").is_file()), None)
+    if own is not None:
+        alike = [own, *(folder for folder in includes if _major(folder) == _major(own))]
+        found += [own, *[folder / "cccl" for folder in alike if (folder / "cccl").is_dir()][:1]]
+        found += [folder for folder in alike if (folder / "crt" / "mma.h").is_file()][:1]
+    return [str(folder) for folder in dict.fromkeys(found)]
+
+
+def _major(include: Path) -> str | None:
+    """`13` of CUDA 13.0, as an include folder's cuda.h says; None where it does not."""
+    try:
+        text = (include / "cuda.h").read_text(errors="replace")
+    except OSError:
+        return None
+    number = re.search(r"^#define CUDA_VERSION (\d+)\d{3}\b", text, re.MULTILINE)
+    return None if number is None else number[1]
+
+
+def _sites() -> list[Path]:
+    found = {sysconfig.get_path("purelib"), str(Path(torch.__file__).parents[1])}
+    return [Path(site) for site in sorted(found)]
 
 
 def _roots() -> list[Path]:
-    sites = {sysconfig.get_path("purelib"), str(Path(torch.__file__).parents[1])}
-    wheels = [p for site in sorted(sites) for p in sorted((Path(site) / "nvidia").glob("*"))]
+    wheels = [p for site in _sites() for p in sorted((site / "nvidia").glob("*"))]
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     return [*wheels, *(Path(home) for home in homes if home)]
 
