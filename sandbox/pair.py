@@ -25,6 +25,7 @@ from sandbox.keepsake import HandedOver, Keepsake
 from sandbox.observation import CaseObservation, Errors, RoundObservation
 from sandbox.plan import Plan
 from sandbox.quiet import Quiet
+from sandbox.statistics import full_rounds
 from sandbox.structure import structure
 from sandbox.subject import Signature, Subject
 from sandbox.types import EvalConfig
@@ -66,10 +67,14 @@ class ProcessPair:
         *,
         new_weights: bool = True,
         strict: bool = True,
+        judged: bool = True,
     ) -> None:
         """`new_weights`: overwrite parameters at secret moments, as a training loop would.
 
         `strict`: whatever is loaded for other candidates stands still in timed regions.
+
+        `judged`: False where both sides are trusted; their outputs are not compared, and no call is
+        alone in its "go".
         """
         self.number = number
         self.reference = reference
@@ -79,6 +84,7 @@ class ProcessPair:
         self.config = config
         self.synchronize = synchronize
         self.new_weights = new_weights and bool(signature.state)
+        self.judged = judged
         self.silence = partial(quiet.timed, strict=strict)
         self.overhead_s = 0.0
         self.secret = random.Random(secrets.randbits(64))
@@ -161,6 +167,8 @@ class ProcessPair:
 
     def schedule(self) -> list[bool]:
         """True for single-set rounds: at least one, at a secret place that is met early."""
+        if not self.judged:
+            return [False] * full_rounds(self.config)
         count = max(1, round(self.config.rounds * self.config.single_share))
         kinds = [True] * count + [False] * (self.config.rounds - count)
         self.secret.shuffle(kinds)
@@ -192,13 +200,14 @@ class ProcessPair:
                 else:
                     seconds, collect = self.run_reference(sets, single)
                 times[side] = (seconds, collect)
-        with self.frozen():  # no thread of it mends an output while outputs are compared
-            self.handed_over.put_back()
-            case = replace(
-                case,
-                **differences(self.reference, self.candidate, self.signature, sets),
-                bounds=tuple(bounds),
-            )
+        if self.judged:
+            with self.frozen():  # no thread of it mends an output while outputs are compared
+                self.handed_over.put_back()
+                case = replace(
+                    case,
+                    **differences(self.reference, self.candidate, self.signature, sets),
+                    bounds=tuple(bounds),
+                )
         if self.keep is None:  # kept in an earlier round
             case = replace(case, stale=not self.keepsake.intact())
         elif not single:

@@ -11,6 +11,9 @@ from sandbox.types import EvalConfig
 
 MEMORY_SHARE = 0.75
 """Of free memory for arenas and retained outputs; the rest is the models' own temporaries."""
+MANY_SHARE = 0.55
+"""Of free memory beyond LEAST_SETS: among temporaries of another size, torch's allocator may take
+twice what retained outputs need (an RMS norm in bf16 ran an H200 out of memory)."""
 WARM_SETS = 2
 FILL_S = 0.03
 """What making a round's inputs may cost: fresh values for every call are not free on the CPU."""
@@ -57,6 +60,9 @@ def plan(signature: Signature, config: EvalConfig, free_bytes: int) -> Plan:
     warm_bytes = 2 * signature.input_bytes + signature.output_bytes
     for warm in (WARM_SETS, 1):
         fits = int((budget - warm * warm_bytes) // per_set)
+        if fits > LEAST_SETS:
+            many = int((MANY_SHARE * free_bytes - warm * warm_bytes) // per_set)
+            fits = max(LEAST_SETS, many)
         if fits >= 1:
             affordable = max(LEAST_SETS, int(FILL_S / max(signature.fill_s, 1e-7)))
             return Plan(max(1, min(wanted, fits, affordable, config.max_sets)), warm)

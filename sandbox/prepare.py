@@ -40,6 +40,11 @@ COMPILE_TIMEOUT_S = 600.0
 """For a baseline's first call: max-autotune benchmarks hundreds of kernels."""
 BASELINE_BOUND = Errors(1.0, 1.0, 1e9)
 """Baselines are trusted; they are timed, not judged."""
+ROOM_SHARE = 0.2
+"""Of free memory: what a pair may take before idle workers give theirs back, and the ends of
+earlier ones are waited for."""
+LESS_SHARE = 0.5
+"""Of free memory, for a second try where the first plan left a reference too little."""
 KEPT_WARM = 4
 """Reference workers that wait for the next candidate of their task."""
 WARM_BYTES = 4 << 30
@@ -95,6 +100,10 @@ class Preparation:
         return self.pools[0].signature
 
 
+class NoRoom(InvalidReference):
+    """The reference ran out of memory beside what was planned for its calls."""
+
+
 class Preparer:
     """Prepares tasks on one device; null experiments and baselines are cached on disk.
 
@@ -127,6 +136,21 @@ class Preparer:
 
         `started` is a reference worker with the task loaded, whose start could be done before.
         """
+        for share in (1.0, LESS_SHARE):
+            try:
+                return self._prepare(task, config, started, share)
+            except NoRoom as error:
+                refused = str(error)  # the exception's frames hold gigabytes of cases
+            started = None
+            self.cool()
+            self.stand.settle()
+            logger.info("once more with the room of everything else: %s", refused)
+        raise NoRoom(refused)
+
+    def _prepare(
+        self, task: Task, config: EvalConfig, started: Subject | None, share: float
+    ) -> Preparation:
+        """Planned for this share of the free memory."""
         known = self.is_timed(task, config)
         subject, pools = self._pools(task, config, started, randomise=True)
         if known:
@@ -136,10 +160,14 @@ class Preparer:
             subject.close()  # The null experiment and baselines need the room.
         if task.device == "cuda":
             torch.cuda.empty_cache()  # the plan counts what the driver has
-        scheme = plan(pools[0].signature, config, free_bytes(task.device))
+        room = int(share * free_bytes(task.device))
+        scheme = plan(pools[0].signature, config, room)
+        if not known and scheme.bytes(pools[0].signature) > ROOM_SHARE * room:
+            self.rest()
+            self.stand.settle()
         null, baselines = self.measured(task, config, pools[0].signature, scheme)
         short = replace(config, batch_ms=min(config.batch_ms, config.search_batch_ms))
-        search = plan(pools[0].signature, short, free_bytes(task.device))
+        search = plan(pools[0].signature, short, int(share * free_bytes(task.device)))
         return Preparation(
             task,
             pools,
@@ -365,6 +393,7 @@ class Preparer:
                     config,
                     self.synchronize,
                     self.stand.quiet,
+                    judged=False,
                 )
                 self.stand.settle()
                 with undisturbed(self.stand.gpu):
@@ -394,7 +423,10 @@ def reference_failed(task: Task, failed: WorkerFailed) -> Exception:
     first = words[0][:300] if words else ""
     if failure.kind is FailureKind.CLAIMED:
         kind = failure.types[0] if failure.types else "error"
-        return InvalidReference(f"{task.id}: the reference failed with {kind}: {first}")
-    if failure.kind in (FailureKind.TIMEOUT, FailureKind.MEMORY, FailureKind.DIED):
+        error = NoRoom if set(failure.types) & MEMORY_TYPES else InvalidReference
+        return error(f"{task.id}: the reference failed with {kind}: {first}")
+    if failure.kind is FailureKind.MEMORY:
+        return NoRoom(f"{task.id}: the reference's worker: {first}")
+    if failure.kind in (FailureKind.TIMEOUT, FailureKind.DIED):
         return InvalidReference(f"{task.id}: the reference's worker: {first}")
     return SandboxFault(f"{task.id}: the reference's worker: {first}")

@@ -30,7 +30,7 @@ from sandbox.observation import (
 )
 from sandbox.pair import ProcessPair
 from sandbox.pool import Pool, timed_bounds
-from sandbox.prepare import Preparation, Preparer
+from sandbox.prepare import ROOM_SHARE, Preparation, Preparer
 from sandbox.provenance import provenance
 from sandbox.stand import Stand
 from sandbox.static.scan import scan
@@ -45,8 +45,6 @@ UNMATCHED = (
 )
 MEMORY_TYPES = frozenset({"MemoryError", "OutOfMemoryError"})
 
-ROOM_SHARE = 0.2
-"""Of free memory: what a pair may take before the ends of earlier workers are waited for."""
 CACHE_LIMIT = 512 << 20
 """Bytes of a candidate's Triton or cupy cache handed to its later workers."""
 

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from sandbox.observation import RoundObservation
 from sandbox.types import EvalConfig, Interval, Pair
 
+EARLY_SHARE = 0.2
+"""Of the allowed error: for giving a candidate up before `min_pairs`, on the null experiment's few
+ratios alone; the rest is for the looks from `min_pairs` on."""
 WIDEST = 300.0
 """Half-width in log speedup beyond which an interval is cut: e^300 is still a float64."""
 
@@ -76,8 +79,12 @@ def charged_collect(rounds: Sequence[RoundObservation]) -> float:
     return middle if middle > max(3 * spread, 0.01 * batch, 20e-6) else 0.0
 
 
-def interval(pairs: Sequence[Pair], null: Null, config: EvalConfig) -> Interval:
+def interval(
+    pairs: Sequence[Pair], null: Null, config: EvalConfig, *, early: bool = False
+) -> Interval:
     """The speedup over pairs with its t-interval; the null experiment's spread is pooled in.
+
+    `early`: at the level for giving up before `min_pairs`.
 
     Pooling is refused when the pairs scatter more than the null did: allowed up to four times its
     variance, the 95 % interval of three pairs covered 91 % (simulated). With one pair the null
@@ -86,7 +93,8 @@ def interval(pairs: Sequence[Pair], null: Null, config: EvalConfig) -> Interval:
     logs = [p.log_speedup for p in pairs]
     value = statistics.fmean(logs)
     looks = config.max_pairs - config.min_pairs + 1
-    level = 1 - (1 - config.confidence) / looks
+    share = EARLY_SHARE / (config.min_pairs - 1) if early else (1 - EARLY_SHARE) / looks
+    level = 1 - (1 - config.confidence) * share
     own_dof, null_dof = len(logs) - 1, len(null.log_ratios)
     own = statistics.variance(logs) if own_dof else 0.0
     prior = null.deviation**2
@@ -117,7 +125,8 @@ def enough(pairs: Sequence[Pair], null: Null, config: EvalConfig, to_beat: float
         return False
     if len(pairs) >= config.max_pairs:
         return True
-    now = interval(pairs, null, config)
+    early = to_beat is None and len(pairs) < config.min_pairs
+    now = interval(pairs, null, config, early=early)
     slack = math.exp(2 * null.floor)
     bar = max(to_beat or 0.0, 1.0)
     if now.high * slack < bar:

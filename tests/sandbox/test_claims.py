@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sandbox.errors import InvalidReference
 from sandbox.observation import Errors
-from sandbox.plan import MEMORY_SHARE, plan
+from sandbox.plan import LEAST_SETS, MANY_SHARE, MEMORY_SHARE, plan
 from sandbox.pool import Case, bound, refuse_degenerate, timed_bounds, truth_leaf
 from sandbox.stand import match_state
 from sandbox.structure import structure
@@ -154,6 +154,7 @@ def test_a_plan_fits_in_memory(free: int, rows: int, columns: int) -> None:
         return
     used = 2 * found.input_bytes * (made.sets + made.warm) + 4 * found.output_bytes * made.sets
     assert used <= MEMORY_SHARE * free
+    assert used <= MANY_SHARE * free or made.sets <= LEAST_SETS
     assert 1 <= made.sets <= CONFIG.max_sets
 
 

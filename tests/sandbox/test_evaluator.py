@@ -12,14 +12,15 @@ from types import SimpleNamespace
 import pytest
 
 from sandbox.device import DeviceFacts
-from sandbox.errors import DeviceError
+from sandbox.errors import DeviceError, InvalidReference
 from sandbox.evaluator import LocalEvaluator
 from sandbox.handle import WorkerFailed
 from sandbox.observation import Failure, FailureKind, RoundObservation
-from sandbox.plan import Plan
+from sandbox.plan import Plan, plan
 from sandbox.prepare import Preparer
 from sandbox.records import from_record, to_record
-from sandbox.types import Candidate, Evaluation, Language, Status
+from sandbox.subject import Signature
+from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, Evaluate, forward, renamed, task_of
 
 
@@ -117,6 +118,32 @@ def test_only_what_will_stay_so_is_kept_for_good(
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"at": record["at"] - 1e6}))
     assert preparer.is_timed(task, config) is for_good
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_reference_without_room_is_tried_once_more_with_less_beside_it(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    preparer, task = evaluator._preparer, task_of(SCALE.replace("1.0", f"1.{failures}"))
+    race, shares = preparer.race, list[int]()
+
+    def short_of_memory(task, config, signature, scheme, wrap):  # type: ignore[no-untyped-def]
+        if len(shares) <= failures:
+            raise WorkerFailed(SHORT_OF_MEMORY)
+        return race(task, config, signature, scheme, wrap)
+
+    def planned(signature: Signature, config: EvalConfig, free_bytes: int) -> Plan:
+        shares.append(free_bytes)
+        return plan(signature, config, free_bytes)
+
+    monkeypatch.setattr(preparer, "race", short_of_memory)
+    monkeypatch.setattr("sandbox.prepare.plan", planned)
+    if failures == 2:
+        with pytest.raises(InvalidReference, match="OutOfMemoryError"):
+            evaluator.prepare(task, FAST)
+    else:
+        evaluator.prepare(task, FAST)
+        assert shares[1] < 0.7 * shares[0]
 
 
 def test_an_evaluation_names_its_environment_and_survives_json(evaluate: Evaluate) -> None:

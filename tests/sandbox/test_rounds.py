@@ -19,8 +19,15 @@ SEARCH = replace(FAST, search_pairs=1, rounds=8)
 def test_a_single_set_round_comes_early_at_a_secret_place() -> None:
     pair = ProcessPair.__new__(ProcessPair)
     pair.config, pair.secret = replace(SEARCH, single_share=0.1), random.Random(1)
+    pair.judged = True
     places = [pair.schedule().index(True) for _ in range(200)]
     assert set(places) == set(range(MET_BY))
+
+
+def test_between_trusted_sides_no_call_is_alone() -> None:
+    pair = ProcessPair.__new__(ProcessPair)
+    pair.config, pair.secret, pair.judged = SEARCH, random.Random(1), False
+    assert pair.schedule() == [False] * 6
 
 
 @pytest.mark.parametrize("attempt", range(2))

@@ -82,6 +82,21 @@ def test_the_interval_covers_whenever_sampling_stops() -> None:
     assert covered / trials >= 0.93
 
 
+@pytest.mark.parametrize("max_pairs", [3, 6])
+def test_equal_code_is_seldom_given_up_or_called_different(max_pairs: int) -> None:
+    """Sampling may stop after any pair, and a null experiment of three ratios may be too quiet."""
+    draw, covered, trials = random.Random(max_pairs), 0, 2000
+    config = EvalConfig(min_pairs=3, max_pairs=max_pairs)
+    for _ in range(trials):
+        null = Null(tuple(draw.gauss(0, 0.01) for _ in range(3)))
+        logs = [draw.gauss(0, 0.01)]
+        while not enough(pairs_of(logs), null, config, None):
+            logs.append(draw.gauss(0, 0.01))
+        found = interval(pairs_of(logs), null, config)
+        covered += found.low <= 1.0 <= found.high
+    assert covered / trials >= 0.95
+
+
 @given(
     st.lists(st.floats(-18, 18), min_size=1, max_size=6),
     st.lists(st.floats(-18, 18), max_size=3),
