@@ -114,7 +114,8 @@ class GpuWatch:
         now = time.time()
         if self._nvml is None:
             return GpuState(now, None, None, None, None, None)
-        pids = self._nvml.compute_processes()
+        told = self._nvml.compute_processes()
+        pids = None if told is None else set(told)
         # Our own context must be listed, or the numbers belong to another namespace than ours.
         foreign = None
         if pids is not None and os.getpid() in pids:
@@ -132,6 +133,13 @@ class GpuWatch:
             thermal_ns=self._nvml.thermal_violation_ns(),
             memory_errors=self._nvml.uncorrected_errors(),
         )
+
+    def held_bytes(self, pid: int) -> int | None:
+        """Memory of the GPU that a process holds, its context included; None where NVML does not
+        tell.
+        """
+        told = None if self._nvml is None else self._nvml.compute_processes()
+        return None if told is None else told.get(pid)
 
 
 @contextmanager
@@ -203,6 +211,8 @@ class _ViolationTime(ctypes.Structure):
 
 
 SUCCESS, NOT_FOUND = 0, 6
+NOT_AVAILABLE = 2**64 - 1
+"""NVML_VALUE_NOT_AVAILABLE, as an unsigned number."""
 
 
 class _Nvml:
@@ -215,13 +225,15 @@ class _Nvml:
         handle = self._library.nvmlDeviceGetHandleByUUID
         self._demand(handle(uuid.encode(), ctypes.byref(self._device)))
 
-    def compute_processes(self) -> set[int] | None:
+    def compute_processes(self) -> dict[int, int | None] | None:
+        """Memory in bytes by pid; None for a process of which it is not told."""
         count = ctypes.c_uint(MAX_PROCESSES)
         found = (_ProcessInfo * MAX_PROCESSES)()
         name = "nvmlDeviceGetComputeRunningProcesses_v3"
         if self._ask(name, ctypes.byref(count), found) != SUCCESS:
             return None
-        return {found[i].pid for i in range(count.value)}
+        listed = [(found[i].pid, found[i].used_bytes) for i in range(count.value)]
+        return {pid: None if used == NOT_AVAILABLE else used for pid, used in listed}
 
     def processes_at_work(self, since_us: int) -> set[int] | None:
         """Those with a sample of multiprocessor use above zero after `since_us` (Unix time)."""

@@ -21,8 +21,16 @@ from sandbox.errors import DeviceError
 from sandbox.trees import Layout, Leaf, stride_class
 
 FREED_WITHIN_S = 3.0
+STEADY_S, STEADY_LOOKS = 0.3, 6
+"""How long free memory stays the same before it is believed, and in how many looks."""
+CUDA_ERROR_OUT_OF_MEMORY = 2
+"""cuda.h, cudaError_enum."""
 PAGE = 2 << 20
 """CUDA's allocation granularity; smaller requests share a page and so an IPC handle."""
+
+
+class OutOfMemoryError(DeviceError):
+    """The device has no room. By this name a worker's own says the same."""
 
 
 class Arena(Protocol):
@@ -74,7 +82,7 @@ class DeviceArena:
         pointer = ctypes.c_uint64()
         try:
             driver().call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
-        except DeviceError:  # torch may hold freed memory that the driver lacks
+        except OutOfMemoryError:  # torch may hold freed memory that the driver lacks
             torch.cuda.empty_cache()
             driver().call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
         self._pointer = pointer
@@ -98,7 +106,7 @@ class DeviceArena:
 
 
 def allocate(size: int, device: str) -> Arena:
-    """A fresh arena of at least `size` bytes; raises DeviceError when the device has no room."""
+    """A fresh arena of at least `size` bytes; raises OutOfMemoryError where there is no room."""
     return DeviceArena(max(size, 1)) if device == "cuda" else HostArena(max(size, 1))
 
 
@@ -114,6 +122,19 @@ def wait_for_device(free_bytes: int) -> None:
     deadline = time.monotonic() + FREED_WITHIN_S
     while device_free_bytes() < free_bytes and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+def steady_free_bytes() -> int:
+    """What the driver has left once it stands still, or after a few seconds: it gives an ended
+    process's memory back little by little.
+    """
+    deadline = time.monotonic() + FREED_WITHIN_S
+    free, same = device_free_bytes(), 0
+    while same < STEADY_LOOKS and time.monotonic() < deadline:
+        time.sleep(STEADY_S / STEADY_LOOKS)
+        now = device_free_bytes()
+        free, same = now, same + 1 if now == free else 0
+    return free
 
 
 class OpenedArena:
@@ -219,7 +240,8 @@ class _Driver:
         if code != 0:
             text = ctypes.c_char_p()
             self._library.cuGetErrorString(code, ctypes.byref(text))
-            raise DeviceError(f"{name}: {(text.value or b'?').decode()} (error {code})")
+            kind = OutOfMemoryError if code == CUDA_ERROR_OUT_OF_MEMORY else DeviceError
+            raise kind(f"{name}: {(text.value or b'?').decode()} (error {code})")
 
 
 _loaded: list[_Driver] = []

@@ -32,6 +32,7 @@ from sandbox.pair import ProcessPair
 from sandbox.pool import Pool, timed_bounds
 from sandbox.prepare import ROOM_SHARE, Preparation, Preparer
 from sandbox.provenance import provenance
+from sandbox.room import refuse_hoard, room_beside
 from sandbox.stand import Stand
 from sandbox.static.scan import scan
 from sandbox.statistics import enough, hopeless, summarise
@@ -91,7 +92,9 @@ class Run:
             if self.observation.failure is None:
                 with self.stage("load"):
                     self.loaded = self.start(then_stop=True)
+                    refuse_hoard(self.loaded, self.stand.gpu, self.facts.memory_bytes)
         except WorkerFailed as failed:
+            self.dismiss()
             self.note(failure=failed.failure)
 
     def measure(self, preparation: Preparation, to_beat: float | None) -> None:
@@ -156,7 +159,7 @@ class Run:
         """
         cases: list[CaseObservation] = []
         for number in (*range(1, len(self.pools)), 0):  # ends with the shape that is timed
-            with self.stage("open"):
+            with self.stage("open"), room_beside(subject, self.facts.memory_bytes):
                 subject.stage = "load"
                 if cases:
                     subject.release()
@@ -168,7 +171,7 @@ class Run:
                 if matched == "seed" and not cases:
                     self.pools = self.seeded_pools()
                     matched = self.stand.open_candidate(subject, self.pools[number].signature)
-            with self.stage("verify"):
+            with self.stage("verify"), room_beside(subject, self.facts.memory_bytes):
                 subject.stage = "verify"
                 cases += verify(subject, self.pools[number], matched, self.synchronize)
             self.note(cases=tuple(cases), parameters=matched)
@@ -304,7 +307,7 @@ class Run:
         *,
         new_weights: bool,
     ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
-        with undisturbed(self.stand.gpu):
+        with room_beside(subject, self.facts.memory_bytes), undisturbed(self.stand.gpu):
             with self.stage("warm"):
                 subject.stage = "time"
                 self.make_room(reference)

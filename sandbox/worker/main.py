@@ -16,6 +16,8 @@ from sandbox.worker.candidate import BuildSession, CandidateSession
 from sandbox.worker.reference import ReferenceSession
 from sandbox.worker.session import Session
 
+OUT_OF_MEMORY = 2
+"""cudaErrorMemoryAllocation, and its namesake among the driver's errors."""
 ROLES: dict[str, type[Session]] = {
     "reference": ReferenceSession,
     "candidate": CandidateSession,
@@ -45,5 +47,7 @@ def answer(session: Session, request: dict[str, Any], fds: list[int]) -> dict[st
 def claim(error: BaseException) -> dict[str, Any]:
     """What the worker says went wrong: the type names decide the Status, never the words."""
     names = [kind.__name__ for kind in type(error).__mro__]
+    if "AcceleratorError" in names and getattr(error, "error_code", None) == OUT_OF_MEMORY:
+        names.append("OutOfMemoryError")  # a context or a module for which there is no room
     lines = traceback.format_exception(error)
     return {"types": names, "message": str(error)[:4000], "trace": "".join(lines)[-4000:]}

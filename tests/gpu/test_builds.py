@@ -4,36 +4,67 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.candidates.extensions import TEMPLATES
 from benchmarks.candidates.extensions import source as extension
-from sandbox.build import Builder
+from sandbox.build import Builder, BuildReport
 from sandbox.evaluator import LocalEvaluator
 from sandbox.light import Ways
 from sandbox.types import Candidate, EvalConfig, Language, Status
 from tests.gpu.test_languages import TASK, source
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(150)]
 CUDA_TEMPLATES = [name for name in TEMPLATES if "host" not in name]
-BUILD = EvalConfig(build_timeout_s=300.0)
+BOTH_WAYS = (Ways(), Ways(light_headers=False, precompiled=False))
+BUILD = EvalConfig(build_timeout_s=120.0)
 
 
-@pytest.mark.parametrize("name", CUDA_TEMPLATES)
-def test_cuda_sources_compile_with_light_headers_alone(name: str, tmp_path: Path) -> None:
-    builder = Builder(tmp_path)
+@dataclass(frozen=True)
+class Compiling:
+    """What is being compiled; each `result` waits."""
+
+    light: dict[str, Future[tuple[Any, dict[str, str]]]]
+    """By template: the reply, and what the compiler said of each light step."""
+    dispatch: list[Future[BuildReport]]
+    """One source in BOTH_WAYS."""
+
+
+@pytest.fixture(scope="module")
+def compiling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiling]:
+    """All at once: one alone takes half a minute and leaves most cores idle."""
+    folder = tmp_path_factory.mktemp("builds")
+    builders = [Builder(folder / str(ways.light_headers), ways) for ways in BOTH_WAYS]
+    wide = Candidate("t", Language.CUDA_INLINE, extension("dispatch, guard, tensor operators", 2))
+    pool = ThreadPoolExecutor(len(CUDA_TEMPLATES) + len(BOTH_WAYS))
+    light = {name: pool.submit(compile_light, builders[0], name) for name in CUDA_TEMPLATES}
+    yield Compiling(light, [pool.submit(each.build, wide, BUILD) for each in builders])
+    for each in builders:
+        each.close()  # ends what is still compiling
+    pool.shutdown()
+
+
+def compile_light(builder: Builder, name: str) -> tuple[Any, dict[str, str]]:
     worker = builder._zygote.spawn("build", memory_limit_bytes=16 << 30)
     try:
         text = extension(name, 1).partition("class ModelNew")[0]
         options = {"source": text, "ways": {}, "preludes": None}
-        reply = worker.request("build", stage="build", timeout_s=300, **options)
+        reply = worker.request("build", stage="build", timeout_s=120, **options)
         logs = {p.name: p.read_text() for p in (worker.scratch / "artifacts/0").glob("*.light")}
     finally:
         worker.close()
-        builder.close()
+    return reply, logs
+
+
+@pytest.mark.parametrize("name", CUDA_TEMPLATES)
+def test_cuda_sources_compile_with_light_headers_alone(name: str, compiling: Compiling) -> None:
+    reply, logs = compiling.light[name].result()
     assert len(reply["artifacts"][0]["libraries"]) == 1
     assert logs == {"main.o.light": "", "cuda.cuda.o.light": ""}
 
@@ -57,16 +88,13 @@ for wrong in (torch.ones(3), torch.ones(4, 4, device="cuda").t()[1:]):
 """
 
 
-def test_light_and_full_cuda_libraries_behave_alike(tmp_path: Path) -> None:
+def test_light_and_full_cuda_libraries_behave_alike(compiling: Compiling) -> None:
     said = []
-    text = extension("dispatch, guard, tensor operators", 2)
-    for ways in (Ways(), Ways(light_headers=False, precompiled=False)):
-        builder = Builder(tmp_path / str(ways.light_headers), ways)
-        report = builder.build(Candidate("t", Language.CUDA_INLINE, text), BUILD)
-        builder.close()
+    for future in compiling.dispatch:
+        report = future.result()
         assert report.artifacts is not None, report.log
         command = [sys.executable, "-c", CALL, str(report.artifacts / "0" / "dispatch_probe.so")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)
     assert said[0] == said[1]

@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from agent.export.capture import interfaces
 from agent.export.inline.convert import converted
 from agent.export.package import export_package
 from sandbox.evaluator import LocalEvaluator
-from sandbox.types import Candidate, EvalConfig, Language, Status, Task
+from sandbox.types import Candidate, EvalConfig, Evaluation, Interval, Language, Status, Task
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 EXAMPLES = files("agent.prompts") / "examples"
 TASK = Task("test/bias_relu", (EXAMPLES / "reference.py.j2").read_text(), "cuda")
 NAME = "gpu_kernels"
@@ -47,7 +48,7 @@ def kernels(
         interface=interface,
         candidate=candidate,
         config=config,
-        findings=(Finding("confirm", "test", evaluation),),
+        findings=(Finding("confirm", "test", as_a_win(evaluation)),),
         provenance=Provenance("test", "example", "no model", "", (), None, {}),
         licence="Apache-2.0",
     )
@@ -57,6 +58,13 @@ def kernels(
     sys.path.insert(0, str(folder / "source"))
     yield importlib.import_module(name)
     sys.path.remove(str(folder / "source"))
+
+
+def as_a_win(evaluation: Evaluation) -> Evaluation:
+    """With a speedup that makes its row active: how fast the example is, other tests tell."""
+    assert evaluation.timing is not None
+    fast = replace(evaluation.timing, speedup=Interval(2.0, 1.9, 2.1), noise_floor=0.0)
+    return replace(evaluation, timing=fast)
 
 
 def inputs() -> tuple[torch.Tensor, torch.Tensor]:

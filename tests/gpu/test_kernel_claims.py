@@ -1,22 +1,19 @@
 """A CUDA candidate's registers and spills reach its evaluation."""
 
-from contextlib import closing
+from __future__ import annotations
 
 import pytest
 
 from agent.prompts.feedback import kernel_claims
-from agent.prompts.render import example
 from sandbox.evaluator import LocalEvaluator
-from sandbox.types import Candidate, EvalConfig, Language, Task
+from sandbox.types import Candidate, EvalConfig, Language
+from tests.gpu.test_languages import TASK, source
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
 
-def test_registers_of_a_cupy_kernel_are_told():
-    task = Task("test/bias_relu", example("reference"), "cuda")
-    candidate = Candidate(task.id, Language.CUDA, example("cuda"))
-    with closing(LocalEvaluator("cuda")) as evaluator:
-        found = evaluator.evaluate(task, candidate, EvalConfig(baselines=()))
+def test_registers_of_a_cupy_kernel_are_told(evaluator: LocalEvaluator, config: EvalConfig) -> None:
+    found = evaluator.evaluate(TASK, Candidate(TASK.id, Language.CUDA, source("cuda")), config)
     assert found.passed, found.detail
     [line] = kernel_claims(found)
     assert line.startswith("kernel KERNEL: ")

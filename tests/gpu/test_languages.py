@@ -9,7 +9,7 @@ import pytest
 from sandbox.evaluator import LocalEvaluator
 from sandbox.types import Candidate, EvalConfig, Language, Status, Task
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 EXAMPLES = files("agent.prompts") / "examples"
 
 
@@ -56,13 +56,7 @@ def test_code_that_does_not_compile_is_a_compile_error(
     assert result.status is Status.COMPILE_ERROR, (result.status, result.detail)
 
 
-CUDA_FAULTS = {
-    "an out-of-bounds write": ("out[i] = y", "out[i + (1LL << 40)] = y", Status.RUNTIME_ERROR),
-    "a kernel that never ends": (
-        "const float y =",
-        "for (;;) __nanosleep(1000);\n    const float y =",
-        Status.TIMEOUT,
-    ),
+WRONG = {
     "a dropped tail": ("i < n;", "i < n - 1;", Status.WRONG_VALUE),
     "an input that is written": (
         "out[i] = y",
@@ -70,21 +64,19 @@ CUDA_FAULTS = {
         Status.INPUT_MUTATED,
     ),
 }
+"""What breaks the process or the device is in test_faults.py."""
 
 
-@pytest.mark.parametrize("fault", CUDA_FAULTS)
-def test_a_fault_gets_its_status_and_the_next_candidate_still_passes(
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_kernel_that_does_wrong_gets_its_status(
     evaluator: LocalEvaluator, config: EvalConfig, fault: str
 ) -> None:
-    old, new, status = CUDA_FAULTS[fault]
+    old, new, status = WRONG[fault]
     text = source("cuda")
     assert old in text
-    short = EvalConfig(**{**config.__dict__, "run_timeout_s": 8.0})
-    broken = Candidate(TASK.id, Language.CUDA, text.replace(old, new))
-    result = evaluator.evaluate(TASK, broken, short)
+    candidate = Candidate(TASK.id, Language.CUDA, text.replace(old, new))
+    result = evaluator.evaluate(TASK, candidate, config)
     assert result.status is status, result.detail
-    good = evaluator.evaluate(TASK, Candidate(TASK.id, Language.CUDA, text), short)
-    assert good.status is Status.PASSED, good.detail
 
 
 HACKS = {
@@ -123,13 +115,3 @@ def test_stale_results_are_wrong_values(
 ) -> None:
     result = evaluator.evaluate(TASK, Candidate(TASK.id, Language.TORCH, HACKS[hack]), config)
     assert result.status is Status.WRONG_VALUE, result.detail
-
-
-def test_a_candidate_that_takes_all_memory_is_out_of_memory(
-    evaluator: LocalEvaluator, config: EvalConfig
-) -> None:
-    hog = HACKS["a result cached by address"].replace(
-        "CACHE = {}", "CACHE = {}\nHOARD = [torch.empty(1 << 34, device='cuda') for _ in range(16)]"
-    )
-    result = evaluator.evaluate(TASK, Candidate(TASK.id, Language.TORCH, hog), config)
-    assert result.status is Status.OUT_OF_MEMORY, result.detail

@@ -1,0 +1,57 @@
+"""A GPU's memory that a candidate keeps from those that measure it: told from our own shortage.
+
+A candidate that asks for more than there is fails by itself. One that stops just before that lets
+the supervisor's arenas and comparisons fail instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from sandbox import memory
+from sandbox.errors import DeviceError
+from sandbox.gpu_state import GpuWatch
+from sandbox.handle import WorkerFailed
+from sandbox.observation import Failure, FailureKind
+from sandbox.plan import MEMORY_SHARE
+from sandbox.subject import Subject
+
+SHARE = (1 - MEMORY_SHARE) / 2
+"""Of a GPU's memory: one side's part of what the plan leaves to both."""
+
+
+def refuse_hoard(candidate: Subject, gpu: GpuWatch | None, memory_bytes: int) -> None:
+    """Raise WorkerFailed where importing it took more than its share: others, which are measured
+    before its own turn comes, would lack that.
+    """
+    held = None if gpu is None else gpu.held_bytes(candidate.worker.pid)
+    if held is not None and held > SHARE * memory_bytes:
+        raise _hoards(candidate, held)
+
+
+@contextmanager
+def room_beside(candidate: Subject, memory_bytes: int) -> Iterator[None]:
+    """Where our own memory on the GPU runs out in the block, and the candidate's end sets more than
+    its share free, WorkerFailed is raised; else DeviceError.
+    """
+    try:
+        yield
+        return
+    except (memory.OutOfMemoryError, torch.OutOfMemoryError) as error:
+        words = str(error)
+    torch.cuda.empty_cache()  # out here: the exception's frames held tensors
+    free, share = memory.steady_free_bytes(), int(SHARE * memory_bytes)
+    candidate.worker.close()
+    memory.wait_for_device(free + share)
+    held = memory.device_free_bytes() - free
+    if held > share:
+        raise _hoards(candidate, held)
+    raise DeviceError(words)
+
+
+def _hoards(candidate: Subject, held_bytes: int) -> WorkerFailed:
+    words = f"it holds {held_bytes >> 20} MiB of the GPU's memory, too much to measure it beside"
+    return WorkerFailed(Failure(candidate.stage, FailureKind.MEMORY, message=words))

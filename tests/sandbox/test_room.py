@@ -1,0 +1,120 @@
+"""Whose fault it is that a GPU has no memory left: played without a GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sandbox import memory
+from sandbox.errors import DeviceError
+from sandbox.gpu_state import NOT_AVAILABLE, GpuWatch
+from sandbox.handle import WorkerFailed
+from sandbox.observation import FailureKind
+from sandbox.room import refuse_hoard, room_beside
+from sandbox.worker.main import claim
+
+GIB = 1 << 30
+ALL = 80 * GIB
+
+
+class Device:
+    """Memory that goes with the candidate's worker."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+        self.free, self.held, self.waited = 1 * GIB, held, 0
+        self.worker = SimpleNamespace(pid=7, close=self.close)
+        monkeypatch.setattr(memory, "device_free_bytes", lambda: self.free)
+        monkeypatch.setattr(memory, "wait_for_device", self.wait)
+        monkeypatch.setattr(memory.time, "sleep", lambda seconds: None)
+
+    @property
+    def candidate(self) -> Any:
+        return SimpleNamespace(worker=self.worker, stage="verify")
+
+    def close(self) -> None:
+        self.free, self.held = self.free + self.held, 0
+
+    def wait(self, free_bytes: int) -> None:
+        self.waited = free_bytes
+
+
+@pytest.mark.parametrize("shortage", [memory.OutOfMemoryError, torch.OutOfMemoryError])
+def test_a_candidate_that_took_the_memory_is_out_of_memory(monkeypatch, shortage) -> None:
+    device = Device(monkeypatch, 70 * GIB)
+    with pytest.raises(WorkerFailed) as raised, room_beside(device.candidate, ALL):
+        raise shortage("no room")
+    assert raised.value.failure.kind is FailureKind.MEMORY
+    assert raised.value.failure.stage == "verify"
+    assert "71680 MiB" in raised.value.failure.message
+    assert device.waited == 11 * GIB  # what it had, its share apart
+
+
+def test_beside_a_modest_candidate_the_shortage_is_ours(monkeypatch) -> None:
+    device = Device(monkeypatch, 2 * GIB)
+    with pytest.raises(DeviceError, match="no room"), room_beside(device.candidate, ALL):
+        raise memory.OutOfMemoryError("no room")
+
+
+def test_memory_that_is_still_being_given_back_is_nobody_s(monkeypatch) -> None:
+    looks = [1, 1, 1, 20, 20, 40, *[60] * 20]
+    monkeypatch.setattr(memory, "device_free_bytes", lambda: looks.pop(0) * GIB)
+    monkeypatch.setattr(memory.time, "sleep", lambda seconds: None)
+    assert memory.steady_free_bytes() == 60 * GIB
+
+
+def test_other_errors_and_none_are_left_alone(monkeypatch) -> None:
+    device = Device(monkeypatch, 70 * GIB)
+    with room_beside(device.candidate, ALL):
+        pass
+    with pytest.raises(KeyError), room_beside(device.candidate, ALL):
+        raise KeyError
+    assert device.held
+
+
+class Nvml:
+    """Answers as the driver's library does."""
+
+    def __init__(self, told: dict[int, int | None] | None) -> None:
+        self.told = told
+
+    def compute_processes(self) -> dict[int, int | None] | None:
+        return self.told
+
+
+def watch(told: dict[int, int | None] | None) -> GpuWatch:
+    found = GpuWatch.__new__(GpuWatch)
+    found._nvml = Nvml(told)  # type: ignore[assignment]
+    return found
+
+
+@pytest.mark.parametrize("told", [None, {}, {7: None}, {7: 2 * GIB}, {8: 70 * GIB}])
+def test_what_is_not_known_to_hoard_goes_on(monkeypatch, told) -> None:
+    candidate = Device(monkeypatch, 0).candidate
+    refuse_hoard(candidate, watch(told), ALL)
+    refuse_hoard(candidate, None, ALL)
+
+
+def test_a_candidate_that_hoards_when_it_is_imported_waits_for_nobody(monkeypatch) -> None:
+    candidate = Device(monkeypatch, 70 * GIB).candidate
+    with pytest.raises(WorkerFailed, match="holds 71680 MiB"):
+        refuse_hoard(candidate, watch({7: 70 * GIB}), ALL)
+
+
+def test_nvml_says_not_available_by_a_number_that_is_none() -> None:
+    assert NOT_AVAILABLE == (1 << 64) - 1
+
+
+class AcceleratorError(RuntimeError):
+    """As torch raises it, with the runtime's number."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__("CUDA error")
+        self.error_code = code
+
+
+def test_a_context_without_room_is_claimed_as_a_lack_of_memory() -> None:
+    assert "OutOfMemoryError" in claim(AcceleratorError(2))["types"]
+    assert "OutOfMemoryError" not in claim(AcceleratorError(700))["types"]
