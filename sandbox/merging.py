@@ -44,8 +44,10 @@ def excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
             continue
         base_reference = statistics.median(r.reference_s / r.calls for r in batch)
         base_candidate = statistics.median(r.candidate_s / r.calls for r in batch)
+        # A reference that seems quicker alone was disturbed in its batches: no reason to convict.
         overheads[number] = [
-            (r.candidate_s / r.calls - base_candidate) - (r.reference_s / r.calls - base_reference)
+            (r.candidate_s / r.calls - base_candidate)
+            - max(0.0, r.reference_s / r.calls - base_reference)
             for r in single
         ]
     if not overheads:

@@ -234,11 +234,11 @@ class ProcessPair:
         """The reference's turn, with the candidate's whole process tree stopped."""
         self.candidate.idle.end()
         self.candidate.worker.freeze()
-        seconds = collect = 0.0
+        spent, collect = list[float](), 0.0
         try:
             self.ready(self.reference)
             for batch in goes(sets, single):
-                seconds += self.timed(self.reference, batch, single)
+                spent.append(self.timed(self.reference, batch, single))
                 # What the candidate's outputs wait for, the reference's wait for too: a pause
                 # between "done" and collect makes collect slower.
                 self.reference.worker.freeze()
@@ -251,7 +251,7 @@ class ProcessPair:
         finally:
             self.candidate.worker.thaw()
             self.candidate.idle.begin()
-        return seconds, collect
+        return together(spent), collect
 
     def run_candidate(
         self, sets: list[int], single: bool, case: CaseObservation
@@ -260,9 +260,9 @@ class ProcessPair:
         and a lone call's output is out of its reach before the next set is disclosed.
         """
         self.ready(self.candidate)
-        seconds = collect = 0.0
+        spent, collect = list[float](), 0.0
         for batch in goes(sets, single):
-            seconds += self.timed(self.candidate, batch, single)
+            spent.append(self.timed(self.candidate, batch, single))
             mutated = False
             with self.frozen():  # so that nothing goes on unpaid while inputs are compared
                 if not self.signature.mutates:
@@ -271,8 +271,8 @@ class ProcessPair:
                         self.candidate.poison("inputs", *span(batch))
                         self.synchronize()
             keep = self.keep if not single else None
-            spent, claim = self.candidate.collect(batch, keep=keep)
-            collect += spent
+            seconds, claim = self.candidate.collect(batch, keep=keep)
+            collect += seconds
             case = case.worst(
                 CaseObservation(
                     case.name,
@@ -287,7 +287,7 @@ class ProcessPair:
                     self.handed_over.take(batch[0])
                     self.synchronize()
         self.candidate.idle.begin()
-        return seconds, collect, case
+        return together(spent), collect, case
 
     def timed(self, side: Subject, sets: list[int], single: bool) -> float:
         """Seconds of a batch without the harness's round trip, or of a lone call with it."""
@@ -389,6 +389,13 @@ class ProcessPair:
 def goes(sets: list[int], single: bool) -> list[list[int]]:
     """The sets of every "go" of a round."""
     return [[index] for index in sets] if single else [sets]
+
+
+def together(spent: list[float]) -> float:
+    """Seconds of a round's "go"s, all as long as the quickest: on a busy machine a thread may wake
+    milliseconds late for a lone call, while none of them is quicker than the work it has to do.
+    """
+    return min(spent) * len(spent)
 
 
 def span(sets: list[int]) -> tuple[int, int]:

@@ -31,6 +31,13 @@ def test_an_excess_in_one_pair_of_two_is_a_busy_machine() -> None:
     assert not suspected(rounds)
 
 
+def test_a_reference_slowed_in_its_batches_convicts_nobody() -> None:
+    """Lone calls of both sides cost what they did; a busy machine held up the reference's batch."""
+    singles = [RoundObservation(0, True, 2, 2 * 0.10, 2 * 0.02) for _ in range(4)]
+    found = excess_s([batch(0, 5.0, 0.2), batch(0, 9.0, 0.2), *singles])
+    assert found == (pytest.approx(0), pytest.approx(0))
+
+
 @pytest.mark.parametrize("single", [True, False])
 def test_merging_cannot_be_seen_in_one_kind_of_round(single: bool) -> None:
     rounds = [RoundObservation(0, single, 4, 1.0, 1.0)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sandbox.evaluator import LocalEvaluator
-from sandbox.pair import MET_BY, ProcessPair
+from sandbox.pair import MET_BY, ProcessPair, together
 from sandbox.types import Candidate, Language, Status
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, forward, task_of
 
@@ -28,6 +28,11 @@ def test_between_trusted_sides_no_call_is_alone() -> None:
     pair = ProcessPair.__new__(ProcessPair)
     pair.config, pair.secret, pair.judged = SEARCH, random.Random(1), False
     assert pair.schedule() == [False] * 6
+
+
+def test_a_lone_call_that_waited_for_a_thread_does_not_speak_for_the_others() -> None:
+    assert together([0.003]) == 0.003
+    assert together([0.001, 0.012, 0.002, 0.001]) == 0.004
 
 
 @pytest.mark.parametrize("attempt", range(2))
