@@ -9,7 +9,6 @@ What does not start within --seconds is counted; --only names files or entries, 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import sys
@@ -18,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.keeping import keep_json
 from sandbox.evaluator import LocalEvaluator
 from sandbox.types import SCHEMA_VERSION
 from tests.exploits.corpus import Entry, Kind, load_corpus
@@ -98,8 +98,7 @@ def line(row: dict[str, Any]) -> str:
 
 def save(path: Path, record: dict[str, Any]) -> None:
     """After every entry, so that a run cut short keeps what it found."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    keep_json(path, record)
 
 
 def summary(record: dict[str, Any], seconds: float) -> bool:

@@ -9,7 +9,6 @@ has the status it must get; a row whose status is another one counts as a failur
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any
 
 from benchmarks.candidates.catalogue import probes
 from benchmarks.candidates.probe import Probe
+from benchmarks.keeping import keep_json
 from kernelbench.checkout import checkout_version
 from kernelbench.suite import load_tasks
 from sandbox.evaluator import LocalEvaluator
@@ -83,8 +83,7 @@ def main() -> None:
 
 def save(path: Path, record: dict[str, Any]) -> None:
     """After every row, so that a run cut short keeps what it found."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1))
+    keep_json(path, record)
 
 
 def by_task(chosen: list[Probe], checkout: Path) -> Iterator[tuple[Task, list[Probe]]]:

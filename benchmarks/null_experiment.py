@@ -9,7 +9,6 @@ call time, the ratios, the interval, and whether the interval holds 1.0.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shlex
 import sys
@@ -19,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.keeping import keep_json
 from kernelbench.suite import load_tasks
 from sandbox.errors import WarpsmithError
 from sandbox.evaluator import LocalEvaluator
@@ -67,8 +67,7 @@ def main() -> None:
 
 def save(path: Path, record: dict[str, Any]) -> None:
     """After every row, so that a run cut short keeps what it found."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1))
+    keep_json(path, record)
 
 
 def chosen(suites: list[str], device: str, sizes: str) -> list[Task]:

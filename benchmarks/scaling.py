@@ -15,7 +15,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,11 @@ from typing import Any
 
 from agent.ray_engine import RayEngine
 from benchmarks.candidates.mixed import Sample, mixed
+from benchmarks.keeping import keep_json
 from benchmarks.stream import BUSY, CONFIG, admitted
 from kernelbench.suite import load_tasks
 from sandbox.evaluator import LocalEvaluator, ahead
-from sandbox.types import Task
+from sandbox.types import Evaluation, Task
 
 
 def main() -> None:
@@ -36,10 +37,9 @@ def main() -> None:
     parser.add_argument("--gpus", default="1,2,4")
     parser.add_argument("--candidates", type=int, default=400)
     parser.add_argument("--tasks", type=int, help="only so many of the suite")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of one run, at most")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    if options.out:  # now, not once the devices' time is spent
-        options.out.parent.mkdir(parents=True, exist_ok=True)
     evaluator = LocalEvaluator(options.device)
     tasks = admitted(evaluator, load_tasks(options.suite, options.device)[: options.tasks])
     environment = evaluator.facts.environment
@@ -53,15 +53,21 @@ def main() -> None:
     }
     for gpus in map(int, options.gpus.split(",")):
         salt = f"{time.time_ns()} {gpus} "
-        runs.append(run(options.device, gpus, mixed(tasks, options.candidates, salt), tasks))
+        samples = mixed(tasks, options.candidates, salt)
+        runs.append(run(options.device, gpus, samples, tasks, options.seconds))
         runs[-1]["ratio"] = round(runs[-1]["per_minute"] / runs[0]["per_minute"], 3)
         print(json.dumps(runs[-1]), flush=True)
         if options.out:
-            options.out.write_text(json.dumps(record, indent=1))
+            keep_json(options.out, record)
 
 
-def run(device: str, gpus: int, samples: list[Sample], tasks: list[Task]) -> dict[str, Any]:
-    """One pass over all samples on that many lanes; the clock starts once every lane has worked."""
+def run(
+    device: str, gpus: int, samples: list[Sample], tasks: list[Task], limit_s: float
+) -> dict[str, Any]:
+    """One pass over all samples on that many lanes; the clock starts once every lane has worked.
+
+    What is not judged within `limit_s`, or whose lane was lost, is counted and left out.
+    """
     engine = RayEngine(
         partial(LocalEvaluator, device),
         device=device,
@@ -74,22 +80,30 @@ def run(device: str, gpus: int, samples: list[Sample], tasks: list[Task]) -> dic
         futures = [
             engine.submit_evaluate(sample.task, sample.candidate, CONFIG, 1.0) for sample in samples
         ]
-        found = [future.result() for future in futures]
+        wait(futures, limit_s)
+        judged = [(s, f.result()) for s, f in zip(samples, futures, strict=True) if answered(f)]
         wall_s = time.monotonic() - began
     finally:
         engine.close()
+    found = [evaluation for _, evaluation in judged]
     held = sum(e.seconds.get(stage, 0.0) for e in found for stage in BUSY)
-    wrong = sum(e.status is not s.expected for e, s in zip(found, samples, strict=True))
+    wrong = sum(e.status is not s.expected for s, e in judged)
     return {
         "gpus": gpus,
         "lanes": engine.lanes,
         "candidates": len(found),
+        "not_judged": len(samples) - len(found),
         "wall_s": round(wall_s, 2),
         "per_minute": round(60 * len(found) / wall_s, 1),
         "busy_share": round(held / wall_s / engine.lanes, 3),
         "unexpected": wrong,
         "statuses": dict(Counter(e.status.value for e in found)),
     }
+
+
+def answered(future: Future[Evaluation]) -> bool:
+    """Whether it holds an evaluation by now."""
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 if __name__ == "__main__":

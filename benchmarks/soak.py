@@ -30,6 +30,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from benchmarks.keeping import keep
 from benchmarks.soak_candidates import candidates, kinds, task
 from sandbox.evaluator import LocalEvaluator
 from sandbox.types import EvalConfig, Status
@@ -241,7 +242,6 @@ def load(path: Path) -> list[Row]:
 
 
 def save(path: Path, rows: Sequence[Row], environment: dict[str, str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     head = {
         "date": datetime.now(UTC).isoformat(),
         "command": shlex.join(["python", "-m", "benchmarks.soak", *sys.argv[1:]]),
@@ -250,7 +250,7 @@ def save(path: Path, rows: Sequence[Row], environment: dict[str, str]) -> None:
         "columns": list(Row.__dataclass_fields__),
     }
     lines = ",\n".join(json.dumps(list(asdict(row).values())) for row in rows)
-    path.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{lines}\n]}}\n')
+    keep(path, f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ leave out what came before the pipeline was full.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import statistics
 import sys
@@ -25,11 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.candidates.mixed import Sample, mixed
+from benchmarks.keeping import keep_json
 from kernelbench.suite import load_tasks
 from sandbox.errors import InvalidReference, SandboxFault
 from sandbox.evaluator import LocalEvaluator, ahead
 from sandbox.types import EvalConfig, Evaluation, Request, Task
 
+KEPT_EVERY = 20
+"""Candidates between two writes of the record."""
 BUSY = ("verify", "warm", "time")
 CONFIG = EvalConfig(rounds=6, max_pairs=3, baselines=())
 """As configs/optimize/gpu.yaml, without baselines."""
@@ -47,8 +49,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=420.0, help="submit nothing after")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    if options.out:  # now, not once the device's time is spent
-        options.out.parent.mkdir(parents=True, exist_ok=True)
     most = options.ahead or ahead(options.device)
     freezes = True if options.freeze else None
     evaluator = LocalEvaluator(options.device, ready=options.ready, freezes=freezes)
@@ -56,23 +56,39 @@ def main() -> None:
     tasks = admitted(evaluator, load_tasks(options.suite, options.device)[: options.tasks])
     prepared_s = time.monotonic() - began
     samples = mixed(tasks, options.candidates, salt=str(time.time_ns()))
-    rows, wall_s = run(evaluator, samples, most, options.seconds)
-    evaluator.close()
-    record = {
+    head = {
         "date": datetime.now(UTC).isoformat(),
         "command": shlex.join(["python", "-m", "benchmarks.stream", *sys.argv[1:]]),
         "environment": evaluator.facts.environment,
         "ahead": most,
         "prepared_s": round(prepared_s, 1),
         "tasks": len(tasks),
-        **figures(rows, wall_s, most),
-        "rows": rows,
     }
-    for key, value in record.items():
+    rows: list[dict[str, Any]] = []
+    started, kept = time.monotonic(), 0
+    try:
+        for one in run(evaluator, samples, most, options.seconds):
+            rows.append(one)
+            if options.out and len(rows) >= kept + KEPT_EVERY:
+                kept = len(rows)
+                with evaluator._quiet.noise():  # not while something is timed
+                    keep_json(options.out, record(head, rows, started, most))
+    finally:
+        whole = record(head, rows, started, most)
+        if options.out:
+            keep_json(options.out, whole)
+        evaluator.close()
+    for key, value in whole.items():
         if key not in ("rows", "environment"):
             print(f"{key}: {value}")
-    if options.out:
-        options.out.write_text(json.dumps(record, indent=1))
+
+
+def record(
+    head: dict[str, Any], rows: list[dict[str, Any]], started: float, most: int
+) -> dict[str, Any]:
+    """What is kept of so many rows."""
+    wall_s = time.monotonic() - started
+    return {**head, **figures(rows, wall_s, most), "rows": rows}
 
 
 def admitted(evaluator: LocalEvaluator, tasks: Sequence[Task]) -> list[Task]:
@@ -89,10 +105,9 @@ def admitted(evaluator: LocalEvaluator, tasks: Sequence[Task]) -> list[Task]:
 
 def run(
     evaluator: LocalEvaluator, samples: Sequence[Sample], most: int, limit_s: float
-) -> tuple[list[dict[str, Any]], float]:
-    """A row per candidate, in order, and the seconds that all took."""
+) -> Iterator[dict[str, Any]]:
+    """A row per candidate, in order, as soon as it is judged."""
     best: dict[str, float] = {}
-    rows: list[dict[str, Any]] = []
     began = time.monotonic()
 
     def requests() -> Iterator[Request]:
@@ -104,8 +119,7 @@ def run(
     for sample, found in zip(samples, evaluator.evaluate_many(requests(), most), strict=False):
         if found.speedup is not None:
             best[sample.task.id] = max(best.get(sample.task.id, 1.0), found.speedup.low)
-        rows.append(row(sample, found, time.monotonic() - began))
-    return rows, time.monotonic() - began
+        yield row(sample, found, time.monotonic() - began)
 
 
 def row(sample: Sample, found: Evaluation, at_s: float) -> dict[str, Any]:

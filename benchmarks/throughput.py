@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +100,14 @@ def main() -> None:
         side = Harness(options, folder) if options.part == "harness" else Ours(options, folder)
         if isinstance(side, Ours) and options.part == "pipeline":
             rows.add({"kind": "run", **side.environment(), "command": shlex.join(sys.argv)})
-            row = side.pipeline(
-                [p for p in stream() if options.only is None or p.problem in options.only]
-            )
-            rows.add(row)
-            print(summary([row]))
-            side.close()
+            row: dict[str, Any] = {}
+            try:
+                side.pipeline(chosen(stream(), options), row)
+            finally:
+                if row:
+                    rows.add(row)
+                    print(summary([row]))
+                side.close()
             return
         todo = [job for job in jobs(options) if not rows.has(job)]
         rows.add({"kind": "run", **side.environment(), "command": shlex.join(sys.argv)})
@@ -211,21 +215,25 @@ class Harness(Side):
         paths = [str((self.options.kernelbench / "src").resolve()), os.environ.get("PYTHONPATH")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
         start = time.monotonic()
-        try:
-            done = subprocess.run(
-                [sys.executable, "-P", str(HARNESS.resolve())],
-                input=json.dumps(request),
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT_S,
-                cwd=build,
-                env=environment,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            seconds = time.monotonic() - start
-            return {"seconds": seconds, "gpu_s": seconds, "verdict": "timeout", "passed": False}
+        with subprocess.Popen(
+            [sys.executable, "-P", str(HARNESS.resolve())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=build,
+            env=environment,
+            start_new_session=True,
+        ) as child:
+            try:
+                out, errors = child.communicate(json.dumps(request), timeout=TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)  # its compilers too
+                child.communicate()
+                seconds = time.monotonic() - start
+                return {"seconds": seconds, "gpu_s": seconds, "verdict": "timeout", "passed": False}
         seconds = time.monotonic() - start
+        done = subprocess.CompletedProcess(child.args, child.returncode, out, errors)
         return {"seconds": seconds, "gpu_s": seconds, **verdict_of(done)}
 
 
@@ -303,8 +311,10 @@ class Ours(Side):
             row["reference_ms"] = found.timing.reference_ms
         return row
 
-    def pipeline(self, probes: list[Probe]) -> dict[str, Any]:
-        """The whole stream at once; preparation of the tasks is part of the seconds."""
+    def pipeline(self, probes: list[Probe], row: dict[str, Any]) -> None:
+        """The whole stream at once; preparation of the tasks is part of the seconds. `row` always
+        holds what is known so far; nothing is begun after --seconds.
+        """
         requests = []
         for probe in probes:
             for copy in range(self.options.repeat or 1):
@@ -314,19 +324,21 @@ class Ours(Side):
         expected = [p.expected for p in probes for _ in range(self.options.repeat or 1)]
         ends, done = [], []
         start = time.monotonic()
-        for found in self._evaluator.evaluate_many(requests):
+        begun = takewhile(lambda _: time.monotonic() - start < self.options.seconds, requests)
+        for found in self._evaluator.evaluate_many(begun):
             done.append(found)
             ends.append(time.monotonic() - start)
-        right = [found.status is status for found, status in zip(done, expected, strict=True)]
-        return {
-            "kind": "pipeline",
-            "seconds": ends[-1],
-            "gpu_s": sum(held_s(dict(found.seconds)) for found in done),
-            "verdicts": [found.status.value for found in done],
-            "expected": [status.value for status in expected],
-            "right": sum(right),
-            "ends_s": ends,
-        }
+            right = [found.status is status for found, status in zip(done, expected, strict=False)]
+            row |= {
+                "kind": "pipeline",
+                "seconds": ends[-1],
+                "gpu_s": sum(held_s(dict(found.seconds)) for found in done),
+                "verdicts": [found.status.value for found in done],
+                "expected": [status.value for status in expected[: len(done)]],
+                "right": sum(right),
+                "ends_s": ends,
+                "not_begun": len(requests) - len(done),
+            }
 
     def _bytes(self, task: Task) -> int | None:
         """Inputs and outputs of one call; prepares the task. None where it cannot be."""

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from sandbox.cache import read_json, write_json
-from sandbox.errors import DeviceError
+from sandbox.errors import DeviceError, install
 from sandbox.memory import device_free_bytes
 from sandbox.types import SCHEMA_VERSION, digest
 
@@ -169,9 +169,13 @@ def _matmul_s(size: int, dtype: torch.dtype) -> float:
 
 def _launch_s() -> float:
     """Seconds per launch of an empty kernel in a CUDA graph of 1000: the least any kernel can
-    cost.
+    cost. Raises DeviceError where cupy, which candidates launch with too, is missing.
     """
-    import cupy
+    try:
+        import cupy
+    except ImportError as error:
+        cuda = (torch.version.cuda or "13").partition(".")[0]
+        raise DeviceError(f"cupy cannot be imported ({error}): {install(f'cuda{cuda}')}") from error
 
     kernel = cupy.RawModule(code='extern "C" __global__ void nothing() {}').get_function("nothing")
     stream = cupy.cuda.Stream(non_blocking=True)

@@ -200,7 +200,7 @@ def zygote_environment(device: str, index: int, threads: int) -> dict[str, str]:
         # Asking for a device through NVML leaves later forks able to use it.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         "LOGNAME": "worker",
-        # cupy fixes its cache folder when the zygote imports it; NVRTC is quick enough without.
+        # cupy fixes its cache folder when the zygote imports it: sandbox/worker/nvrtc.py has ours.
         "CUPY_CACHE_IN_MEMORY": "1",
     }
     return environment

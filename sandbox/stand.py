@@ -11,6 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from sandbox.cleanup import on_failure
 from sandbox.gpu_state import GpuWatch
 from sandbox.handle import WorkerFailed
@@ -43,9 +45,14 @@ class Stand:
         self.quiet = quiet
         self.ready = Ready(zygote, quiet, ready)
         self.gpu = GpuWatch(zygote.device_index) if zygote.device == "cuda" else None
-        self._closer = ThreadPoolExecutor(1, "closer")
+        self._closer = ThreadPoolExecutor(1, "closer", initializer=self._use_device)
         self._lock = threading.Lock()
         self._closing: list[Future[None]] = []
+
+    def _use_device(self) -> None:
+        """A thread's current GPU is its own, and the first one until it says so."""
+        if self.zygote.device == "cuda":
+            torch.cuda.set_device(self.zygote.device_index)
 
     def retire(self, subject: Subject) -> Future[None]:
         """Close a subject in the background, though not in a timed region: the driver takes a while

@@ -79,16 +79,16 @@ def preload(imports: Sequence[str]) -> None:
         for name in ("cupy", "triton", "triton.language"):
             with contextlib.suppress(ImportError):
                 __import__(name)
-        complete_headers()
+        complete_cupy()
 
 
-def complete_headers() -> None:
-    """For candidates in cupy, which is imported already, if at all."""
-    from sandbox.worker import headers
+def complete_cupy() -> None:
+    """Make it fit for workers; it is imported already, if at all."""
+    from sandbox.worker import nvrtc
 
     cupy = sys.modules.get("cupy")
     if cupy is not None:
-        headers.complete(cupy.cuda.compiler, cupy.cuda.driver.get_build_version() // 1000)
+        nvrtc.complete(cupy.cuda.compiler, cupy.cuda.driver.get_build_version() // 1000)
 
 
 def forks_have_cuda() -> bool:

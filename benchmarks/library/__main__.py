@@ -14,10 +14,10 @@ are in it by name.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +30,7 @@ from agent.export.artefact import Artefact, bound, read_artefact
 from agent.export.manifest import read_manifest
 from agent.export.runtime.machine import machine
 from agent.runs import find_run
+from benchmarks.keeping import keep_json
 from benchmarks.library.installed import Site, install
 from benchmarks.library.rows import Row, lines
 from sandbox.device import fingerprint
@@ -85,8 +86,7 @@ def prove(asked: argparse.Namespace) -> None:
             list(pool.map(lambda row: checked(site, row, deadline, record), rows.values()))
         for row in (r for r in rows.values() if r.out_of_memory):
             checked(site, row, deadline, record)  # by itself this time
-        timed(site, list(rows.values()), asked.pairs, deadline)
-        record.write()
+        timed(site, list(rows.values()), asked.pairs, deadline, record)
     print("\n".join(lines(list(rows.values()))))
     print(f"{asked.out}: {sum(r.proven for r in rows.values())} of {len(rows)} operators proven")
 
@@ -124,12 +124,13 @@ class Record:
             "environment": fingerprint(device),
         }
         self._begun = time.monotonic()
+        self._writing = threading.Lock()
 
     def write(self) -> None:
         rows = [to_record(row) | {"proven": row.proven} for row in list(self._rows.values())]
         record = self._head | {"wall_s": round(time.monotonic() - self._begun, 1), "rows": rows}
-        self._out.parent.mkdir(parents=True, exist_ok=True)
-        self._out.write_text(json.dumps(record, indent=1) + "\n")
+        with self._writing:
+            keep_json(self._out, record)
 
 
 def checked(site: Site, row: Row, deadline: float, record: Record) -> None:
@@ -143,7 +144,7 @@ def checked(site: Site, row: Row, deadline: float, record: Record) -> None:
     record.write()
 
 
-def timed(site: Site, rows: Sequence[Row], pairs: int, deadline: float) -> None:
+def timed(site: Site, rows: Sequence[Row], pairs: int, deadline: float, record: Record) -> None:
     """Every operator in `pairs` fresh processes; one that ends its process is not asked again."""
     able = {row.operator: row for row in rows if row.passed("kernel")}
     done: dict[str, list[dict[str, Any]]] = {name: [] for name in able}
@@ -166,8 +167,9 @@ def timed(site: Site, rows: Sequence[Row], pairs: int, deadline: float) -> None:
                     done[one["operator"]].append(one)
             if waiting:  # the process ended in the first of them
                 able[waiting.pop(0)].not_timed = ended or "it said nothing"
-    for name, row in able.items():
-        row.note_times(done[name])
+        for name, row in able.items():
+            row.note_times(done[name])
+        record.write()
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +54,7 @@ class Site:
                 os.killpg(child.pid, signal.SIGKILL)  # its compilers too
                 out, _ = child.communicate()
                 ended = f"stopped after {timeout_s:.0f} s"
-        said = [json.loads(x.removeprefix(MARK)) for x in out.splitlines() if x.startswith(MARK)]
-        return said, ended
+        return list(_said(out)), ended
 
     def _environment(self) -> dict[str, str]:
         plain = {
@@ -91,6 +92,14 @@ def install(library: Path, package: str, folder: Path, device: str) -> Site:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise ConfigError(f"{wheels[0].name}: pip could not install it: {last}")
     return Site(package, folder, device)
+
+
+def _said(out: str) -> Iterator[dict[str, Any]]:
+    """A process that was stopped may have left a line unfinished."""
+    for line in out.splitlines():
+        if line.startswith(MARK):
+            with contextlib.suppress(ValueError):
+                yield json.loads(line.removeprefix(MARK))
 
 
 def _ended(code: int, errors: str) -> str:

@@ -92,6 +92,8 @@ class Row:
             return
         self.reference_ms = statistics.median(d["reference_ms"] for d in done)
         self.operator_ms = statistics.median(d["operator_ms"] for d in done)
+        if len(done) < 2:  # of which no interval can be told
+            return
         null = Null(tuple(d["log_null"] for d in done))
         self.floor = null.floor
         made = [

@@ -22,11 +22,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from benchmarks.keeping import keep
 from benchmarks.mutation.kernel import Kernel
 from benchmarks.mutation.kernels.catalogue import kernels
 from benchmarks.mutation.operators import Mutant, excluded, mutants
 from benchmarks.mutation.verifier import Verifier
 from sandbox import judge
+from sandbox.errors import DeviceError, SandboxFault
 from sandbox.types import Evaluation, Status, digest
 
 LEAST_KILLED = 0.98
@@ -55,8 +59,13 @@ def main() -> None:
         # Round by round over all kernels, so that a run cut short says something of each.
         for _ in range(options.repetitions + SPARE_ROUNDS):
             for kernel in chosen:
-                for row in one_round(verifier, kernel, options.device, options.repetitions, rows):
-                    note(row, rows)
+                try:
+                    for row in one_round(
+                        verifier, kernel, options.device, options.repetitions, rows
+                    ):
+                        note(row, rows)
+                except (SandboxFault, DeviceError, torch.OutOfMemoryError) as error:
+                    print(f"AGAIN {kernel.name}: {error}", flush=True)
                 save(options.out, rows, verifier.facts.environment)
                 if time.monotonic() > deadline:
                     break
@@ -125,7 +134,6 @@ def judge_hash() -> str:
 
 
 def save(path: Path, rows: list[Row], environment: dict[str, str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     head = {
         "date": datetime.now(UTC).isoformat(),
         "command": shlex.join(["python", "-m", "benchmarks.mutation", *sys.argv[1:]]),
@@ -133,7 +141,7 @@ def save(path: Path, rows: list[Row], environment: dict[str, str]) -> None:
         "judge": judge_hash(),
     }
     lines = ",\n".join(json.dumps(row) for row in rows)
-    path.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{lines}\n]}}\n')
+    keep(path, f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{lines}\n]}}\n')
 
 
 def report(rows: list[Row], chosen: list[Kernel], device: str, repetitions: int) -> int:

@@ -15,6 +15,7 @@ import pytest
 
 from agent.export.artefact import Gathered, gather, read_artefact
 from agent.export.package import export_package
+from benchmarks.library import installed
 from benchmarks.library.child import CHECKS
 from benchmarks.library.rows import CHECKS as NAMES
 from benchmarks.library.rows import Row, lines
@@ -118,3 +119,20 @@ def break_kernel(folder: Path, operator: str) -> None:
         for a in artefacts
     )
     export_package(Gathered(broken, ()), folder, "proven_kernels")
+
+
+def test_one_process_alone_tells_no_interval():
+    found = row()
+    found.note_times([time(0.1, 2.0)])
+    assert (found.pairs, found.reference_ms, found.speedup) == (1, 0.1, None)
+    assert not found.proven
+
+
+def test_a_line_that_a_stopped_process_left_unfinished_spoils_nothing(tmp_path, monkeypatch):
+    child = tmp_path / "child.py"
+    child.write_text(
+        "print('CHECK {\"check\": 1}'); print('CHECK {\"che', flush=True); raise SystemExit(3)"
+    )
+    monkeypatch.setattr(installed, "CHILD", child)
+    site = installed.Site("some", tmp_path, "cpu")
+    assert site.ask({}, 60) == ([{"check": 1}], "exit status 3")
