@@ -26,6 +26,10 @@ class CapReached(ModelError):
 class AwaitingReplies(ModelError):
     """The requests are written to a file; the campaign goes on when their replies are imported."""
 
+    def __init__(self, count: int) -> None:
+        super().__init__(f"awaiting {count} {'reply' if count == 1 else 'replies'}")
+        self.count = count
+
 
 @dataclass(frozen=True)
 class Reply:

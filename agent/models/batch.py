@@ -85,7 +85,7 @@ class BatchModel:
         for i in waiting:
             self._export(keys[i], prompts[i])
         if waiting:
-            raise AwaitingReplies(f"awaiting {len(waiting)} replies")
+            raise AwaitingReplies(len(waiting))
         if absent and len(absent) == len(prompts):
             raise ModelError(f"{self.name}: none of {len(absent)} exported requests was answered")
         return replies

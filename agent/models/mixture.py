@@ -53,9 +53,9 @@ class Mixture:
                     replies[place] = reply
             except ModelError as error:
                 errors.append(error)
-        awaiting = next((e for e in errors if isinstance(e, AwaitingReplies)), None)
-        if awaiting is not None:
-            raise awaiting
+        awaiting = [error.count for error in errors if isinstance(error, AwaitingReplies)]
+        if awaiting:
+            raise AwaitingReplies(sum(awaiting))
         if errors and not any(replies):
             raise errors[0]
         return replies

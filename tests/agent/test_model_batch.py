@@ -161,7 +161,7 @@ def ask(books: Books, outbox: Outbox, n: int = 1, **settings: Any) -> list[str]:
 
 def exported(books: Books, n: int, **settings: Any) -> list[dict[str, Any]]:
     outbox = Outbox()
-    with pytest.raises(AwaitingReplies, match=f"awaiting {n} replies"):
+    with pytest.raises(AwaitingReplies, match=f"awaiting {n} repl"):
         ask(books, outbox, n, **settings)
     return [json.loads(line) for line in outbox.lines.values()]
 

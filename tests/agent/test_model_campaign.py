@@ -10,7 +10,7 @@ from agent.budget import CampaignConfig
 from agent.campaign import run_campaign
 from agent.config import OptimizeConfig, load_optimize
 from agent.journal import Journal
-from agent.model import Model, Reply, ScriptedModel
+from agent.model import AwaitingReplies, Model, Reply, ScriptedModel
 from agent.model_proposer import ModelProposer
 from agent.models.mixture import Mixture
 from agent.models.opening import check_models
@@ -136,6 +136,18 @@ def test_two_models_share_a_campaign_by_weight_under_one_cap(tmp_path, monkeypat
     assert made == Counter(request.body["model"] for request in server.requests)
     assert made["big"] > made["small"] > 0
     assert all("max_requests (24)" in row.reason for row in result.tasks)
+
+
+class Absent(Named):
+    def complete_each(
+        self, prompts: Sequence[Sequence[Message]], draw: str = ""
+    ) -> list[Reply | None]:
+        raise AwaitingReplies(len(prompts))
+
+
+def test_replies_of_all_models_together_are_awaited():
+    with pytest.raises(AwaitingReplies, match="awaiting 40 replies"):
+        Mixture([Absent("a"), Absent("b")], [1.0, 1.0]).complete(ASK, 40)
 
 
 def test_a_model_that_fails_loses_its_share_alone():

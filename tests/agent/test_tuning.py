@@ -208,7 +208,7 @@ def test_a_model_that_cannot_be_asked_leaves_the_variants():
     assert [p.strategy for p in proposer.propose(TASK, [root], 4)] == [TUNE, TUNE]
     with pytest.raises(ModelError):
         proposer.propose(TASK, [], 4)
-    waiting = TuningProposer(Broken(AwaitingReplies("later")), Tuning())
+    waiting = TuningProposer(Broken(AwaitingReplies(1)), Tuning())
     with pytest.raises(AwaitingReplies):
         waiting.propose(TASK, [root], 4)
 
