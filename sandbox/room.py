@@ -21,6 +21,13 @@ from sandbox.subject import Subject
 
 SHARE = (1 - MEMORY_SHARE) / 2
 """Of a GPU's memory: one side's part of what the plan leaves to both."""
+CONTEXT_BYTES = 1 << 30
+"""Beside it: what CUDA and its libraries take in any process is about half of this."""
+
+
+def most(memory_bytes: int) -> int:
+    """What a candidate may hold of a GPU with so much memory, before it is in others' way."""
+    return int(SHARE * memory_bytes) + CONTEXT_BYTES
 
 
 def refuse_hoard(candidate: Subject, gpu: GpuWatch | None, memory_bytes: int) -> None:
@@ -28,7 +35,7 @@ def refuse_hoard(candidate: Subject, gpu: GpuWatch | None, memory_bytes: int) ->
     before its own turn comes, would lack that.
     """
     held = None if gpu is None else gpu.held_bytes(candidate.worker.pid)
-    if held is not None and held > SHARE * memory_bytes:
+    if held is not None and held > most(memory_bytes):
         raise _hoards(candidate, held)
 
 
@@ -43,11 +50,11 @@ def room_beside(candidate: Subject, memory_bytes: int) -> Iterator[None]:
     except (memory.OutOfMemoryError, torch.OutOfMemoryError) as error:
         words = str(error)
     torch.cuda.empty_cache()  # out here: the exception's frames held tensors
-    free, share = memory.steady_free_bytes(), int(SHARE * memory_bytes)
+    free = memory.steady_free_bytes()
     candidate.worker.close()
-    memory.wait_for_device(free + share)
+    memory.wait_for_device(free + most(memory_bytes))
     held = memory.device_free_bytes() - free
-    if held > share:
+    if held > most(memory_bytes):
         raise _hoards(candidate, held)
     raise DeviceError(words)
 

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import resources
+from importlib import metadata, resources
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ from sandbox.types import Interval, Language, digest
 TORCH = "torch>=2.11,<2.14"
 RUNTIME = "agent.export.runtime"
 BUILD_TIMEOUT_S = 300
+SETUPTOOLS = 77
+"""The first to read the licence as PROJECT says it."""
 OWNED = ("artefacts", "pages", "source", "dist")
 """Folders that an export replaces as a whole."""
 BUILD = "import sys; from setuptools import build_meta; build_meta.{hook}(sys.argv[1])"
@@ -95,7 +97,7 @@ dependencies = {dependencies}
 {licence}
 [project.optional-dependencies]
 cuda12 = ["cupy-cuda12x>=14", "nvidia-cuda-nvrtc-cu12>=12.4"]
-cuda13 = ["cupy-cuda13x>=14", "nvidia-cuda-nvrtc>=13.0,<13.1"]
+cuda13 = ["cupy-cuda13x>=14", "nvidia-cuda-nvrtc>=13.0,<13.1", "nvidia-cuda-crt>=13.0,<13.1"]
 
 [tool.setuptools.packages.find]
 include = ["{package}*"]
@@ -188,6 +190,9 @@ def build(tree: Path, dist: Path) -> list[Path]:
         )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            found = metadata.version("setuptools")
+            if int(found.partition(".")[0]) < SETUPTOOLS:
+                last = f"version {found} is installed; pip install 'setuptools>={SETUPTOOLS}'"
             raise ConfigError(f"{tree}: setuptools could not build it: {last}")
     for leftover in ("build", *(p.name for p in tree.glob("*.egg-info"))):
         shutil.rmtree(tree / leftover, ignore_errors=True)

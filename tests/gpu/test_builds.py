@@ -5,25 +5,63 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
+from agent.export.inline.convert import converted
 from benchmarks.candidates.extensions import TEMPLATES
 from benchmarks.candidates.extensions import source as extension
 from sandbox.build import Builder, BuildReport
 from sandbox.evaluator import LocalEvaluator
 from sandbox.light import Ways
 from sandbox.types import Candidate, EvalConfig, Language, Status
-from tests.gpu.test_languages import TASK, source
+from tests.gpu.test_languages import BROKEN, TASK, source
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(150)]
 CUDA_TEMPLATES = [name for name in TEMPLATES if "host" not in name]
 BOTH_WAYS = (Ways(), Ways(light_headers=False, precompiled=False))
 BUILD = EvalConfig(build_timeout_s=120.0)
+
+
+INCLUDES = "#include <cuda_fp16.h>\n#include <mma.h>\n#include <cub/block/block_reduce.cuh>\n"
+USES = """
+__device__ float block_sum(float v) {
+  using Reduce = cub::BlockReduce<float, 256>;
+  __shared__ typename Reduce::TempStorage storage;
+  return Reduce(storage).Sum(v);
+}
+__device__ void fragment() {
+  nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float> c;
+  nvcuda::wmma::fill_fragment(c, 0.0f);
+}
+"""
+
+
+def test_an_nvrtc_candidate_may_include_cub_and_mma(
+    evaluator: LocalEvaluator, config: EvalConfig
+) -> None:
+    text = source("cuda").replace('SRC = r"""', f'SRC = r"""{INCLUDES}{USES}', 1)
+    result = evaluator.evaluate(TASK, Candidate(TASK.id, Language.CUDA, text), config)
+    assert result.status is Status.PASSED, (result.detail, result.stderr)
+
+
+@pytest.mark.parametrize("option", ["-arch=sm_90a", "--gpu-architecture=sm_90a"])
+def test_an_nvrtc_candidate_may_ask_for_sm_90a(
+    evaluator: LocalEvaluator, config: EvalConfig, option: str
+) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    hopper = '  asm volatile("wgmma.fence.sync.aligned;");\n  const long long stride'
+    text = source("cuda").replace("  const long long stride", hopper, 1)
+    plain = Candidate(TASK.id, Language.CUDA, text)
+    assert evaluator.evaluate(TASK, plain, config).status is Status.COMPILE_ERROR
+    text = text.replace("code=SRC", f'code=SRC, options=("{option}",)')
+    result = evaluator.evaluate(TASK, Candidate(TASK.id, Language.CUDA, text), config)
+    assert result.status is Status.PASSED, (result.detail, result.stderr)
 
 
 @dataclass(frozen=True)
@@ -37,17 +75,29 @@ class Compiling:
 
 
 @pytest.fixture(scope="module")
-def compiling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiling]:
-    """All at once: one alone takes half a minute and leaves most cores idle."""
+def compiling(
+    tmp_path_factory: pytest.TempPathFactory, evaluator: LocalEvaluator
+) -> Iterator[Compiling]:
+    """All at once, and what other files compile as well: one alone takes half a minute and leaves
+    most cores idle.
+    """
     folder = tmp_path_factory.mktemp("builds")
     builders = [Builder(folder / str(ways.light_headers), ways) for ways in BOTH_WAYS]
     wide = Candidate("t", Language.CUDA_INLINE, extension("dispatch, guard, tensor operators", 2))
-    pool = ThreadPoolExecutor(len(CUDA_TEMPLATES) + len(BOTH_WAYS))
+    pool = ThreadPoolExecutor(16)
     light = {name: pool.submit(compile_light, builders[0], name) for name in CUDA_TEMPLATES}
-    yield Compiling(light, [pool.submit(each.build, wide, BUILD) for each in builders])
+    both = [pool.submit(each.build, wide, BUILD) for each in builders]
+    example = Candidate(TASK.id, Language.CUDA, source("cuda"))
+    later = [
+        Candidate(TASK.id, Language.CUDA_INLINE, text)
+        for text in (source("cuda_inline"), BROKEN[Language.CUDA_INLINE])
+    ]
+    ahead = [pool.submit(evaluator._builder.build, c, BUILD) for c in (*later, converted(example))]
+    yield Compiling(light, both)
+    wait(ahead, 60)
     for each in builders:
         each.close()  # ends what is still compiling
-    pool.shutdown()
+    pool.shutdown(wait=False, cancel_futures=True)
 
 
 def compile_light(builder: Builder, name: str) -> tuple[Any, dict[str, str]]:
@@ -99,40 +149,3 @@ def test_light_and_full_cuda_libraries_behave_alike(compiling: Compiling) -> Non
         said.append(done.stdout)
     assert said[0] == said[1]
     assert said[0].count("[") >= 6
-
-
-INCLUDES = "#include <cuda_fp16.h>\n#include <mma.h>\n#include <cub/block/block_reduce.cuh>\n"
-USES = """
-__device__ float block_sum(float v) {
-  using Reduce = cub::BlockReduce<float, 256>;
-  __shared__ typename Reduce::TempStorage storage;
-  return Reduce(storage).Sum(v);
-}
-__device__ void fragment() {
-  nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float> c;
-  nvcuda::wmma::fill_fragment(c, 0.0f);
-}
-"""
-
-
-def test_an_nvrtc_candidate_may_include_cub_and_mma(
-    evaluator: LocalEvaluator, config: EvalConfig
-) -> None:
-    text = source("cuda").replace('SRC = r"""', f'SRC = r"""{INCLUDES}{USES}', 1)
-    result = evaluator.evaluate(TASK, Candidate(TASK.id, Language.CUDA, text), config)
-    assert result.status is Status.PASSED, (result.detail, result.stderr)
-
-
-@pytest.mark.parametrize("option", ["-arch=sm_90a", "--gpu-architecture=sm_90a"])
-def test_an_nvrtc_candidate_may_ask_for_sm_90a(
-    evaluator: LocalEvaluator, config: EvalConfig, option: str
-) -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a Hopper GPU")
-    hopper = '  asm volatile("wgmma.fence.sync.aligned;");\n  const long long stride'
-    text = source("cuda").replace("  const long long stride", hopper, 1)
-    plain = Candidate(TASK.id, Language.CUDA, text)
-    assert evaluator.evaluate(TASK, plain, config).status is Status.COMPILE_ERROR
-    text = text.replace("code=SRC", f'code=SRC, options=("{option}",)')
-    result = evaluator.evaluate(TASK, Candidate(TASK.id, Language.CUDA, text), config)
-    assert result.status is Status.PASSED, (result.detail, result.stderr)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from agent.export import package
 from agent.export.artefact import Artefact, Finding, Gathered, Provenance
 from agent.export.capture import interfaces
 from agent.export.inline.convert import converted
@@ -54,7 +55,9 @@ def kernels(
     )
     folder: Path = tmp_path_factory.mktemp("export")
     name = f"{NAME}_{request.param}"
-    export_package(Gathered((artefact,), ()), folder, name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(package, "build", lambda tree, dist: [])  # its wheel is another test's
+        export_package(Gathered((artefact,), ()), folder, name)
     sys.path.insert(0, str(folder / "source"))
     yield importlib.import_module(name)
     sys.path.remove(str(folder / "source"))

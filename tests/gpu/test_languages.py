@@ -43,16 +43,19 @@ def test_a_kernel_that_drops_the_bias_is_wrong(
     assert result.status is Status.WRONG_VALUE, result.detail
 
 
-@pytest.mark.parametrize("language", [Language.CUDA, Language.CUDA_INLINE, Language.TRITON])
+BROKEN = {
+    Language.CUDA: source("cuda").replace("const float y =", "const flot y ="),
+    Language.CUDA_INLINE: source("cuda_inline").replace("float", "flot"),
+    Language.TRITON: source("triton").replace("tl.load(", "tl.no_such_thing(", 1),
+}
+
+
+@pytest.mark.parametrize("language", BROKEN)
 def test_code_that_does_not_compile_is_a_compile_error(
     evaluator: LocalEvaluator, config: EvalConfig, language: Language
 ) -> None:
-    broken = {
-        Language.CUDA: source("cuda").replace("const float y =", "const flot y ="),
-        Language.CUDA_INLINE: source("cuda_inline").replace("float", "flot"),
-        Language.TRITON: source("triton").replace("tl.load(", "tl.no_such_thing(", 1),
-    }[language]
-    result = evaluator.evaluate(TASK, Candidate(TASK.id, language, broken), config)
+    candidate = Candidate(TASK.id, language, BROKEN[language])
+    result = evaluator.evaluate(TASK, candidate, config)
     assert result.status is Status.COMPILE_ERROR, (result.status, result.detail)
 
 

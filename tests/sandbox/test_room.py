@@ -49,7 +49,7 @@ def test_a_candidate_that_took_the_memory_is_out_of_memory(monkeypatch, shortage
     assert raised.value.failure.kind is FailureKind.MEMORY
     assert raised.value.failure.stage == "verify"
     assert "71680 MiB" in raised.value.failure.message
-    assert device.waited == 11 * GIB  # what it had, its share apart
+    assert device.waited == 12 * GIB  # what there was, a candidate's part, a context
 
 
 def test_beside_a_modest_candidate_the_shortage_is_ours(monkeypatch) -> None:
