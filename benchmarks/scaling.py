@@ -15,9 +15,10 @@ import shlex
 import sys
 import time
 from collections import Counter
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from datetime import UTC, datetime
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300.0, help="of one run, at most")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    evaluator = LocalEvaluator(options.device)
-    tasks = admitted(evaluator, load_tasks(options.suite, options.device)[: options.tasks])
-    environment = evaluator.facts.environment
-    evaluator.close()
+    # In a process that ends: its context would lie on the first lane's GPU, as a stranger's.
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        asked = options.device, options.suite, options.tasks
+        tasks, environment = pool.submit(prepared, *asked).result()
     runs: list[dict[str, Any]] = []
     record = {
         "date": datetime.now(UTC).isoformat(),
@@ -59,6 +60,16 @@ def main() -> None:
         print(json.dumps(runs[-1]), flush=True)
         if options.out:
             keep_json(options.out, record)
+
+
+def prepared(device: str, suite: str, count: int | None) -> tuple[list[Task], dict[str, str]]:
+    """The suite's valid tasks, whose null experiments are on disk then, and the environment."""
+    evaluator = LocalEvaluator(device)
+    try:
+        tasks = admitted(evaluator, load_tasks(suite, device)[:count])
+        return tasks, dict(evaluator.facts.environment)
+    finally:
+        evaluator.close()
 
 
 def run(

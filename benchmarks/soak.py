@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -100,13 +100,21 @@ class Sampler:
         scratch = self._scratch.glob(f"warpsmith-{os.geteuid()}/{os.getpid()}-*")
         return {
             "supervisor_mib": self._me.memory_info().rss // MIB,
-            "zygotes_mib": sum(p.memory_info().rss for p in zygotes) // MIB,
-            "descriptors": self._me.num_fds() + sum(p.num_fds() for p in zygotes),
+            "zygotes_mib": sum(held(lambda p=p: p.memory_info().rss) for p in zygotes) // MIB,
+            "descriptors": self._me.num_fds() + sum(held(p.num_fds) for p in zygotes),
             "threads": threading.active_count(),
             "processes": len(children),
             "files": len(list(scratch)) + len(os.listdir(self._temporary)),
             "gpu_mib": used // MIB,
         }
+
+
+def held(ask: Callable[[], int]) -> int:
+    """By a child; nothing where it has ended since it was listed."""
+    try:
+        return ask()
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def main() -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import throughput
 from benchmarks.candidates.stream import repeated, stream
 from benchmarks.throughput import HARNESS, Job, Rows, verdict_of
 from benchmarks.throughput_table import summary
-from sandbox.types import Language, Status
+from sandbox.types import Language, Status, Task
 
 EVAL = """
 import litellm
@@ -135,3 +138,38 @@ def test_the_summary_of_a_full_pipeline_counts_every_candidate() -> None:
     text = summary([{**row, "right": 39}])
     assert "40 candidates in 20.0 s" in text
     assert "0.50 s each, 7200 per GPU-hour; GPU held 75 %" in text
+
+
+STUCK = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+open("child", "w").write(str(child.pid))
+time.sleep(60)
+"""
+
+
+def test_a_harness_that_is_stopped_leaves_no_compiler_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK)
+    monkeypatch.setattr(throughput, "HARNESS", tmp_path / "stuck.py")
+    monkeypatch.setattr(throughput, "TIMEOUT_S", 2.0)
+    probe = stream()[0]
+    options = argparse.Namespace(kernelbench=tmp_path, gpu_arch="Hopper")
+    side = throughput.Harness(options, tmp_path / "builds")
+    side._tasks[probe.problem] = Task("test/none", "", "cuda")
+    row = side.judge(Job("harness", False, probe, 0, False))
+    assert (row["verdict"], row["passed"]) == ("timeout", False)
+    [told] = (tmp_path / "builds").glob("*/child")
+    deadline = time.monotonic() + 10
+    while alive(int(told.read_text())):
+        assert time.monotonic() < deadline, "its child lives on"
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    """A zombie that nobody reaps does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False

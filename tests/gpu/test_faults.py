@@ -99,7 +99,7 @@ def test_a_fault_on_the_gpu_harms_nobody_else(
 ) -> None:
     text, language, status = FAULTS[fault]
     assert text not in (source("cuda"), HONEST)
-    short = replace(config, run_timeout_s=5.0)
+    short = replace(config, run_timeout_s=8.0)
     broken = Candidate(TASK.id, language, text)
     found, others = neighbour.during(lambda: evaluator.evaluate(TASK, broken, short))
     assert found.status is status, found.detail
