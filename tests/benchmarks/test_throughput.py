@@ -153,14 +153,19 @@ def test_a_harness_that_is_stopped_leaves_no_compiler_behind(
 ) -> None:
     (tmp_path / "stuck.py").write_text(STUCK)
     monkeypatch.setattr(throughput, "HARNESS", tmp_path / "stuck.py")
-    monkeypatch.setattr(throughput, "TIMEOUT_S", 2.0)
     probe = stream()[0]
     options = argparse.Namespace(kernelbench=tmp_path, gpu_arch="Hopper")
     side = throughput.Harness(options, tmp_path / "builds")
     side._tasks[probe.problem] = Task("test/none", "", "cuda")
-    row = side.judge(Job("harness", False, probe, 0, False))
-    assert (row["verdict"], row["passed"]) == ("timeout", False)
-    [told] = (tmp_path / "builds").glob("*/child")
+    found: list[Path] = []
+    for seconds in (1.0, 5.0, 25.0):  # until it has come so far, on whatever machine
+        monkeypatch.setattr(throughput, "TIMEOUT_S", seconds)
+        row = side.judge(Job("harness", False, probe, 0, False))
+        assert (row["verdict"], row["passed"]) == ("timeout", False)
+        found = found or [p for p in (tmp_path / "builds").glob("*/child") if p.read_text()]
+        if found:
+            break
+    [told] = found
     deadline = time.monotonic() + 10
     while alive(int(told.read_text())):
         assert time.monotonic() < deadline, "its child lives on"
