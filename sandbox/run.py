@@ -92,7 +92,8 @@ class Run:
             if self.observation.failure is None:
                 with self.stage("load"):
                     self.loaded = self.start(then_stop=True)
-                    refuse_hoard(self.loaded, self.stand.gpu, self.facts.memory_bytes)
+                    with self.stand.quiet.noise():
+                        refuse_hoard(self.loaded, self.stand.gpu, self.facts.memory_bytes)
         except WorkerFailed as failed:
             self.dismiss()
             self.note(failure=failed.failure)
