@@ -170,7 +170,16 @@ class Subject:
         self.set_bytes(name, first, count).fill_(POISON)
 
     def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        """One round trip, begun once all that we do in the arenas is done: between processes a GPU
+        keeps no order, and a slot poisoned late would spoil what was written to it.
+        """
+        self.finish_ours()
         return self.worker.request(op, stage=self.stage, timeout_s=timeout_s, **fields)
+
+    def finish_ours(self) -> None:
+        """Without arenas there is nothing, and the thread may have no device of its own."""
+        if self.arenas and self.task.device == "cuda":
+            torch.cuda.current_stream().synchronize()
 
     def warm(self, sets: list[int]) -> None:
         self.request("warm", self.config.run_timeout_s, sets=sets)
@@ -190,8 +199,12 @@ class Subject:
         `look`: say also which outputs share memory, where no figure is taken. `keep`: hold the
         output of the call at this position.
         """
+        self.finish_ours()
         start = time.perf_counter()
-        claim = self.request("collect", self.config.run_timeout_s, sets=sets, look=look, keep=keep)
+        limit_s = self.config.run_timeout_s
+        claim = self.worker.request(
+            "collect", stage=self.stage, timeout_s=limit_s, sets=sets, look=look, keep=keep
+        )
         return time.perf_counter() - start, claim
 
     def claim(self) -> RuntimeClaim:
