@@ -188,6 +188,19 @@ def test_what_cupy_compiled_is_found_without_nvrtc(tmp_path):
 
 
 @needs_nvrtc
+def test_what_the_prompt_says_stands_for_host_headers_does(tmp_path):
+    code = """
+#include <cuda/std/cstdint>
+#include <cuda/std/cfloat>
+#include <math_constants.h>
+extern "C" __global__ void f(float* x, int64_t n, uint32_t m) {
+  x[n] = m > 0 ? FLT_MAX : CUDART_INF_F;
+}
+"""
+    assert int(compiled(tmp_path, code)) > 0
+
+
+@needs_nvrtc
 @pytest.mark.slow  # CUB's headers take seconds
 def test_cub_and_mma_can_be_included(tmp_path):
     """With pip's headers (nvidia-cuda-crt) or a toolkit's."""
