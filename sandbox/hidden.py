@@ -18,6 +18,8 @@ FLATTENED = 1 / 3
 FEW_VALUES = 16
 """Distinct values up to which a tensor is a mask or a set of labels."""
 SAMPLED = 4096
+ALIKE = frozenset({"one element changed", "samples permuted"})
+"""Changes that a sum or a sample of the contents may not tell."""
 ZEROS = 0.01
 """Share of zeros from which they may mean something: a triangle, a mask, a sparse matrix."""
 

@@ -85,6 +85,9 @@ class ProcessPair:
         self.synchronize = synchronize
         self.new_weights = new_weights and bool(signature.state)
         self.judged = judged
+        self.ages = strict and judged
+        """Call on after the last round, so that what is kept grows old."""
+        self.last = False
         self.silence = partial(quiet.timed, strict=strict)
         self.overhead_s = 0.0
         self.secret = random.Random(secrets.randbits(64))
@@ -158,6 +161,7 @@ class ProcessPair:
         for number, single in enumerate(kinds):
             if number >= MET_BY and over():
                 return
+            self.last = number == len(kinds) - 1
             if self.new_weights and number in restyled:
                 self.reference.request(
                     "restyle", self.config.run_timeout_s, state_seed=secrets.randbits(31)
@@ -209,6 +213,10 @@ class ProcessPair:
                     bounds=tuple(bounds),
                 )
         if self.keep is None:  # kept in an earlier round
+            if self.ages and self.last:
+                self.candidate.idle.end()
+                self.candidate.warm(self.plan.warm_sets, long=True)
+                self.candidate.idle.begin()
             case = replace(case, stale=not self.keepsake.intact())
         elif not single:
             self.keep = None

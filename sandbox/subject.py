@@ -181,8 +181,8 @@ class Subject:
         if self.arenas and self.task.device == "cuda":
             torch.cuda.current_stream().synchronize()
 
-    def warm(self, sets: list[int]) -> None:
-        self.request("warm", self.config.run_timeout_s, sets=sets)
+    def warm(self, sets: list[int], *, long: bool = False) -> None:
+        self.request("warm", self.config.run_timeout_s, sets=sets, long=long)
 
     def go(self, sets: list[int]) -> float:
         """Seconds from "go" to "done" by the supervisor's clock."""

@@ -53,19 +53,19 @@ def profiled(subject: Subject, pool: Pool, synchronize: Any) -> dict[str, Any]:
 
 
 def order(cases: Sequence[Case]) -> list[int]:
-    """A secret order of calls; a changed case comes right after or before the one it is made from.
-
-    Neighbours that differ in one element or in the order of their samples are told apart only by
-    who looks at all of them.
+    """A secret order of calls; of two cases that are alike but to who looks at all of them, one
+    comes right before and one right after the case that they are made from.
     """
     secret = random.Random(secrets.randbits(64))
-    made = [i for i, case in enumerate(cases) if case.made_from is not None]
-    calls = [i for i in range(len(cases)) if i not in made]
+    alike = [i for i, case in enumerate(cases) if case.alike]
+    calls = [i for i in range(len(cases)) if i not in alike]
     secret.shuffle(calls)
-    secret.shuffle(made)
-    for index in made:
+    secret.shuffle(alike)
+    side = secret.randrange(2)
+    for index in alike:
         base = next(i for i, case in enumerate(cases) if case.name == cases[index].made_from)
-        calls.insert(calls.index(base) + secret.randrange(2), index)
+        calls.insert(calls.index(base) + side, index)
+        side = 1 - side
     return calls
 
 

@@ -71,17 +71,19 @@ def test_samples_of_all_tensors_are_permuted_alike() -> None:
     assert torch.equal(ours[2], weight)
 
 
-def case(name: str, made_from: str | None = None) -> Case:
-    return Case(name, torch.empty(0), (), (), (), None, made_from=made_from)
+def case(name: str, made_from: str | None = None, *, alike: bool = False) -> Case:
+    return Case(name, torch.empty(0), (), (), (), None, made_from=made_from, alike=alike)
 
 
-def test_a_changed_case_is_called_beside_its_original() -> None:
-    cases = [case("given"), case("fresh"), case("x3"), case("changed", "given")]
+def test_a_case_that_is_alike_is_called_beside_its_original() -> None:
+    cases = [case("given"), case("fresh"), case("flattened", "given")]
+    cases += [case("one changed", "given", alike=True), case("permuted", "given", alike=True)]
     orders = {tuple(order(cases)) for _ in range(200)}
-    assert len(orders) > 4
+    assert len(orders) > 8
     for calls in orders:
-        assert sorted(calls) == [0, 1, 2, 3]
+        assert sorted(calls) == [0, 1, 2, 3, 4]
         assert abs(calls.index(0) - calls.index(3)) == 1
+        assert abs(calls.index(0) - calls.index(4)) == 1
 
 
 def test_every_change_is_a_case_of_a_small_task(evaluate: Evaluate) -> None:
