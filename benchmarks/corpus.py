@@ -62,7 +62,7 @@ def main() -> None:
                 print(line(rows[-1]), flush=True)
             record["not_started"].remove(name)
             if options.out:
-                save(options.out, record)
+                keep_json(options.out, record)
     finally:
         evaluator.close()
     sys.exit(summary(record, time.monotonic() - started))
@@ -94,11 +94,6 @@ def line(row: dict[str, Any]) -> str:
     speedup = f"{row['speedup']:6.2f}x" if row["speedup"] else " " * 7
     said = f"  WRONG: {row['wrong']}" if row["wrong"] else ""
     return f"{row['name']:60} {row['got']:14} {speedup} {row['wall_s']:6.1f} s{said}"
-
-
-def save(path: Path, record: dict[str, Any]) -> None:
-    """After every entry, so that a run cut short keeps what it found."""
-    keep_json(path, record)
 
 
 def summary(record: dict[str, Any], seconds: float) -> bool:

@@ -68,7 +68,7 @@ def main() -> None:
                     rows.append(judge(evaluator, task, probe))
                     print(line(rows[-1]), flush=True)
                     if options.out:
-                        save(options.out, record)
+                        keep_json(options.out, record)
     finally:
         evaluator.close()
     failed = [row for row in rows if not row["ok"]]
@@ -79,11 +79,6 @@ def main() -> None:
     for row in failed:
         print(f"UNEXPECTED {line(row)}\n  {row['detail']}")
     sys.exit(bool(failed))
-
-
-def save(path: Path, record: dict[str, Any]) -> None:
-    """After every row, so that a run cut short keeps what it found."""
-    keep_json(path, record)
 
 
 def by_task(chosen: list[Probe], checkout: Path) -> Iterator[tuple[Task, list[Probe]]]:

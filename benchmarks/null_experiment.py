@@ -53,7 +53,7 @@ def main() -> None:
                     rows.append(measure(evaluator, task, config, repetition))
                     print(line(rows[-1]), flush=True)
                     if options.out:
-                        save(options.out, record)
+                        keep_json(options.out, record)
     finally:
         evaluator.close()
     timed = [r for r in rows if "ratio" in r]
@@ -63,11 +63,6 @@ def main() -> None:
         band = [abs(math.log(r["ratio"])) for r in timed if least <= r["call_us"] < most]
         if band:
             print(f"{name}: worst {max(band):.4f}, allowed {allowed}, {len(band)} evaluations")
-
-
-def save(path: Path, record: dict[str, Any]) -> None:
-    """After every row, so that a run cut short keeps what it found."""
-    keep_json(path, record)
 
 
 def chosen(suites: list[str], device: str, sizes: str) -> list[Task]:

@@ -30,8 +30,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from benchmarks.keeping import keep
 from benchmarks.soak_candidates import candidates, kinds, task
+from sandbox.cache import write_text
 from sandbox.evaluator import LocalEvaluator
 from sandbox.types import EvalConfig, Status
 
@@ -258,7 +258,7 @@ def save(path: Path, rows: Sequence[Row], environment: dict[str, str]) -> None:
         "columns": list(Row.__dataclass_fields__),
     }
     lines = ",\n".join(json.dumps(list(asdict(row).values())) for row in rows)
-    keep(path, f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{lines}\n]}}\n')
+    write_text(path, f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

@@ -60,14 +60,19 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Keep a value; readers see the old file or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_of(path)
-    temporary.write_text(json.dumps(value))
-    temporary.replace(path)
+    """Keep a value in a cache, whose size is held to its limit."""
+    write_text(path, json.dumps(value))
     limit = LIMITS.get(path.parent.name)
     if limit is not None and secrets.randbelow(TRIM_EVERY) == 0:
         Shelf(path.parent, limit).trim()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file as a whole; readers see the old one or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_of(path)
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
 def temporary_of(path: Path) -> Path:

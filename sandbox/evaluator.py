@@ -242,7 +242,7 @@ class LocalEvaluator:
     def cool(self) -> None:
         """End the references that are kept warm for further candidates."""
         with self._hold(""):
-            self._preparer.cool()
+            self._preparer.warm.cool()
         self._stand.settle()
 
     def close(self) -> None:

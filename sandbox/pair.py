@@ -21,6 +21,7 @@ import torch
 
 from sandbox import compare
 from sandbox.differences import differences
+from sandbox.drift import drift, timed_alone
 from sandbox.keepsake import HandedOver, Keepsake
 from sandbox.observation import CaseObservation, Errors, RoundObservation
 from sandbox.plan import Plan
@@ -32,10 +33,6 @@ from sandbox.types import EvalConfig
 
 logger = logging.getLogger(__name__)
 
-SOLO_ROUNDS = 3
-SOLO_KEPT = 5
-SOLO_AGREES = 0.05
-"""Relative difference of a fresh solo batch from the known ones that makes these forgotten."""
 WHOLE_BATCHES = 2
 """Untimed batches before the first timed one, until the allocator holds a batch's outputs: on the
 CPU the first two took four and two times as long as the third."""
@@ -46,9 +43,6 @@ MET_BY = 3
 ends early: else a slow cheat would pass for a slow kernel."""
 OVERHEAD_GOS = 9
 """Empty "go"s whose median round trip, on the reference's side, is taken off both sides' times."""
-DRIFT = {"cuda": 0.15, "cpu": 0.5}
-"""Relative slow-down of the reference, beyond five times its solo spread, that voids a round: a
-shared CPU is that noisy by itself."""
 
 
 class ProcessPair:
@@ -126,20 +120,9 @@ class ProcessPair:
                 self.overhead_s = statistics.median(
                     self.reference.go([]) for _ in range(OVERHEAD_GOS)
                 )
-                self.time_alone()
+                self.reference.solo = timed_alone(self.reference.solo, self.alone)
             finally:
                 self.candidate.worker.thaw()
-
-    def time_alone(self) -> None:
-        """What drift is measured by: batches of the reference alone, from earlier pairs too as long
-        as a fresh one agrees.
-        """
-        known = self.reference.solo
-        fresh = [self.alone()]
-        if not known or abs(fresh[0] / statistics.median(known) - 1) > SOLO_AGREES:
-            known = ()
-            fresh += [self.alone() for _ in range(SOLO_ROUNDS - 1)]
-        self.reference.solo = (*known, *fresh)[-SOLO_KEPT:]
 
     def alone(self) -> float:
         """Seconds per call of one batch."""
@@ -233,7 +216,11 @@ class ProcessPair:
                 candidate_s=candidate_s,
                 reference_collect_s=reference_collect,
                 candidate_collect_s=candidate_collect,
-                void="" if single else self.drift(reference_s / len(sets)),
+                void=""
+                if single
+                else drift(
+                    reference_s / len(sets), self.reference.solo, self.reference.task.device
+                ),
             ),
             case,
         )
@@ -382,16 +369,6 @@ class ProcessPair:
         self.synchronize()
         self.candidate.idle.end()
         self.candidate.request("restate", self.config.run_timeout_s)
-
-    def drift(self, seconds: float) -> str:
-        """Why a round is void: the reference ran slower beside the candidate than alone."""
-        solo = self.reference.solo
-        middle = statistics.median(solo)
-        spread = statistics.median(abs(x - middle) for x in solo)
-        limit = middle * (1 + DRIFT[self.reference.task.device]) + 5 * spread
-        if seconds <= limit:
-            return ""
-        return f"reference took {seconds * 1e6:.1f} us a call, {middle * 1e6:.1f} us alone"
 
 
 def goes(sets: list[int], single: bool) -> list[list[int]]:

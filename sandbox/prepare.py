@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from sandbox.stand import Stand
 from sandbox.statistics import Null, interval, summarise
 from sandbox.subject import Opening, Signature, Subject
 from sandbox.types import SCHEMA_VERSION, Baseline, EvalConfig, Task, digest
+from sandbox.warm import WarmReferences
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +45,6 @@ ROOM_SHARE = 0.2
 earlier ones are waited for."""
 LESS_SHARE = 0.5
 """Of free memory, for a second try where the first plan left a reference too little."""
-KEPT_WARM = 4
-"""Reference workers that wait for the next candidate of their task."""
-WARM_BYTES = 4 << 30
-"""Of arenas that one of them may keep meanwhile."""
 WIDE = 3.0
 """Upper over lower bound of a figure that was disturbed while it was measured."""
 WIDE_KEPT_S = 3600.0
@@ -123,7 +119,7 @@ class Preparer:
         self.facts = facts
         self.cache = cache
         self.synchronize = synchronize
-        self._warm: OrderedDict[str, Subject] = OrderedDict()
+        self.warm = WarmReferences(stand)
 
     def is_timed(self, task: Task, config: EvalConfig) -> bool:
         """Whether null experiment and baselines are known, so that preparing times nothing."""
@@ -142,7 +138,7 @@ class Preparer:
             except NoRoom as error:
                 refused = str(error)  # the exception's frames hold gigabytes of cases
             started = None
-            self.cool()
+            self.warm.cool()
             self.stand.settle()
             logger.info("once more with the room of everything else: %s", refused)
         raise NoRoom(refused)
@@ -155,7 +151,7 @@ class Preparer:
         subject, pools = self._pools(task, config, started, randomise=True)
         if known:
             subject.rest()
-            self._keep_warm(_key(task, config), subject)
+            self.warm.keep(task, config, subject)
         else:
             subject.close()  # The null experiment and baselines need the room.
         if task.device == "cuda":
@@ -163,7 +159,7 @@ class Preparer:
         room = int(share * free_bytes(task.device))
         scheme = plan(pools[0].signature, config, room)
         if not known and scheme.bytes(pools[0].signature) > ROOM_SHARE * room:
-            self.rest()
+            self.warm.rest()
             self.stand.settle()
         null, baselines = self.measured(task, config, pools[0].signature, scheme)
         short = replace(config, batch_ms=min(config.batch_ms, config.search_batch_ms))
@@ -178,38 +174,6 @@ class Preparer:
             search,
             self.floor_s(pools[0].signature, search),
         )
-
-    def warm_reference(self, preparation: Preparation, config: EvalConfig) -> Subject:
-        """The task's reference worker, open at the timed shape; kept until another task's is
-        asked.
-        """
-        key = _key(preparation.task, config)
-        if key not in self._warm:
-            opening = Opening(known=preparation.signature)
-            subject, _ = self.stand.reference(preparation.task, config, opening)
-            self._keep_warm(key, subject)
-        self._warm.move_to_end(key)
-        return self._warm[key]
-
-    def rest(self, needed: Subject | None = None) -> None:
-        """Free all but their models in the warm reference workers, but for the one needed now."""
-        for subject in list(self._warm.values()):
-            if subject is not needed:
-                self._rest(subject)
-
-    def _rest(self, subject: Subject) -> None:
-        try:
-            subject.rest()
-        except WorkerFailed:  # it died while it waited: the next candidate of its task starts one
-            key = next(key for key, known in self._warm.items() if known is subject)
-            self.stand.retire(self._warm.pop(key))
-
-    def cool(self, task: Task | None = None, config: EvalConfig | None = None) -> None:
-        """End the warm reference worker of a task, or all of them."""
-        wanted = None if task is None or config is None else _key(task, config)
-        for key in list(self._warm):
-            if wanted in (None, key):
-                self.stand.retire(self._warm.pop(key))
 
     def pools(self, task: Task, config: EvalConfig, *, randomise: bool) -> tuple[Pool, ...]:
         """The secret cases of every shape."""
@@ -236,16 +200,6 @@ class Preparer:
             raise reference_failed(task, failed) from failed
         except InvalidReference as error:
             raise InvalidReference(f"{task.id}: {error}") from None
-
-    def _keep_warm(self, key: str, subject: Subject) -> None:
-        """Beside the others, of which the large free their arenas and the oldest ends."""
-        for other in list(self._warm.values()):
-            if other.arena_bytes > WARM_BYTES:
-                self._rest(other)
-        self._warm[key] = subject
-        if len(self._warm) > KEPT_WARM:
-            _, oldest = self._warm.popitem(last=False)
-            self.stand.retire(oldest)
 
     def floor_s(self, signature: Signature, scheme: Plan) -> float | None:
         """None where caches could serve the batch, or the reference itself is below the floor."""
@@ -410,10 +364,6 @@ class Preparer:
 
 def _baselines(task: Task, config: EvalConfig) -> list[str]:
     return [name for name in config.baselines if name in DEVICE_BASELINES[task.device]]
-
-
-def _key(task: Task, config: EvalConfig) -> str:
-    return f"{task.hash}-{config.id}"
 
 
 def reference_failed(task: Task, failed: WorkerFailed) -> Exception:

@@ -111,7 +111,7 @@ class Run:
             noise_floor=preparation.null.floor,
         )
         if to_beat is None:
-            self.preparer.cool(self.task, self.config)  # all pairs will be fresh
+            self.preparer.warm.cool(self.task, self.config)  # all pairs will be fresh
         if self.loaded is None:
             return
         try:
@@ -289,12 +289,13 @@ class Run:
         self, bounds: tuple[Errors, ...]
     ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
         with self.stage("start"):
-            reference = self.preparer.warm_reference(self.preparation, self.config)
+            known = self.preparation.signature
+            reference = self.preparer.warm.get(self.task, self.config, known)
         assert self.loaded is not None
         try:
             yield from self.race(0, reference, self.loaded, bounds, new_weights=True)
         except WorkerFailed:
-            self.preparer.cool(self.task, self.config)
+            self.preparer.warm.cool(self.task, self.config)
             raise
         finally:
             self.dismiss()
@@ -339,7 +340,7 @@ class Run:
         """A large task's pair has the memory of idle references and of workers that ended."""
         needed = self.plan.bytes(self.pools[0].signature)
         if needed > ROOM_SHARE * free_bytes(self.task.device):
-            self.preparer.rest(reference)
+            self.preparer.warm.rest(reference)
             self.stand.settle()
 
     def dismiss(self) -> None:

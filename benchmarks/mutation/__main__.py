@@ -24,12 +24,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.keeping import keep
 from benchmarks.mutation.kernel import Kernel
 from benchmarks.mutation.kernels.catalogue import kernels
 from benchmarks.mutation.operators import Mutant, excluded, mutants
 from benchmarks.mutation.verifier import Verifier
 from sandbox import judge
+from sandbox.cache import write_text
 from sandbox.errors import DeviceError, SandboxFault
 from sandbox.types import Evaluation, Status, digest
 
@@ -141,7 +141,7 @@ def save(path: Path, rows: list[Row], environment: dict[str, str]) -> None:
         "judge": judge_hash(),
     }
     lines = ",\n".join(json.dumps(row) for row in rows)
-    keep(path, f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{lines}\n]}}\n')
+    write_text(path, f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{lines}\n]}}\n')
 
 
 def report(rows: list[Row], chosen: list[Kernel], device: str, repetitions: int) -> int:

@@ -1,0 +1,34 @@
+"""The reference alone, and whether it ran slower beside a candidate: then a round is void."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+SOLO_ROUNDS = 3
+SOLO_KEPT = 5
+SOLO_AGREES = 0.05
+"""Relative difference of a fresh solo batch from the known ones that makes these forgotten."""
+DRIFT = {"cuda": 0.15, "cpu": 0.5}
+"""Relative slow-down of the reference, beyond five times its solo spread, that voids a round: a
+shared CPU is that noisy by itself."""
+
+
+def timed_alone(known: tuple[float, ...], alone: Callable[[], float]) -> tuple[float, ...]:
+    """What drift is measured by, in seconds per call, newest last: batches of the reference alone,
+    from earlier pairs too as long as a fresh one agrees.
+    """
+    fresh = [alone()]
+    if not known or abs(fresh[0] / statistics.median(known) - 1) > SOLO_AGREES:
+        known = ()
+        fresh += [alone() for _ in range(SOLO_ROUNDS - 1)]
+    return (*known, *fresh)[-SOLO_KEPT:]
+
+
+def drift(seconds: float, solo: Sequence[float], device: str) -> str:
+    """Why a round is void in which a call of the reference took so long; empty where it is not."""
+    middle = statistics.median(solo)
+    spread = statistics.median(abs(x - middle) for x in solo)
+    if seconds <= middle * (1 + DRIFT[device]) + 5 * spread:
+        return ""
+    return f"reference took {seconds * 1e6:.1f} us a call, {middle * 1e6:.1f} us alone"
