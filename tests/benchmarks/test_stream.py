@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from benchmarks import stream
-from benchmarks.keeping import keep, keep_json
+from benchmarks.keeping import keep_json
+from sandbox.cache import write_text
 
 ROW = {"seconds": {"verify": 0.1, "total": 0.4}, "status": "PASSED", "expected": True}
 
@@ -62,6 +63,6 @@ def test_a_record_is_replaced_as_a_whole(tmp_path: Path) -> None:
     keep_json(tmp_path / "a" / "record.json", {"rows": [1]})
     with pytest.raises(TypeError):
         keep_json(tmp_path / "a" / "record.json", {"rows": [object()]})
-    keep(tmp_path / "a" / "other.txt", "x")
+    write_text(tmp_path / "a" / "other.txt", "x")
     assert json.loads((tmp_path / "a" / "record.json").read_text()) == {"rows": [1]}
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["other.txt", "record.json"]
