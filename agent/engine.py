@@ -192,6 +192,7 @@ def measured_of(preparation: object, facts: object) -> Measured:
             eager_ms=eager,
             baselines_ms={name: ms for name, ms, _ in timed if ms is not None},
             floor_ms=None if floor_s is None else floor_s * 1e3,
+            seconds=preparation.seconds,
         )
     if isinstance(facts, DeviceFacts):
         found = replace(

@@ -55,6 +55,8 @@ class Measured:
     matmul_flops: Mapping[str, float] = field(default_factory=dict)
     launch_s: float | None = None
     cache_bytes: int | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Of preparing, by stage."""
 
 
 @dataclass(frozen=True)

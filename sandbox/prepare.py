@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from sandbox.plan import Plan, plan
 from sandbox.pool import Pool, build_pool
 from sandbox.records import from_record, to_record
 from sandbox.sensitivity import refuse_ignored_inputs
+from sandbox.stages import Stages
 from sandbox.stand import Stand
 from sandbox.statistics import Null, interval, summarise
 from sandbox.subject import Opening, Signature, Subject
@@ -85,6 +86,8 @@ class Preparation:
     search_plan: Plan
     search_floor_s: float | None
     """Both for the shorter batches of a search."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """By stage; `compile` goes on beside `null`."""
 
     @property
     def bytes(self) -> int:
@@ -120,6 +123,8 @@ class Preparer:
         self.cache = cache
         self.synchronize = synchronize
         self.warm = WarmReferences(stand)
+        self.stage = Stages()
+        """Of the task under way."""
 
     def is_timed(self, task: Task, config: EvalConfig) -> bool:
         """Whether null experiment and baselines are known, so that preparing times nothing."""
@@ -132,6 +137,7 @@ class Preparer:
 
         `started` is a reference worker with the task loaded, whose start could be done before.
         """
+        self.stage = Stages()
         for share in (1.0, LESS_SHARE):
             try:
                 return self._prepare(task, config, started, share)
@@ -173,6 +179,7 @@ class Preparer:
             self.floor_s(pools[0].signature, scheme),
             search,
             self.floor_s(pools[0].signature, search),
+            dict(self.stage.seconds),
         )
 
     def pools(self, task: Task, config: EvalConfig, *, randomise: bool) -> tuple[Pool, ...]:
@@ -187,14 +194,20 @@ class Preparer:
         """The cases, and the worker that made them, open at the timed shape."""
         pools: dict[int, Pool] = {}
         try:
-            subject = subject or self.stand.start_reference(task, config)
+            with self.stage("start"):
+                subject = subject or self.stand.start_reference(task, config)
             with on_failure(subject.close):
                 for shape in (*range(1, len(task.shapes)), 0):
                     if pools:
                         subject.release()
-                    signature = self.stand.open_reference(subject, Opening(shape, randomise))
-                    pools[shape] = build_pool(subject, signature, config, free_bytes(task.device))
-                    refuse_ignored_inputs(subject, pools[shape], config)
+                    with self.stage("examine"):
+                        opening = Opening(shape, randomise)
+                        signature = self.stand.open_reference(subject, opening)
+                    with self.stage("cases"):
+                        room = free_bytes(task.device)
+                        pools[shape] = build_pool(subject, signature, config, room)
+                    with self.stage("sensitivity"):
+                        refuse_ignored_inputs(subject, pools[shape], config)
             return subject, tuple(pools[shape] for shape in range(len(task.shapes)))
         except WorkerFailed as failed:
             raise reference_failed(task, failed) from failed
@@ -222,8 +235,14 @@ class Preparer:
         with ThreadPoolExecutor(1, "compile") as pool:
             if "compile" in names and call_bytes <= COMPILE_BESIDE_BYTES:
                 pool.submit(self.compile_beside, task, config, signature)
-            null = self.null(task, config, signature, scheme)
-        timed = [self.baseline(task, config, signature, scheme, name, null) for name in names]
+            with self.stage("null"):
+                null = self.null(task, config, signature, scheme)
+            with self.stage("compile"):
+                pool.shutdown()
+        timed = []
+        for name in names:
+            with self.stage(f"baseline {name}"):
+                timed.append(self.baseline(task, config, signature, scheme, name, null))
         found = tuple(baseline for baseline, _ in timed)
         quiet = bool(null.log_ratios) and 2 * null.floor <= math.log(WIDE)
         kept = {

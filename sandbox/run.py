@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from sandbox.pool import Pool, timed_bounds
 from sandbox.prepare import ROOM_SHARE, Preparation, Preparer
 from sandbox.provenance import provenance
 from sandbox.room import refuse_hoard, room_beside
+from sandbox.stages import Stages
 from sandbox.stand import Stand
 from sandbox.static.scan import scan
 from sandbox.statistics import enough, hopeless, summarise
@@ -62,7 +62,9 @@ class Bench:
 
 
 class Run:
-    """State of one evaluation: `load`, then `measure` while the device is held, then `finish`."""
+    """State of one evaluation: `load`; `measure` while the device is held; `start_profiling` and,
+    with the device held again, `profile`; then `finish`.
+    """
 
     def __init__(self, bench: Bench, task: Task, candidate: Candidate, config: EvalConfig) -> None:
         self.stand, self.builder, self.preparer = bench.stand, bench.builder, bench.preparer
@@ -70,7 +72,7 @@ class Run:
         self.task = task
         self.candidate = candidate
         self.config = config
-        self.seconds: dict[str, float] = {}
+        self.stage = Stages()
         self.observation = Observation(task.id, candidate.id, language=candidate.language)
         self.preload: list[tuple[Path, str]] = []
         self.kept = tempfile.TemporaryDirectory()
@@ -78,8 +80,8 @@ class Run:
         self.loaded: Subject | None = None
         """Frozen until it is measured: its code has run."""
         self.ended: tuple[Subject, Future[None]] | None = None
-        self.watched: Future[None] | None = None
-        """The end of the profiled worker, whose output says nothing."""
+        self.profiled: Subject | None = None
+        """Another worker of it, whose output says nothing; frozen until it is profiled."""
 
     def load(self) -> None:
         """Static scan, build, and a worker with the candidate imported: host work, for any
@@ -119,8 +121,6 @@ class Run:
             self.check(self.loaded, Path(self.kept.name))
             if self.loaded is not None and self.sound() and self.unmasked():
                 self.time()
-                if self.promising():
-                    self.profile()
         except WorkerFailed as failed:
             self.note(failure=blame(failed.failure))
         finally:
@@ -132,8 +132,8 @@ class Run:
         """
         self.dismiss()
         self.kept.cleanup()
-        if self.watched is not None:
-            self.watched.result()
+        if self.profiled is not None:
+            self.stand.retire(self.profiled).result()
         if self.ended is not None:
             subject, gone = self.ended
             gone.result()
@@ -141,7 +141,7 @@ class Run:
         environment = {**self.facts.environment, "walls": self.walls}
         if self.stand.gpu is not None:
             environment["gpu_watch"] = self.stand.gpu.sees
-        return self.note(seconds=dict(self.seconds), environment=environment)
+        return self.note(seconds=dict(self.stage.seconds), environment=environment)
 
     def note(self, **seen: object) -> Observation:
         self.observation = replace(self.observation, **seen)  # type: ignore[arg-type]
@@ -219,24 +219,46 @@ class Run:
         pairs = summarise(self.observation.rounds)
         return bool(pairs) and statistics.fmean(pair.log_speedup for pair in pairs) > 0
 
+    def start_profiling(self) -> bool:
+        """After all timing, for any thread: a worker of its own whose profiler is ready, which
+        takes seconds. False where nothing is to be profiled.
+        """
+        if self.observation.failure is not None or not self.promising():
+            return False
+        with self.stage("arm"):
+            try:
+                self.profiled = self.start(then_stop=True)
+                worker = self.profiled.worker
+                with self.stand.quiet.beside(worker, then_stop=True):
+                    worker.thaw()
+                    self.profiled.stage = "profile"
+                    self.profiled.request("arm", self.config.load_timeout_s)
+            except WorkerFailed as failed:
+                self.note(provenance=self.unprofiled(failed))
+                return False
+        return True
+
     def profile(self) -> None:
-        """Where its time goes, in a worker of its own, after all timing: evidence only."""
-        self.dismiss()
-        unit = "device" if self.task.device == "cuda" else "host"
-        subject = None
+        """Where its time goes, while the device is held: evidence only."""
+        subject = self.profiled
+        assert subject is not None
         with self.stage("profile"):
             try:
-                subject = self.start()
-                subject.stage = "profile"
+                subject.worker.thaw()
                 self.stand.open_candidate(subject, self.pools[0].signature)
                 claim = profiled(subject, self.pools[0], self.synchronize)
-                found = provenance(unit, claim, self.observation.source.kernels)
+                found = provenance(self.unit, claim, self.observation.source.kernels)
             except WorkerFailed as failed:
-                found = Provenance(unit, 0.0, 0.0, problem=str(failed)[:200])
-            finally:
-                if subject is not None:
-                    self.watched = self.stand.retire(subject)
+                found = self.unprofiled(failed)
         self.note(provenance=found)
+
+    def unprofiled(self, failed: WorkerFailed) -> Provenance:
+        return Provenance(self.unit, 0.0, 0.0, problem=str(failed)[:200])
+
+    @property
+    def unit(self) -> str:
+        """Whose time a profile tells."""
+        return "device" if self.task.device == "cuda" else "host"
 
     def time(self) -> None:
         """Process pairs until the statistics say enough.
@@ -358,14 +380,6 @@ class Run:
 
     def end(self, subject: Subject) -> None:
         self.ended = subject, self.stand.retire(subject)
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
 
 
 def blame(failure: Failure) -> Failure:

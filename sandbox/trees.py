@@ -14,8 +14,7 @@ from typing import Any
 
 ALIGNMENT = 256
 """Bytes between leaves in an arena: torch's own allocator aligns to 512, vector loads need 16."""
-
-
+DEEPEST = 32
 CLAIM_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, StopIteration)
 """What reading JSON of another shape than ours raises: a worker may claim anything."""
 
@@ -110,29 +109,32 @@ def _aligned(size: int) -> int:
 def flatten(value: Any, is_tensor: Callable[[Any], bool]) -> tuple[dict[str, Any], list[Any]]:
     """The JSON tree of `value` and its tensors in order; raises TypeError on anything else."""
     tensors: list[Any] = []
+    return _walk(value, 0, tensors, is_tensor), tensors
 
-    def walk(node: Any, depth: int) -> dict[str, Any]:
-        if depth > 32:
-            raise TypeError("nested more than 32 deep")
-        if is_tensor(node):
-            tensors.append(node)
-            return {"t": len(tensors) - 1}
-        if node is None or isinstance(node, bool | int | float | str):
-            return {"v": node}
-        if isinstance(node, Mapping):
-            return {"d": {str(k): walk(v, depth + 1) for k, v in node.items()}}
-        if isinstance(node, tuple):
-            return {"u": [walk(v, depth + 1) for v in node]}
-        if isinstance(node, list):
-            return {"l": [walk(v, depth + 1) for v in node]}
-        if dataclasses.is_dataclass(node) and not isinstance(node, type):
-            fields = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
-            return {"d": {k: walk(v, depth + 1) for k, v in fields.items()}}
-        raise TypeError(
-            f"a {type(node).__name__}; expected tensors, numbers and containers of them"
-        )
 
-    return walk(value, 0), tensors
+def _walk(
+    node: Any, depth: int, tensors: list[Any], is_tensor: Callable[[Any], bool]
+) -> dict[str, Any]:
+    """No closure: one that calls itself is a cycle, and would hold gigabytes of tensors until the
+    garbage collector comes by.
+    """
+    if depth > DEEPEST:
+        raise TypeError(f"nested more than {DEEPEST} deep")
+    if is_tensor(node):
+        tensors.append(node)
+        return {"t": len(tensors) - 1}
+    if node is None or isinstance(node, bool | int | float | str):
+        return {"v": node}
+    if isinstance(node, Mapping):
+        return {"d": {str(k): _walk(v, depth + 1, tensors, is_tensor) for k, v in node.items()}}
+    if isinstance(node, tuple):
+        return {"u": [_walk(v, depth + 1, tensors, is_tensor) for v in node]}
+    if isinstance(node, list):
+        return {"l": [_walk(v, depth + 1, tensors, is_tensor) for v in node]}
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        fields = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
+        return _walk(fields, depth, tensors, is_tensor)
+    raise TypeError(f"a {type(node).__name__}; expected tensors, numbers and containers of them")
 
 
 def unflatten(tree: Mapping[str, Any], tensors: Sequence[Any]) -> Any:

@@ -173,6 +173,11 @@ class Session:
         peak = torch.cuda.max_memory_allocated() if self.device == "cuda" else None
         return {"peak_device_bytes": peak}
 
+    def do_arm(self, request: Request, fds: list[int]) -> Request:
+        """Let the profiler begin, before its time is anyone else's."""
+        profile.profile(self.device, lambda: torch.zeros(1, device=self.device), self.synchronize)
+        return {}
+
     def do_profile(self, request: Request, fds: list[int]) -> Request:
         """Where the time of calls on one input set goes."""
         arguments = self.calls[request["set"]]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
+import weakref
 from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -232,3 +234,16 @@ def test_a_stacked_view_is_the_leaf_of_every_set(found: list[Leaf], sets: int) -
             one = leaf_view(arena, layout, index, number)
             assert stacked[index].data_ptr() == one.data_ptr() or one.numel() == 0
             assert torch.equal(stacked[index], one)
+
+
+def test_what_was_flattened_is_freed_without_the_garbage_collector() -> None:
+    """Input sets of gigabytes stayed until it came by, and a GPU's memory ran out."""
+    gc.disable()
+    try:
+        made = [torch.ones(4), {"a": (torch.ones(4),)}]
+        seen = weakref.ref(made[0])
+        flatten(made, torch.is_tensor)
+        del made
+        assert seen() is None
+    finally:
+        gc.enable()
