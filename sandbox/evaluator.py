@@ -24,7 +24,8 @@ from sandbox.cache import cache_root
 from sandbox.device import DeviceFacts, device_facts
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault, TaskError
 from sandbox.handle import WorkerFailed
-from sandbox.prepare import Preparation, Preparer, reference_failed
+from sandbox.invalid import reference_failed
+from sandbox.prepare import Preparation, Preparer
 from sandbox.quiet import Quiet, Turns
 from sandbox.run import Bench, Run
 from sandbox.spawn import Zygote

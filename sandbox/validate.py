@@ -30,11 +30,12 @@ from sandbox.admission import (
 from sandbox.device import DeviceFacts, free_bytes
 from sandbox.errors import InvalidReference
 from sandbox.handle import WorkerFailed
+from sandbox.invalid import reference_failed
 from sandbox.nulls import NullCandidate
 from sandbox.observation import Errors
 from sandbox.plan import Plan, plan
 from sandbox.pool import Case, Pool, build_pool
-from sandbox.prepare import Preparer, reference_failed
+from sandbox.prepare import Preparer
 from sandbox.sensitivity import Variation
 from sandbox.stand import Stand
 from sandbox.subject import Opening, Signature, Subject
@@ -198,7 +199,8 @@ class _Examiner:
             return None
         self.close()
         self.subject = None
-        _, baselines = self.preparer.measured(self.task, self.config, signature, scheme)
+        kept, stage = self.preparer.baselines, self.preparer.stage
+        _, baselines = kept.measured(self.task, self.config, signature, scheme, stage)
         return next((b.speedup for b in baselines if b.name == "compile"), None)
 
 

@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from sandbox.device import DeviceFacts
+from sandbox.baselines import Baselines
 from sandbox.errors import DeviceError, InvalidReference
 from sandbox.evaluator import LocalEvaluator
 from sandbox.handle import WorkerFailed
 from sandbox.observation import Failure, FailureKind, RoundObservation
 from sandbox.plan import Plan, plan
-from sandbox.prepare import Preparer
 from sandbox.records import from_record, to_record
-from sandbox.subject import Signature
-from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status
+from sandbox.stages import Stages
+from sandbox.subject import Signature, Subject
+from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, Evaluate, forward, renamed, task_of
 
 
@@ -60,22 +61,22 @@ def test_a_disturbed_measurement_is_kept_for_a_while(
 ) -> None:
     task = task_of(SCALE)
     evaluator.prepare(task, FAST)
-    path = evaluator._preparer._path(task, FAST)
+    path = evaluator._preparer.baselines._path(task, FAST)
     record = json.loads(path.read_text()) | {"wide": bool(wide), "at": time.time() - age_s}
     path.write_text(json.dumps(record))
     assert evaluator._preparer.is_timed(task, FAST) is kept
     path.write_text(json.dumps(record | {"wide": False}))
 
 
-class Races(Preparer):
+class Races(Baselines):
     """The null experiment as given; a baseline's race fails so, or every round of it was void."""
 
-    def __init__(self, facts: DeviceFacts, cache: Path) -> None:
-        super().__init__(None, None, facts, cache, lambda: None)  # type: ignore[arg-type]
+    def __init__(self, cache: Path) -> None:
+        super().__init__(None, None, "cpu", cache, lambda: None)  # type: ignore[arg-type]
         self.ratios: tuple[float, ...] = (1.0, 1.01)
         self.failure: Failure | None = None
 
-    def race(self, task, config, signature, scheme, wrap):  # type: ignore[no-untyped-def]
+    def race(self, task, config, signature, scheme, wrap, ready):  # type: ignore[no-untyped-def]
         if wrap is not None and self.failure is not None:
             raise WorkerFailed(self.failure)
         void = "" if wrap is None else "drift"
@@ -84,7 +85,7 @@ class Races(Preparer):
             for n, ratio in enumerate(self.ratios)
         ]
 
-    def compile_beside(self, task, config, signature) -> None:  # type: ignore[no-untyped-def]
+    def compile_beside(self, task, config, signature, ready) -> None:  # type: ignore[no-untyped-def]
         """Nothing is compiled."""
 
 
@@ -107,17 +108,16 @@ SHORT_OF_MEMORY = Failure("reference", FailureKind.CLAIMED, ("OutOfMemoryError",
 def test_only_what_will_stay_so_is_kept_for_good(
     tmp_path: Path, failure: Failure | None, ratios: tuple[float, ...], for_good: bool
 ) -> None:
-    facts = DeviceFacts("cpu", "cpu", {}, 1e10, {"float32": 1e11}, 0.0, 1 << 20, 1 << 30)
-    preparer, task = Races(facts, tmp_path), task_of(SCALE)
-    preparer.failure, preparer.ratios = failure, ratios
+    baselines, task = Races(tmp_path), task_of(SCALE)
+    baselines.failure, baselines.ratios = failure, ratios
     config = replace(FAST, baselines=("compile",))
     signature = SimpleNamespace(input_bytes=4, output_bytes=4)
-    _, (baseline,) = preparer.measured(task, config, signature, Plan(1, 1))  # type: ignore[arg-type]
+    _, (baseline,) = baselines.measured(task, config, signature, Plan(1, 1), Stages())  # type: ignore[arg-type]
     assert baseline.speedup is None
-    path = preparer._path(task, config)
+    path = baselines._path(task, config)
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"at": record["at"] - 1e6}))
-    assert preparer.is_timed(task, config) is for_good
+    assert (baselines.known(task, config) is not None) is for_good
 
 
 @pytest.mark.parametrize("failures", [1, 2])
@@ -125,18 +125,18 @@ def test_a_reference_without_room_is_tried_once_more_with_less_beside_it(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     preparer, task = evaluator._preparer, task_of(SCALE.replace("1.0", f"1.{failures}"))
-    race, shares = preparer.race, list[int]()
+    race, shares = preparer.baselines.race, list[int]()
 
-    def short_of_memory(task, config, signature, scheme, wrap):  # type: ignore[no-untyped-def]
+    def short_of_memory(*arguments, **more):  # type: ignore[no-untyped-def]
         if len(shares) <= failures:
             raise WorkerFailed(SHORT_OF_MEMORY)
-        return race(task, config, signature, scheme, wrap)
+        return race(*arguments, **more)
 
     def planned(signature: Signature, config: EvalConfig, free_bytes: int) -> Plan:
         shares.append(free_bytes)
         return plan(signature, config, free_bytes)
 
-    monkeypatch.setattr(preparer, "race", short_of_memory)
+    monkeypatch.setattr(preparer.baselines, "race", short_of_memory)
     monkeypatch.setattr("sandbox.prepare.plan", planned)
     if failures == 2:
         with pytest.raises(InvalidReference, match="OutOfMemoryError"):
@@ -213,15 +213,22 @@ def test_the_compile_baseline_is_timed(evaluator: LocalEvaluator) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_code_compiled_beside_the_null_experiment_is_found_when_the_baseline_is_timed(
-    evaluator: LocalEvaluator, cache: Path
+def test_workers_compiled_beside_the_null_experiment_serve_the_baseline(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = task_of(SCALE.replace("+ 1.0", "+ 1.25"))
-    preparer = evaluator._preparer
+    baselines, made = evaluator._preparer.baselines, list[Subject]()
+    compile_beside = baselines.compile_beside
+
+    def seen(task: Task, config: EvalConfig, known: Signature, ready: deque[Subject]) -> None:
+        compile_beside(task, config, known, ready)
+        made.extend(ready)
+
+    monkeypatch.setattr(baselines, "compile_beside", seen)
     config = replace(FAST, baselines=("compile",))
-    signature = evaluator.prepare(task, FAST).signature
-    preparer.compile_beside(task, config, signature)
-    known = {path for path in preparer._compiled().rglob("*.cpp")}
-    assert known
-    evaluator.prepare(task, config)
-    assert {path for path in preparer._compiled().rglob("*.cpp")} == known
+    found = evaluator.prepare(task_of(SCALE.replace("+ 1.0", "+ 1.25")), config)
+    assert found.baselines[0].speedup is not None, found.baselines
+    assert len(made) == config.min_pairs
+    evaluator._stand.settle()
+    assert not any(subject.worker.living for subject in made)
+    assert found.seconds["baseline compile"] > 0
+    assert any(baselines._kept().rglob("*.cpp"))

@@ -1,0 +1,278 @@
+"""What candidates are compared with: the null experiment and the baselines, timed once for a task
+and an environment, and cached on disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sandbox import copying
+from sandbox.cache import LIMITS, Shelf, read_json, write_json
+from sandbox.cleanup import on_failure
+from sandbox.errors import SandboxFault
+from sandbox.gpu_state import undisturbed
+from sandbox.handle import WorkerFailed
+from sandbox.invalid import reference_failed
+from sandbox.judge import MEMORY_TYPES
+from sandbox.observation import Errors, FailureKind, RoundObservation
+from sandbox.pair import ProcessPair
+from sandbox.plan import Plan
+from sandbox.records import from_record, to_record
+from sandbox.stages import Stages
+from sandbox.stand import Stand
+from sandbox.statistics import Null, interval, summarise
+from sandbox.subject import Opening, Signature, Subject
+from sandbox.types import SCHEMA_VERSION, Baseline, EvalConfig, Task, digest
+
+logger = logging.getLogger(__name__)
+
+COMPILE_TIMEOUT_S = 600.0
+"""For a baseline's first call: max-autotune benchmarks hundreds of kernels."""
+BASELINE_BOUND = Errors(1.0, 1.0, 1e9)
+"""Baselines are trusted; they are timed, not judged."""
+WIDE = 3.0
+"""Upper over lower bound of a figure that was disturbed while it was measured."""
+WIDE_KEPT_S = 3600.0
+"""How long such a one serves, or a failure that may pass: where all is always busy, a new one would
+be no better."""
+COMPILE_BESIDE_BYTES = 1 << 30
+"""Inputs and outputs of a call up to which code is compiled while the null experiment runs."""
+TIMING_FIELDS = (
+    "tf32",
+    "torch_default_precision",
+    "batch_ms",
+    "max_sets",
+    "rounds",
+    "single_share",
+    "min_pairs",
+)
+"""Of EvalConfig: what null experiment and baselines depend on."""
+COMPILED = ("compile", "max_autotune")
+INDUCTOR_CACHE = "tmp/torchinductor_worker"
+"""In the scratch folder. Inside the walls it is in /tmp for every worker, where Inductor keeps its
+precompiled header whatever it is told; its keys hold paths."""
+INDUCTOR_LIMIT_BYTES = 4 << 30
+DEVICE_BASELINES = {"cpu": ("compile",), "cuda": ("compile", "max_autotune", "cuda_graph")}
+CORES_PER_COMPILER = 4
+"""A worker that compiles for seconds beside others, some of which are timed in between."""
+
+
+class Baselines:
+    """Of one device; `compilers` starts the workers of compiled baselines, `environment` tells one
+    device and its software from others.
+    """
+
+    def __init__(
+        self,
+        stand: Stand,
+        compilers: Stand,
+        environment: str,
+        cache: Path,
+        synchronize: Callable[[], None],
+    ) -> None:
+        self.stand = stand
+        self.compilers = compilers
+        self.environment = environment
+        self.cache = cache
+        self.synchronize = synchronize
+
+    def known(self, task: Task, config: EvalConfig) -> dict[str, Any] | None:
+        """The record of what was timed, unless it was disturbed and is old."""
+        record = read_json(self._path(task, config))
+        if record is None or (record.get("wide") and time.time() > record["at"] + WIDE_KEPT_S):
+            return None
+        return dict(record)
+
+    def _path(self, task: Task, config: EvalConfig) -> Path:
+        protocol = [getattr(config, name) for name in TIMING_FIELDS]
+        names = _baselines(task, config)
+        key = digest([task.hash, protocol, names, self.environment, SCHEMA_VERSION])
+        return self.cache / "baselines" / f"{key}.json"
+
+    def measured(
+        self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan, stage: Stages
+    ) -> tuple[Null, tuple[Baseline, ...]]:
+        """Null experiment and baselines, from the cache or timed now."""
+        record = self.known(task, config)
+        if record is not None:
+            known = from_record(tuple[Baseline, ...], record["baselines"])
+            return Null(tuple(record["null"])), known
+        names = _baselines(task, config)
+        call_bytes = signature.input_bytes + signature.output_bytes
+        beside = "compile" in names and call_bytes <= COMPILE_BESIDE_BYTES
+        rivals = deque[Subject]()
+        timed = []
+        try:
+            with ThreadPoolExecutor(1, "compile") as pool:
+                if beside:
+                    pool.submit(self.compile_beside, task, config, signature, rivals)
+                with stage("null"):
+                    null = self.null(task, config, signature, scheme)
+                with stage("compile"):
+                    pool.shutdown()
+            for name in names:
+                with stage(f"baseline {name}"):
+                    mine = rivals if name == "compile" else deque[Subject]()
+                    timed.append(self.baseline(task, config, signature, scheme, name, null, mine))
+        finally:
+            for subject in rivals:
+                self.stand.retire(subject)
+        found = tuple(baseline for baseline, _ in timed)
+        quiet = bool(null.log_ratios) and 2 * null.floor <= math.log(WIDE)
+        kept = {
+            "task": task.id,
+            "at": time.time(),
+            "null": null.log_ratios,
+            "baselines": to_record(found),
+            "wide": not (quiet and all(lasting for _, lasting in timed)),
+        }
+        write_json(self._path(task, config), kept)
+        return null, found
+
+    def compile_beside(
+        self, task: Task, config: EvalConfig, signature: Signature, ready: deque[Subject]
+    ) -> None:
+        """Make ready workers of the compiled model, called once, for all pairs of its baseline:
+        host work, which stands still in timed regions. What fails here fails again, and is
+        recorded, when the baseline is timed.
+        """
+        count = config.min_pairs
+        at_once = max(1, min(count, len(os.sched_getaffinity(0)) // CORES_PER_COMPILER))
+        with ThreadPoolExecutor(at_once, "compiler") as pool:
+            for number in range(count):
+                pool.submit(self._compile, task, config, signature, ready, keep=number == 0)
+
+    def _compile(
+        self,
+        task: Task,
+        config: EvalConfig,
+        signature: Signature,
+        ready: deque[Subject],
+        *,
+        keep: bool,
+    ) -> None:
+        kept = self._kept()
+        try:
+            subject = self.compilers.start_reference(task, config, [(kept, INDUCTOR_CACHE)])
+            with on_failure(lambda: self.stand.retire(subject)):
+                with self.stand.quiet.beside(subject.worker):
+                    opening = Opening(wrap="compile", known=signature)
+                    self.compilers.open_reference(subject, opening)
+                    subject.request("call", COMPILE_TIMEOUT_S, seed=0)
+                if keep:
+                    with self.stand.quiet.noise():
+                        self.keep_compiled(subject, kept)
+            ready.append(subject)
+        except (WorkerFailed, SandboxFault) as failed:
+            logger.info("nothing is compiled ahead: %s", failed)
+
+    def null(self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan) -> Null:
+        """The reference against itself, over fresh process pairs."""
+        try:
+            rounds = self.race(task, config, signature, scheme, None, deque())
+        except WorkerFailed as failed:
+            raise reference_failed(task, failed) from failed
+        return Null(tuple(pair.log_speedup for pair in summarise(rounds)))
+
+    def baseline(
+        self,
+        task: Task,
+        config: EvalConfig,
+        signature: Signature,
+        scheme: Plan,
+        name: str,
+        null: Null,
+        ready: deque[Subject],
+    ) -> tuple[Baseline, bool]:
+        """One baseline against eager, and whether it will stay so: a time-out or a disturbance may
+        pass. Its failure is recorded, not raised. `ready`: workers of it, which are used up.
+        """
+        try:
+            pairs = summarise(self.race(task, config, signature, scheme, name, ready))
+        except WorkerFailed as failed:
+            kind, types = failed.failure.kind, set(failed.failure.types)
+            lasting = kind is FailureKind.CLAIMED and not types & MEMORY_TYPES
+            return Baseline(name, None, None, str(failed)[:300]), lasting
+        if not pairs:
+            return Baseline(name, None, None, "every round was disturbed"), False
+        latency_ms = sum(p.candidate_ms for p in pairs) / len(pairs)
+        found = interval(pairs, null, config)
+        return Baseline(name, latency_ms, found), found.high <= WIDE * found.low
+
+    def race(
+        self,
+        task: Task,
+        config: EvalConfig,
+        signature: Signature,
+        scheme: Plan,
+        wrap: str | None,
+        ready: deque[Subject],
+    ) -> list[RoundObservation]:
+        """Rounds of `min_pairs` pairs of the reference against itself, wrapped as `wrap` says; by
+        the workers that are ready, as far as they go.
+        """
+        rounds: list[RoundObservation] = []
+        bounds = [BASELINE_BOUND] * len(signature.outputs)
+        rivals = self.stand if wrap is None else self.compilers
+        compiled = wrap in COMPILED
+        kept = self._kept()
+        preload = [(kept, INDUCTOR_CACHE)] if compiled else []
+        eager, other = Opening(known=signature), Opening(wrap=wrap, known=signature)
+
+        def start_rival() -> tuple[Subject, Signature]:
+            if ready:
+                return ready.popleft(), signature
+            return rivals.reference(task, config, other, preload)
+
+        for number in range(config.min_pairs):
+            (reference, left), (rival, _) = self.stand.start_both(
+                partial(self.stand.reference, task, config, eager), start_rival
+            )
+            try:
+                pair = ProcessPair(
+                    number,
+                    reference,
+                    rival,
+                    left,
+                    scheme,
+                    config,
+                    self.synchronize,
+                    self.stand.quiet,
+                    judged=False,
+                )
+                self.stand.settle()
+                with undisturbed(self.stand.gpu):
+                    pair.start(COMPILE_TIMEOUT_S)
+                    rounds += [seen for seen, _ in pair.rounds(bounds)]
+                if compiled and number == 0:
+                    self.keep_compiled(rival, kept)
+            finally:
+                self.stand.retire(rival)
+                self.stand.retire(reference)
+        self.stand.settle()
+        return rounds
+
+    def keep_compiled(self, subject: Subject, kept: Path) -> None:
+        """Inductor's results and precompiled headers, for the next pairs and the next tasks."""
+        try:
+            copying.copy_folder(subject.worker.scratch, INDUCTOR_CACHE, kept, INDUCTOR_LIMIT_BYTES)
+            for folder in (kept, kept.parent):  # within this environment, and over all
+                Shelf(folder, LIMITS["inductor"]).trim()
+        except (OSError, ValueError) as error:
+            logger.info("compiled code is not kept: %s", error)
+
+    def _kept(self) -> Path:
+        return self.cache / "inductor" / self.environment
+
+
+def _baselines(task: Task, config: EvalConfig) -> list[str]:
+    return [name for name in config.baselines if name in DEVICE_BASELINES[task.device]]
