@@ -65,8 +65,16 @@ def lower_bound(record: Recorded) -> float:
 def best_of(records: Sequence[Recorded]) -> Recorded | None:
     """The passed record with the highest lower bound, the earlier of equals; what a confirmation
     refuted comes after everything else.
+
+    Where one is confirmed, only what the search itself had put above it comes before it: figures
+    of a search and of a confirmation differ by more than neighbours do.
     """
     able = [r for r in records if r.attempt is not None and r.attempt.evaluation.speedup]
+    confirmed = [r for r in able if _confirmed(r)]
+    if confirmed:
+        bar = max(map(_searched, confirmed))
+        above = [r for r in able if r.confirmation is None and _searched(r) > bar]
+        able = above or confirmed
     return max(able, key=lambda r: (not refuted(r), lower_bound(r)), default=None)
 
 
@@ -86,3 +94,14 @@ def unlikely(records: Sequence[Recorded]) -> Recorded | None:
     known = [lower_bound(r) for r in records if r.confirmation is not None and not refuted(r)]
     bar = max(UNLIKELY_SPEEDUP, BETTER * max(known, default=0.0))
     return winner if winner is not None and lower_bound(winner) >= bar else None
+
+
+def _confirmed(record: Recorded) -> bool:
+    first, second = record.evaluation, record.confirmation
+    return first is not None and second is not None and upheld(first, second)
+
+
+def _searched(record: Recorded) -> float:
+    """The lower bound that the search found."""
+    interval = None if record.evaluation is None else record.evaluation.speedup
+    return 0.0 if interval is None else interval.low

@@ -78,6 +78,22 @@ def test_a_modest_win_is_confirmed_once_at_the_end(tmp_path: Path):
     assert len(done) == 4
 
 
+def test_a_confirmed_best_gives_way_only_to_what_the_search_put_above_it(tmp_path: Path):
+    near = [script(1, speedup=2.0, confirmed=1.9), script(2, speedup=1.95)]
+    log = tmp_path / "near"
+    campaign(tmp_path / "one", {"a": near}, local_engine(log=log), proposals_per_round=1)
+    first, second = (candidate("a", source).id for source in near)
+    assert calls(log, "evaluate") == [first, second, first]
+
+    better = [script(1, speedup=4.0, confirmed=3.9), script(2, speedup=4.1)]
+    log = tmp_path / "better"
+    result = campaign(tmp_path / "two", {"a": better}, local_engine(log=log), proposals_per_round=1)
+    first, second = (candidate("a", source).id for source in better)
+    assert calls(log, "evaluate") == [first, first, second, second]
+    assert result.tasks[0].best is not None
+    assert result.tasks[0].best.proposal.candidate.id == second
+
+
 def test_a_resumed_search_confirms_what_it_had_not(tmp_path: Path):
     sources = [script(1, speedup=9.0, confirmed=9.0), script(2, speedup=1.5)]
     campaign(tmp_path / "run", {"a": sources[:1]}, confirm=False, max_candidates_per_task=1)
