@@ -111,7 +111,12 @@ class LocalEvaluator:
         self._compiling = Zygote(device, device_index, imports=INDUCTOR)
         self._compilers = Stand(self._compiling, self._quiet)
         self._preparer = Preparer(
-            self._stand, self._compilers, self._facts, cache, self._synchronize
+            self._stand,
+            self._compilers,
+            self._facts,
+            cache,
+            self._synchronize,
+            self._forget_cases,
         )
         self._bench = Bench(
             self._stand, self._builder, self._preparer, self._facts, self._synchronize
@@ -239,6 +244,11 @@ class LocalEvaluator:
             self._prepared.popitem(last=False)
             if self.device == "cuda":
                 torch.cuda.empty_cache()
+
+    def _forget_cases(self) -> None:
+        """Drop every task's; what is known of those that cannot be scored stays."""
+        for key in [k for k, v in self._prepared.items() if isinstance(v, Preparation)]:
+            del self._prepared[key]
 
     def cool(self) -> None:
         """End the references that are kept warm for further candidates."""

@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 ROOM_SHARE = 0.2
 """Of free memory: what a pair may take before idle workers give theirs back, and the ends of
 earlier ones are waited for."""
+ALONE_SHARE = 0.02
+"""Of free memory: what one call's inputs and outputs may take beside what other tasks keep. The
+cases, the truth, and both sides of a pair together take tens of times as much."""
 LESS_SHARE = 0.5
 """Of free memory, for a second try where the first plan left a reference too little."""
 
@@ -65,7 +68,8 @@ class Preparation:
 class Preparer:
     """Prepares tasks on one device; null experiments and baselines are cached on disk.
 
-    `compilers` starts the workers of compiled baselines.
+    `compilers` starts the workers of compiled baselines; `forget` drops what is kept of other
+    tasks.
     """
 
     def __init__(
@@ -75,9 +79,11 @@ class Preparer:
         facts: DeviceFacts,
         cache: Path,
         synchronize: Callable[[], None],
+        forget: Callable[[], None],
     ) -> None:
         self.stand = stand
         self.facts = facts
+        self.forget = forget
         self.baselines = Baselines(stand, compilers, facts.fingerprint, cache, synchronize)
         self.warm = WarmReferences(stand)
         self.stage = Stages()
@@ -163,7 +169,7 @@ class Preparer:
                         opening = Opening(shape, randomise)
                         signature = self.stand.open_reference(subject, opening)
                     with self.stage("cases"):
-                        room = free_bytes(task.device)
+                        room = self.room_for(task, signature)
                         pools[shape] = build_pool(subject, signature, config, room)
                     with self.stage("sensitivity"):
                         refuse_ignored_inputs(subject, pools[shape], config)
@@ -172,6 +178,18 @@ class Preparer:
             raise reference_failed(task, failed) from failed
         except InvalidReference as error:
             raise InvalidReference(f"{task.id}: {error}") from None
+
+    def room_for(self, task: Task, signature: Signature) -> int:
+        """Free memory, which a large task does not share with what is kept of others."""
+        room = free_bytes(task.device)
+        if signature.input_bytes + signature.output_bytes < ALONE_SHARE * room:
+            return room
+        self.forget()
+        self.warm.rest()
+        self.stand.settle()
+        if task.device == "cuda":
+            torch.cuda.empty_cache()
+        return free_bytes(task.device)
 
     def floor_s(self, signature: Signature, scheme: Plan) -> float | None:
         """None where caches could serve the batch, or the reference itself is below the floor."""

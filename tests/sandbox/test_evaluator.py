@@ -146,6 +146,22 @@ def test_a_reference_without_room_is_tried_once_more_with_less_beside_it(
         assert shares[1] < 0.7 * shares[0]
 
 
+def test_a_large_task_is_prepared_with_nothing_kept_of_others(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, large = task_of(SCALE), task_of(SCALE.replace("1.0", "1.75"))
+    stochastic = task_of(SCALE.replace("+ 1.0", "+ torch.rand_like(x)"))
+    kept = evaluator.prepare(other, FAST)
+    with pytest.raises(InvalidReference):
+        evaluator.prepare(stochastic, FAST)
+    known = len(evaluator._prepared)
+    monkeypatch.setattr("sandbox.prepare.ALONE_SHARE", 0.0)
+    evaluator.prepare(large, FAST)
+    assert kept not in evaluator._prepared.values()
+    assert len(evaluator._prepared) < known + 1
+    assert any(isinstance(found, str) for found in evaluator._prepared.values())
+
+
 def test_an_evaluation_names_its_environment_and_survives_json(evaluate: Evaluate) -> None:
     found = evaluate(forward("print('hello')", "return y"))
     assert found.environment["device"] == "cpu"
