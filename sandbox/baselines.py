@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -44,8 +44,9 @@ WIDE = 3.0
 WIDE_KEPT_S = 3600.0
 """How long such a one serves, or a failure that may pass: where all is always busy, a new one would
 be no better."""
-COMPILE_BESIDE_BYTES = 1 << 30
-"""Inputs and outputs of a call up to which code is compiled while the null experiment runs."""
+BESIDE_BYTES = 1 << 30
+"""Inputs and outputs of a call up to which workers are opened, and their code compiled, while
+others are timed."""
 TIMING_FIELDS = (
     "tf32",
     "torch_default_precision",
@@ -63,7 +64,8 @@ precompiled header whatever it is told; its keys hold paths."""
 INDUCTOR_LIMIT_BYTES = 4 << 30
 DEVICE_BASELINES = {"cpu": ("compile",), "cuda": ("compile", "max_autotune", "cuda_graph")}
 CORES_PER_COMPILER = 4
-"""A worker that compiles for seconds beside others, some of which are timed in between."""
+"""A worker that compiles for seconds beside the null experiment. With fewer cores it waits: that
+scattered more."""
 
 
 class Baselines:
@@ -108,17 +110,22 @@ class Baselines:
             return Null(tuple(record["null"])), known
         names = _baselines(task, config)
         call_bytes = signature.input_bytes + signature.output_bytes
-        beside = "compile" in names and call_bytes <= COMPILE_BESIDE_BYTES
+        ahead = "compile" in names and call_bytes <= BESIDE_BYTES
+        cores = len(os.sched_getaffinity(0))
+        beside = cores // CORES_PER_COMPILER
         rivals = deque[Subject]()
         timed = []
         try:
+            compile_all = partial(self.compile_ahead, task, config, signature, rivals)
             with ThreadPoolExecutor(1, "compile") as pool:
-                if beside:
-                    pool.submit(self.compile_beside, task, config, signature, rivals)
+                if ahead and beside:
+                    pool.submit(compile_all, beside)
                 with stage("null"):
                     null = self.null(task, config, signature, scheme)
                 with stage("compile"):
                     pool.shutdown()
+                    if ahead and not beside:
+                        compile_all(cores)
             for name in names:
                 with stage(f"baseline {name}"):
                     mine = rivals if name == "compile" else deque[Subject]()
@@ -138,16 +145,20 @@ class Baselines:
         write_json(self._path(task, config), kept)
         return null, found
 
-    def compile_beside(
-        self, task: Task, config: EvalConfig, signature: Signature, ready: deque[Subject]
+    def compile_ahead(
+        self,
+        task: Task,
+        config: EvalConfig,
+        signature: Signature,
+        ready: deque[Subject],
+        at_once: int,
     ) -> None:
         """Make ready workers of the compiled model, called once, for all pairs of its baseline:
         host work, which stands still in timed regions. What fails here fails again, and is
         recorded, when the baseline is timed.
         """
         count = config.min_pairs
-        at_once = max(1, min(count, len(os.sched_getaffinity(0)) // CORES_PER_COMPILER))
-        with ThreadPoolExecutor(at_once, "compiler") as pool:
+        with ThreadPoolExecutor(min(count, at_once), "compiler") as pool:
             for number in range(count):
                 pool.submit(self._compile, task, config, signature, ready, keep=number == 0)
 
@@ -162,11 +173,11 @@ class Baselines:
     ) -> None:
         kept = self._kept()
         try:
-            subject = self.compilers.start_reference(task, config, [(kept, INDUCTOR_CACHE)])
+            opening = Opening(wrap="compile", known=signature)
+            preload = [(kept, INDUCTOR_CACHE)]
+            subject = self._open(self.compilers, task, config, opening, preload)
             with on_failure(lambda: self.stand.retire(subject)):
                 with self.stand.quiet.beside(subject.worker):
-                    opening = Opening(wrap="compile", known=signature)
-                    self.compilers.open_reference(subject, opening)
                     subject.request("call", COMPILE_TIMEOUT_S, seed=0)
                 if keep:
                     with self.stand.quiet.noise():
@@ -220,46 +231,90 @@ class Baselines:
         """Rounds of `min_pairs` pairs of the reference against itself, wrapped as `wrap` says; by
         the workers that are ready, as far as they go.
         """
+        start = partial(self._start_pair, task, config, signature, wrap, ready)
+        small = signature.input_bytes + signature.output_bytes <= BESIDE_BYTES
         rounds: list[RoundObservation] = []
-        bounds = [BASELINE_BOUND] * len(signature.outputs)
-        rivals = self.stand if wrap is None else self.compilers
-        compiled = wrap in COMPILED
-        kept = self._kept()
-        preload = [(kept, INDUCTOR_CACHE)] if compiled else []
-        eager, other = Opening(known=signature), Opening(wrap=wrap, known=signature)
-
-        def start_rival() -> tuple[Subject, Signature]:
-            if ready:
-                return ready.popleft(), signature
-            return rivals.reference(task, config, other, preload)
-
-        for number in range(config.min_pairs):
-            (reference, left), (rival, _) = self.stand.start_both(
-                partial(self.stand.reference, task, config, eager), start_rival
-            )
+        with ThreadPoolExecutor(1, "pair") as pool:
+            coming = deque([pool.submit(start)])
             try:
-                pair = ProcessPair(
-                    number,
-                    reference,
-                    rival,
-                    left,
-                    scheme,
-                    config,
-                    self.synchronize,
-                    self.stand.quiet,
-                    judged=False,
-                )
-                self.stand.settle()
-                with undisturbed(self.stand.gpu):
-                    pair.start(COMPILE_TIMEOUT_S)
-                    rounds += [seen for seen, _ in pair.rounds(bounds)]
-                if compiled and number == 0:
-                    self.keep_compiled(rival, kept)
+                for number in range(config.min_pairs):
+                    reference, rival = coming.popleft().result()
+                    try:
+                        last = number + 1 == config.min_pairs
+                        if small and not last:
+                            coming.append(pool.submit(start))
+                        rounds += self._rounds(number, reference, rival, signature, scheme)
+                        if number == 0 and wrap in COMPILED:
+                            self.keep_compiled(rival, self._kept())
+                    finally:
+                        self.stand.retire(rival)
+                        self.stand.retire(reference)
+                    if not small and not last:
+                        coming.append(pool.submit(start))
             finally:
-                self.stand.retire(rival)
-                self.stand.retire(reference)
+                for unused in coming:
+                    if unused.exception() is None:
+                        for side in unused.result():
+                            self.stand.retire(side)
         self.stand.settle()
         return rounds
+
+    def _rounds(
+        self, number: int, reference: Subject, rival: Subject, signature: Signature, scheme: Plan
+    ) -> list[RoundObservation]:
+        """Of one pair."""
+        bounds = [BASELINE_BOUND] * len(signature.outputs)
+        pair = ProcessPair(
+            number,
+            reference,
+            rival,
+            signature,
+            scheme,
+            reference.config,
+            self.synchronize,
+            self.stand.quiet,
+            judged=False,
+        )
+        self.stand.settle()
+        with undisturbed(self.stand.gpu):
+            pair.start(COMPILE_TIMEOUT_S)
+            return [seen for seen, _ in pair.rounds(bounds)]
+
+    def _start_pair(
+        self,
+        task: Task,
+        config: EvalConfig,
+        signature: Signature,
+        wrap: str | None,
+        ready: deque[Subject],
+    ) -> tuple[Subject, Subject]:
+        """The reference and its rival, open; while another pair is timed they stand still."""
+        rivals = self.stand if wrap is None else self.compilers
+        preload = [(self._kept(), INDUCTOR_CACHE)] if wrap in COMPILED else []
+        eager, other = Opening(known=signature), Opening(wrap=wrap, known=signature)
+
+        def rival() -> Subject:
+            if ready:
+                return ready.popleft()
+            return self._open(rivals, task, config, other, preload)
+
+        return self.stand.start_both(lambda: self._open(self.stand, task, config, eager, []), rival)
+
+    def _open(
+        self,
+        stand: Stand,
+        task: Task,
+        config: EvalConfig,
+        opening: Opening,
+        preload: Sequence[tuple[Path, str]],
+    ) -> Subject:
+        subject = stand.start_reference(task, config, preload)
+        with (
+            on_failure(lambda: self.stand.retire(subject)),
+            self.stand.quiet.beside(subject.worker),
+        ):
+            stand.open_reference(subject, opening)
+        return subject
 
     def keep_compiled(self, subject: Subject, kept: Path) -> None:
         """Inductor's results and precompiled headers, for the next pairs and the next tasks."""

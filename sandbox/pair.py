@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 WHOLE_BATCHES = 2
 """Untimed batches before the first timed one, until the allocator holds a batch's outputs: on the
 CPU the first two took four and two times as long as the third."""
+SPARE_OUTPUTS = 2
+"""More than a batch's, while the allocator grows: once an output is kept, what was freed around it
+no longer fits, and the candidate's next batch took three times as long (CPU; the reference's heap
+is larger by what its inputs were made in)."""
 RESTYLED_ROUNDS = 2
 """Of a pair, before which parameters change: never none, so that frozen weights cannot be lucky."""
 MET_BY = 3
@@ -108,11 +112,14 @@ class ProcessPair:
             side.worker.reply(stage=side.stage, timeout_s=first_call_timeout_s)
             seconds = time.perf_counter() - start
             logger.debug("first call of %d: %.0f ms", side.worker.pid, seconds * 1e3)
+        batch = self.plan.timed
+        if self.keep is not None:
+            batch = [*batch, *[batch[0]] * SPARE_OUTPUTS]
         for side in (self.reference, self.candidate):
             # A warm reference has had its batches, in these arenas.
             for _ in range(0 if side.solo else WHOLE_BATCHES):
                 side.warm(self.plan.warm_sets)
-                side.go(self.plan.timed)
+                side.go(batch)
             side.worker.place()
         with self.silence():
             self.candidate.worker.freeze()

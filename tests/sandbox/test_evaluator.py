@@ -85,7 +85,7 @@ class Races(Baselines):
             for n, ratio in enumerate(self.ratios)
         ]
 
-    def compile_beside(self, task, config, signature, ready) -> None:  # type: ignore[no-untyped-def]
+    def compile_ahead(self, task, config, signature, ready, at_once) -> None:  # type: ignore[no-untyped-def]
         """Nothing is compiled."""
 
 
@@ -229,19 +229,23 @@ def test_the_compile_baseline_is_timed(evaluator: LocalEvaluator) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_workers_compiled_beside_the_null_experiment_serve_the_baseline(
-    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cores", [1, 1000], ids=["beside", "after"])
+def test_workers_compiled_beside_the_null_experiment_or_after_it_serve_the_baseline(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, cores: int
 ) -> None:
     baselines, made = evaluator._preparer.baselines, list[Subject]()
-    compile_beside = baselines.compile_beside
+    compile_ahead = baselines.compile_ahead
 
-    def seen(task: Task, config: EvalConfig, known: Signature, ready: deque[Subject]) -> None:
-        compile_beside(task, config, known, ready)
+    def seen(
+        task: Task, config: EvalConfig, known: Signature, ready: deque[Subject], at_once: int
+    ) -> None:
+        compile_ahead(task, config, known, ready, at_once)
         made.extend(ready)
 
-    monkeypatch.setattr(baselines, "compile_beside", seen)
+    monkeypatch.setattr(baselines, "compile_ahead", seen)
+    monkeypatch.setattr("sandbox.baselines.CORES_PER_COMPILER", cores)
     config = replace(FAST, baselines=("compile",))
-    found = evaluator.prepare(task_of(SCALE.replace("+ 1.0", "+ 1.25")), config)
+    found = evaluator.prepare(task_of(SCALE.replace("+ 1.0", f"+ 1.25{cores}")), config)
     assert found.baselines[0].speedup is not None, found.baselines
     assert len(made) == config.min_pairs
     evaluator._stand.settle()
