@@ -288,9 +288,6 @@ class LocalEvaluator:
                     # Again, since later tasks may have displaced it meanwhile.
                     preparation = self._preparation(key, task, config)
                     run.measure(preparation, to_beat)
-                if run.start_profiling():
-                    with self._hold(key):
-                        run.profile()
             finally:
                 observation = run.finish()
         self._settle()

@@ -18,6 +18,14 @@ from sandbox.spawn import Zygote
 from sandbox.types import EvalConfig
 
 SETUP_TIMEOUT_S = 120.0
+PROFILED = "profiled"
+"""The role of a candidate whose worker has let the profiler begin, which takes seconds (CUPTI), and
+which is then not the candidate's to spend."""
+
+
+def side_of(role: str) -> str:
+    """What a worker of this role is on: the reference's side or the candidate's."""
+    return "candidate" if role == PROFILED else role
 
 
 class Ready:
@@ -61,7 +69,8 @@ class Ready:
             waiting.clear()
 
     def _refill(self, role: str) -> None:
-        while not self._closed and len(self._waiting[role]) < self._count:
+        count = min(1, self._count) if role == PROFILED else self._count
+        while not self._closed and len(self._waiting[role]) < count:
             try:
                 worker = self._make(role)
             except (SandboxFault, WorkerFailed):
@@ -71,7 +80,9 @@ class Ready:
 
     def _make(self, role: str) -> Worker:
         with self._quiet.noise():
-            worker = self._zygote.spawn(role, memory_limit_bytes=EvalConfig().memory_limit_bytes)
+            worker = self._zygote.spawn(
+                side_of(role), memory_limit_bytes=EvalConfig().memory_limit_bytes
+            )
         with on_failure(worker.close), self._quiet.beside(worker):
             worker.request(
                 "setup",
@@ -82,4 +93,6 @@ class Ready:
                 threads=self._zygote.threads,
                 tf32=None,
             )
+            if role == PROFILED:
+                worker.request("arm", stage="load", timeout_s=SETUP_TIMEOUT_S)
         return worker

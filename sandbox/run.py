@@ -31,6 +31,7 @@ from sandbox.pair import ProcessPair
 from sandbox.pool import Pool, timed_bounds
 from sandbox.prepare import ROOM_SHARE, Preparation, Preparer
 from sandbox.provenance import provenance
+from sandbox.ready import PROFILED
 from sandbox.room import refuse_hoard, room_beside
 from sandbox.stages import Stages
 from sandbox.stand import Stand
@@ -62,9 +63,7 @@ class Bench:
 
 
 class Run:
-    """State of one evaluation: `load`; `measure` while the device is held; `start_profiling` and,
-    with the device held again, `profile`; then `finish`.
-    """
+    """State of one evaluation: `load`, then `measure` while the device is held, then `finish`."""
 
     def __init__(self, bench: Bench, task: Task, candidate: Candidate, config: EvalConfig) -> None:
         self.stand, self.builder, self.preparer = bench.stand, bench.builder, bench.preparer
@@ -80,8 +79,8 @@ class Run:
         self.loaded: Subject | None = None
         """Frozen until it is measured: its code has run."""
         self.ended: tuple[Subject, Future[None]] | None = None
-        self.profiled: Subject | None = None
-        """Another worker of it, whose output says nothing; frozen until it is profiled."""
+        self.watched: Future[None] | None = None
+        """The end of the profiled worker, whose output says nothing."""
 
     def load(self) -> None:
         """Static scan, build, and a worker with the candidate imported: host work, for any
@@ -121,6 +120,8 @@ class Run:
             self.check(self.loaded, Path(self.kept.name))
             if self.loaded is not None and self.sound() and self.unmasked():
                 self.time()
+                if self.promising():
+                    self.profile()
         except WorkerFailed as failed:
             self.note(failure=blame(failed.failure))
         finally:
@@ -132,8 +133,8 @@ class Run:
         """
         self.dismiss()
         self.kept.cleanup()
-        if self.profiled is not None:
-            self.stand.retire(self.profiled).result()
+        if self.watched is not None:
+            self.watched.result()
         if self.ended is not None:
             subject, gone = self.ended
             gone.result()
@@ -219,46 +220,24 @@ class Run:
         pairs = summarise(self.observation.rounds)
         return bool(pairs) and statistics.fmean(pair.log_speedup for pair in pairs) > 0
 
-    def start_profiling(self) -> bool:
-        """After all timing, for any thread: a worker of its own whose profiler is ready, which
-        takes seconds. False where nothing is to be profiled.
-        """
-        if self.observation.failure is not None or not self.promising():
-            return False
-        with self.stage("arm"):
-            try:
-                self.profiled = self.start(then_stop=True)
-                worker = self.profiled.worker
-                with self.stand.quiet.beside(worker, then_stop=True):
-                    worker.thaw()
-                    self.profiled.stage = "profile"
-                    self.profiled.request("arm", self.config.load_timeout_s)
-            except WorkerFailed as failed:
-                self.note(provenance=self.unprofiled(failed))
-                return False
-        return True
-
     def profile(self) -> None:
-        """Where its time goes, while the device is held: evidence only."""
-        subject = self.profiled
-        assert subject is not None
+        """Where its time goes, in a worker of its own, after all timing: evidence only."""
+        self.dismiss()
+        unit = "device" if self.task.device == "cuda" else "host"
+        subject = None
         with self.stage("profile"):
             try:
-                subject.worker.thaw()
+                subject = self.start(role=PROFILED)
+                subject.stage = "profile"
                 self.stand.open_candidate(subject, self.pools[0].signature)
                 claim = profiled(subject, self.pools[0], self.synchronize)
-                found = provenance(self.unit, claim, self.observation.source.kernels)
+                found = provenance(unit, claim, self.observation.source.kernels)
             except WorkerFailed as failed:
-                found = self.unprofiled(failed)
+                found = Provenance(unit, 0.0, 0.0, problem=str(failed)[:200])
+            finally:
+                if subject is not None:
+                    self.watched = self.stand.retire(subject)
         self.note(provenance=found)
-
-    def unprofiled(self, failed: WorkerFailed) -> Provenance:
-        return Provenance(self.unit, 0.0, 0.0, problem=str(failed)[:200])
-
-    @property
-    def unit(self) -> str:
-        """Whose time a profile tells."""
-        return "device" if self.task.device == "cuda" else "host"
 
     def time(self) -> None:
         """Process pairs until the statistics say enough.
@@ -371,9 +350,9 @@ class Run:
         if subject is not None:
             self.end(subject)
 
-    def start(self, *, then_stop: bool = False) -> Subject:
+    def start(self, *, role: str = "candidate", then_stop: bool = False) -> Subject:
         subject = self.stand.candidate(
-            self.task, self.candidate, self.config, self.preload, then_stop=then_stop
+            self.task, self.candidate, self.config, self.preload, role=role, then_stop=then_stop
         )
         self.walls = str(subject.worker.walls.get("grade", ""))
         return subject

@@ -18,7 +18,7 @@ from sandbox.gpu_state import GpuWatch
 from sandbox.handle import WorkerFailed
 from sandbox.observation import Failure, FailureKind
 from sandbox.quiet import Quiet
-from sandbox.ready import Ready
+from sandbox.ready import PROFILED, Ready, side_of
 from sandbox.spawn import Zygote
 from sandbox.subject import Opening, Signature, Subject
 from sandbox.trees import CLAIM_ERRORS, Leaf
@@ -148,14 +148,13 @@ class Stand:
         config: EvalConfig,
         preload: Sequence[tuple[Path, str]] = (),
         *,
+        role: str = "candidate",
         then_stop: bool = False,
     ) -> Subject:
-        """A fresh candidate worker with the candidate loaded, and frozen if it is to wait; raises
-        WorkerFailed for its faults.
+        """A fresh worker with the candidate loaded, and frozen if it is to wait; raises
+        WorkerFailed for its faults. `role` may be `profiled` (sandbox/ready.py).
         """
-        return self._subject(
-            "candidate", task, config, candidate.source, preload, then_stop=then_stop
-        )
+        return self._subject(role, task, config, candidate.source, preload, then_stop=then_stop)
 
     def open_candidate(self, subject: Subject, signature: Signature) -> str:
         """Build ModelNew as the reference was built; returns how its state was matched."""
@@ -182,13 +181,14 @@ class Stand:
     ) -> Subject:
         """A worker with the source loaded: host work, which may go on beside what is timed."""
         worker = self.ready.take(role, config)
+        armed = worker is not None
         with self.quiet.noise():
             if worker is not None:
                 with on_failure(worker.close):
                     worker.furnish(preload)
             else:
                 worker = self.zygote.spawn(
-                    role,
+                    side_of(role),
                     memory_limit_bytes=config.memory_limit_bytes,
                     log_limit_bytes=config.log_limit_bytes,
                     preload=preload,
@@ -199,6 +199,8 @@ class Stand:
             self.quiet.beside(worker, then_stop=then_stop),
         ):
             subject.setup(self.zygote.threads)
+            if role == PROFILED and not armed:
+                subject.request("arm", config.load_timeout_s)
             subject.load(source)
         return subject
 

@@ -12,8 +12,9 @@ import pytest
 
 from sandbox.evaluator import LocalEvaluator
 from sandbox.quiet import Quiet
-from sandbox.ready import Ready
+from sandbox.ready import PROFILED, Ready
 from sandbox.spawn import Zygote
+from sandbox.stand import Stand
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Request, Status, Task
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, forward, renamed, task_of, workers_alive
 
@@ -133,6 +134,23 @@ def test_limits_and_folders_reach_a_worker_kept_ready(zygote: Zygote, tmp_path: 
     worker.close()
     assert worker.memory_limit_bytes == config.memory_limit_bytes
     assert "bytes left out" in worker.stdout()
+
+
+def test_one_worker_whose_profiler_has_begun_is_kept_ready(zygote: Zygote) -> None:
+    stand, task = Stand(zygote, Quiet(freezes=False), ready=2), task_of(SCALE)
+    candidate = Candidate(task.id, Language.TORCH, forward("return y"))
+    first = stand.candidate(task, candidate, FAST, role=PROFILED)  # none is ready: it begins here
+    deadline = time.monotonic() + 30
+    while not stand.ready._waiting[PROFILED] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    (waiting,) = stand.ready._waiting[PROFILED]
+    second = stand.candidate(task, candidate, FAST, role=PROFILED)
+    assert second.worker is waiting
+    assert first.worker.living
+    for subject in (first, second):
+        stand.retire(subject)
+    stand.settle()
+    stand.ready.close()
 
 
 def test_a_candidate_is_loaded_while_another_holds_the_device(evaluator: LocalEvaluator) -> None:
