@@ -119,13 +119,14 @@ class Baselines:
             compile_all = partial(self.compile_ahead, task, config, signature, rivals)
             with ThreadPoolExecutor(1, "compile") as pool:
                 if ahead and beside:
-                    pool.submit(compile_all, beside)
+                    pool.submit(compile_all, range(config.min_pairs), beside)
                 with stage("null"):
                     null = self.null(task, config, signature, scheme)
                 with stage("compile"):
                     pool.shutdown()
-                    if ahead and not beside:
-                        compile_all(cores)
+                    if ahead and not beside:  # the first's code serves the others
+                        compile_all(range(1))
+                        compile_all(range(1, config.min_pairs), cores)
             for name in names:
                 with stage(f"baseline {name}"):
                     mine = rivals if name == "compile" else deque[Subject]()
@@ -151,15 +152,15 @@ class Baselines:
         config: EvalConfig,
         signature: Signature,
         ready: deque[Subject],
-        at_once: int,
+        numbers: range,
+        at_once: int = 1,
     ) -> None:
-        """Make ready workers of the compiled model, called once, for all pairs of its baseline:
+        """Make ready workers of the compiled model, called once, for these pairs of its baseline:
         host work, which stands still in timed regions. What fails here fails again, and is
         recorded, when the baseline is timed.
         """
-        count = config.min_pairs
-        with ThreadPoolExecutor(min(count, at_once), "compiler") as pool:
-            for number in range(count):
+        with ThreadPoolExecutor(at_once, "compiler") as pool:
+            for number in numbers:
                 pool.submit(self._compile, task, config, signature, ready, keep=number == 0)
 
     def _compile(
