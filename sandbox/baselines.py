@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -176,7 +176,7 @@ class Baselines:
         try:
             opening = Opening(wrap="compile", known=signature)
             preload = [(kept, INDUCTOR_CACHE)]
-            subject = self._open(self.compilers, task, config, opening, preload)
+            subject, _ = self.compilers.reference(task, config, opening, preload)
             with on_failure(lambda: self.stand.retire(subject)):
                 with self.stand.quiet.beside(subject.worker):
                     subject.request("call", COMPILE_TIMEOUT_S, seed=0)
@@ -297,25 +297,9 @@ class Baselines:
         def rival() -> Subject:
             if ready:
                 return ready.popleft()
-            return self._open(rivals, task, config, other, preload)
+            return rivals.reference(task, config, other, preload)[0]
 
-        return self.stand.start_both(lambda: self._open(self.stand, task, config, eager, []), rival)
-
-    def _open(
-        self,
-        stand: Stand,
-        task: Task,
-        config: EvalConfig,
-        opening: Opening,
-        preload: Sequence[tuple[Path, str]],
-    ) -> Subject:
-        subject = stand.start_reference(task, config, preload)
-        with (
-            on_failure(lambda: self.stand.retire(subject)),
-            self.stand.quiet.beside(subject.worker),
-        ):
-            stand.open_reference(subject, opening)
-        return subject
+        return self.stand.start_both(lambda: self.stand.reference(task, config, eager)[0], rival)
 
     def keep_compiled(self, subject: Subject, kept: Path) -> None:
         """Inductor's results and precompiled headers, for the next pairs and the next tasks."""

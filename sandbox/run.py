@@ -17,7 +17,7 @@ from sandbox.build import Builder
 from sandbox.device import DeviceFacts, free_bytes
 from sandbox.gpu_state import undisturbed
 from sandbox.handle import WorkerFailed
-from sandbox.judge import judge_case
+from sandbox.judge import MEMORY_TYPES, judge_case
 from sandbox.observation import (
     CaseObservation,
     Errors,
@@ -45,8 +45,6 @@ UNMATCHED = (
     "ModelNew's parameters and buffers match the reference's neither by name nor by order, shape "
     "and dtype: register the same ones, and read them at every call"
 )
-MEMORY_TYPES = frozenset({"MemoryError", "OutOfMemoryError"})
-
 CACHE_LIMIT = 512 << 20
 """Bytes of a candidate's Triton or cupy cache handed to its later workers."""
 

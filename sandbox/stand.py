@@ -98,9 +98,11 @@ class Stand:
         opening: Opening,
         preload: Sequence[tuple[Path, str]] = (),
     ) -> tuple[Subject, Signature]:
-        """A fresh reference worker, its model open, and what it looks like."""
+        """A fresh reference worker, its model open, and what it looks like; while others are timed
+        it may stand still.
+        """
         subject = self.start_reference(task, config, preload)
-        with on_failure(lambda: self.retire(subject)):
+        with on_failure(lambda: self.retire(subject)), self.quiet.beside(subject.worker):
             return subject, self.open_reference(subject, opening)
 
     def start_reference(
