@@ -150,13 +150,13 @@ class Builder:
     def _compile_to(
         self, staging: Path, candidate: Candidate, config: EvalConfig, key: str
     ) -> BuildReport:
-        with self._quiet.noise():
-            worker = self._zygote.spawn(
-                "build",
-                memory_limit_bytes=config.memory_limit_bytes,
-                log_limit_bytes=config.log_limit_bytes,
-                readable=[self._preludes.folder],
-            )
+        worker = self._zygote.spawn(
+            "build",
+            memory_limit_bytes=config.memory_limit_bytes,
+            log_limit_bytes=config.log_limit_bytes,
+            readable=[self._preludes.folder],
+            quiet=self._quiet,
+        )
         failure, missing = None, None
         try:
             with self._quiet.beside(worker):

@@ -83,8 +83,9 @@ class Preludes:
                 note.write("refused")
 
     def _make(self, flags: list[str], cuda: bool, config: EvalConfig) -> str:
-        with self._quiet.noise():
-            worker = self._zygote.spawn("build", memory_limit_bytes=config.memory_limit_bytes)
+        worker = self._zygote.spawn(
+            "build", memory_limit_bytes=config.memory_limit_bytes, quiet=self._quiet
+        )
         try:
             with self._quiet.beside(worker):
                 made = worker.request(

@@ -21,13 +21,17 @@ SWITCH_S = 1e-4
 
 
 class Quiet:
-    """One per device. `noise` and `timed` exclude each other; `noise` blocks are short."""
+    """One per device. `noise` and `timed` exclude each other; `noise` blocks are short: a candidate
+    that is measured waits for their ends.
+    """
 
     def __init__(self, *, freezes: bool) -> None:
         self.freezes = freezes
         self._changed = threading.Condition()
         self._noises = 0
+        self._murmurs = 0
         self._timing = False
+        self._strictly = False
         self._beside: set[Worker] = set()
         self._mine = threading.local()
 
@@ -47,6 +51,21 @@ class Quiet:
             self._mine.noisy = False
             with self._changed:
                 self._noises -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def murmur(self) -> Iterator[None]:
+        """Work that only a figure to be reported, or one taken on the same cores, must not have
+        beside it: a search goes on.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._strictly)
+            self._murmurs += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._murmurs -= 1
                 self._changed.notify_all()
 
     @contextmanager
@@ -74,11 +93,12 @@ class Quiet:
 
         `strict`: what is loaded for others stands still, even where it has its own cores.
         """
+        strict = strict or self.freezes
         with self._changed:
-            self._timing = True
-            self._changed.wait_for(lambda: not self._noises)
+            self._timing, self._strictly = True, strict
+            self._changed.wait_for(lambda: not self._noises and not (strict and self._murmurs))
         interval = sys.getswitchinterval()
-        stopped = list(self._beside) if self.freezes or strict else []
+        stopped = list(self._beside) if strict else []
         try:
             for worker in stopped:
                 worker.pause()
@@ -89,7 +109,7 @@ class Quiet:
             for worker in stopped:
                 worker.resume()
             with self._changed:
-                self._timing = False
+                self._timing = self._strictly = False
                 self._changed.notify_all()
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 from sandbox.cleanup import on_failure
 from sandbox.errors import SandboxFault
@@ -34,56 +36,89 @@ class Ready:
     def __init__(self, zygote: Zygote, quiet: Quiet, count: int) -> None:
         """`count` is bounded by the device's memory: a CUDA context takes about 0.5 GB."""
         self._zygote, self._quiet, self._count = zygote, quiet, count
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._waiting: dict[str, deque[Worker]] = {}
-        self._maker = ThreadPoolExecutor(1, "ready")
+        self._makers: dict[str, ThreadPoolExecutor] = {}
+        """By role, one thread each: the profiler takes four seconds to begin."""
+        self._refilling: set[str] = set()
+        self._making: set[Worker] = set()
         self._closed = False
 
     def take(self, role: str, config: EvalConfig) -> Worker | None:
-        """One that lives, under this config's limits; None where none is ready."""
-        if not self._count:
-            return None
-        found = None
-        with self._lock:
-            waiting = self._waiting.setdefault(role, deque())
-            while waiting and found is None:
-                worker = waiting.popleft()
-                if worker.living:
-                    found = worker
-                else:
-                    worker.close()
-            if not self._closed:
-                self._maker.submit(self._refill, role)
+        """One that lives, under this config's limits; None where none is ready. For one in which
+        the profiler is about to begin, this waits: another would need as long.
+        """
+        with self._changed:
+            found = self._pop(role)
+            while found is None and role == PROFILED and role in self._refilling:
+                self._changed.wait()
+                found = self._pop(role)
+        self.expect(role)
         if found is not None:
             found.limit(config.memory_limit_bytes, config.log_limit_bytes)
         return found
 
+    def expect(self, role: str) -> None:
+        """Make some in the background, where any are kept: one will be asked for."""
+        with self._changed:
+            if not self._count or self._closed or role in self._refilling:
+                return
+            self._refilling.add(role)
+            if role not in self._makers:
+                self._makers[role] = ThreadPoolExecutor(1, "ready")
+            self._makers[role].submit(self._refill, role)
+
     def close(self) -> None:
-        """End those that wait, and make no more."""
-        with self._lock:
+        """End those that wait or are being made, and make no more."""
+        with self._changed:
             self._closed = True
-        self._maker.shutdown(cancel_futures=True)
+            making = list(self._making)
+        for worker in making:
+            worker.close()
+        for maker in self._makers.values():
+            maker.shutdown()
         for waiting in self._waiting.values():
             for worker in waiting:
                 worker.close()
             waiting.clear()
 
+    def _pop(self, role: str) -> Worker | None:
+        waiting = self._waiting.setdefault(role, deque())
+        while waiting:
+            worker = waiting.popleft()
+            if worker.living:
+                return worker
+            worker.close()
+        return None
+
     def _refill(self, role: str) -> None:
-        count = min(1, self._count) if role == PROFILED else self._count
-        while not self._closed and len(self._waiting[role]) < count:
-            try:
+        # Where that fails, whoever asks next starts its own, and hears why.
+        with suppress(SandboxFault, WorkerFailed):
+            while self._lacks(role):
                 worker = self._make(role)
-            except (SandboxFault, WorkerFailed):
-                return  # whoever asks next starts its own, and hears why that fails
-            with self._lock:
-                self._waiting[role].append(worker)
+                with self._changed:
+                    self._waiting[role].append(worker)
+                    self._changed.notify_all()
+        self._end_refill(role)
+
+    def _lacks(self, role: str) -> bool:
+        count = 1 if role == PROFILED else self._count
+        with self._changed:
+            lacks = not self._closed and len(self._waiting.setdefault(role, deque())) < count
+            if not lacks:
+                self._end_refill(role)  # at once: a worker taken from now on needs another refill
+            return lacks
+
+    def _end_refill(self, role: str) -> None:
+        with self._changed:
+            self._refilling.discard(role)
+            self._changed.notify_all()
 
     def _make(self, role: str) -> Worker:
-        with self._quiet.noise():
-            worker = self._zygote.spawn(
-                side_of(role), memory_limit_bytes=EvalConfig().memory_limit_bytes
-            )
-        with on_failure(worker.close), self._quiet.beside(worker):
+        worker = self._zygote.spawn(
+            side_of(role), memory_limit_bytes=EvalConfig().memory_limit_bytes, quiet=self._quiet
+        )
+        with on_failure(worker.close), self._noted(worker), self._quiet.beside(worker):
             worker.request(
                 "setup",
                 stage="load",
@@ -96,3 +131,14 @@ class Ready:
             if role == PROFILED:
                 worker.request("arm", stage="load", timeout_s=SETUP_TIMEOUT_S)
         return worker
+
+    @contextmanager
+    def _noted(self, worker: Worker) -> Iterator[None]:
+        """`close` ends it, rather than wait for it."""
+        with self._changed:
+            self._making.add(worker)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._making.discard(worker)

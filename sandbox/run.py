@@ -258,6 +258,8 @@ class Run:
                 if judge_case(worst)[0] is not Status.PASSED:
                     return
             pairs = summarise(rounds)
+            if number == 0 and self.promising():
+                self.stand.ready.expect(PROFILED)
             done = enough(pairs, null, self.config, self.to_beat)
             # A search has no use for a slow candidate, merged or not.
             slow = self.to_beat is not None and all(p.log_speedup < 0 for p in pairs)

@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from sandbox import cores, processes
@@ -19,6 +20,7 @@ from sandbox.cleanup import on_failure
 from sandbox.errors import SandboxFault
 from sandbox.handle import START_TIMEOUT_S, Worker, furnish
 from sandbox.logs import Log
+from sandbox.quiet import Quiet
 from sandbox.slots import Slot
 from sandbox.walls.folders import prepare_scratch, scratch_environment
 
@@ -62,12 +64,29 @@ class Zygote:
         log_limit_bytes: int = 16 << 10,
         preload: Sequence[tuple[Path, str]] = (),
         readable: Sequence[Path] = (),
+        quiet: Quiet | None = None,
     ) -> Worker:
         """Fork a worker with walls up; raises SandboxFault when that fails.
 
         `preload` are folders to copy into its scratch folder, each with its place there;
-        `readable` are folders it may read where they are.
+        `readable` are folders it may read where they are. `quiet`: where others may be timed
+        meanwhile; raising the walls takes 0.05 s here and 0.4 s on a GPU's host.
         """
+        with nullcontext() if quiet is None else quiet.noise():
+            worker = self._fork(role, memory_limit_bytes, log_limit_bytes, preload, readable)
+        with nullcontext() if quiet is None else quiet.beside(worker):
+            worker.greet()
+        return worker
+
+    def _fork(
+        self,
+        role: str,
+        memory_limit_bytes: int,
+        log_limit_bytes: int,
+        preload: Sequence[tuple[Path, str]],
+        readable: Sequence[Path],
+    ) -> Worker:
+        """A worker that raises its walls and will say so."""
         with self._lock:
             control = self._ensure()
             slot = Slot() if os.geteuid() == 0 else None
@@ -103,7 +122,6 @@ class Zygote:
                     err.started()
         worker = Worker(self, pid, Channel(ours, nonce), scratch, slot, (out, err))
         worker.memory_limit_bytes = memory_limit_bytes
-        worker.greet()
         return worker
 
     def wait(self, pid: int, timeout_s: float) -> int | None:

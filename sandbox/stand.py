@@ -55,8 +55,8 @@ class Stand:
             torch.cuda.set_device(self.zygote.device_index)
 
     def retire(self, subject: Subject) -> Future[None]:
-        """Close a subject in the background, though not in a timed region: the driver takes a while
-        to unmap a dead context.
+        """Close a subject in the background, though not while a figure to be reported is timed: the
+        driver takes a while to unmap a dead context.
         """
         with self._lock:
             closing = self._closer.submit(self._close, subject)
@@ -64,7 +64,7 @@ class Stand:
         return closing
 
     def _close(self, subject: Subject) -> None:
-        with self.quiet.noise():
+        with self.quiet.murmur():
             subject.close()
 
     def settle(self) -> None:
@@ -184,17 +184,17 @@ class Stand:
         """A worker with the source loaded: host work, which may go on beside what is timed."""
         worker = self.ready.take(role, config)
         armed = worker is not None
-        with self.quiet.noise():
-            if worker is not None:
-                with on_failure(worker.close):
-                    worker.furnish(preload)
-            else:
-                worker = self.zygote.spawn(
-                    side_of(role),
-                    memory_limit_bytes=config.memory_limit_bytes,
-                    log_limit_bytes=config.log_limit_bytes,
-                    preload=preload,
-                )
+        if worker is not None:
+            with on_failure(worker.close), self.quiet.noise():
+                worker.furnish(preload)
+        else:
+            worker = self.zygote.spawn(
+                side_of(role),
+                memory_limit_bytes=config.memory_limit_bytes,
+                log_limit_bytes=config.log_limit_bytes,
+                preload=preload,
+                quiet=self.quiet,
+            )
         subject = Subject(worker, task, config, "reference" if role == "reference" else "load")
         with (
             on_failure(lambda: self.retire(subject)),

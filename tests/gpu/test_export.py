@@ -64,9 +64,13 @@ def kernels(
 
 
 def as_a_win(evaluation: Evaluation) -> Evaluation:
-    """With a speedup that makes its row active: how fast the example is, other tests tell."""
-    assert evaluation.timing is not None
-    fast = replace(evaluation.timing, speedup=Interval(2.0, 1.9, 2.1), noise_floor=0.0)
+    """With a speedup, and enough pairs for it, that make its row active: how fast the example is,
+    and after how many pairs that is known, other tests tell.
+    """
+    timing = evaluation.timing
+    assert timing is not None
+    pairs = (timing.pairs[0],) * 3
+    fast = replace(timing, speedup=Interval(2.0, 1.9, 2.1), noise_floor=0.0, pairs=pairs)
     return replace(evaluation, timing=fast)
 
 

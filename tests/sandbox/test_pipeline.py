@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sandbox.evaluator import LocalEvaluator
+from sandbox.handle import Worker
 from sandbox.quiet import Quiet
 from sandbox.ready import PROFILED, Ready
 from sandbox.spawn import Zygote
@@ -151,6 +154,48 @@ def test_one_worker_whose_profiler_has_begun_is_kept_ready(zygote: Zygote) -> No
         stand.retire(subject)
     stand.settle()
     stand.ready.close()
+
+
+def slow_profiler(monkeypatch: pytest.MonkeyPatch, seconds: float) -> threading.Event:
+    """Takes so long to begin; set once a worker was asked to let it."""
+    asked, request = threading.Event(), Worker.request
+    source = f"import time\ntime.sleep({seconds})\nclass ModelNew: pass\n"
+
+    def slowly(worker: Worker, op: str, **fields: Any) -> dict[str, Any]:
+        if op == "arm":
+            asked.set()
+            op, fields["source"] = "load", source
+        return request(worker, op, **fields)
+
+    monkeypatch.setattr(Worker, "request", slowly)
+    return asked
+
+
+def test_who_needs_a_profiler_has_the_one_that_is_about_to_begin(
+    zygote: Zygote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready, asked = Ready(zygote, Quiet(freezes=False), 1), slow_profiler(monkeypatch, 1)
+    ready.expect(PROFILED)
+    assert asked.wait(30)
+    (making,) = ready._making
+    worker = ready.take(PROFILED, FAST)
+    assert worker is making
+    ready.close()
+    worker.close()
+
+
+def test_no_end_waits_for_a_profiler_to_begin(
+    zygote: Zygote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready, asked = Ready(zygote, Quiet(freezes=False), 1), slow_profiler(monkeypatch, 60)
+    ready.expect(PROFILED)
+    assert asked.wait(30)
+    (making,) = ready._making
+    begin = time.monotonic()
+    ready.close()
+    assert time.monotonic() < begin + 30
+    assert not making.living
+    assert ready.take(PROFILED, FAST) is None
 
 
 def test_a_candidate_is_loaded_while_another_holds_the_device(evaluator: LocalEvaluator) -> None:

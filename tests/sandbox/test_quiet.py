@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from sandbox import processes
 from sandbox.handle import Worker, WorkerFailed
 from sandbox.quiet import Quiet, Turns
+from sandbox.spawn import Zygote
 
 BUSY = "import time\nend = time.time() + {seconds}\nwhile time.time() < end: pass\n"
 
@@ -49,6 +51,79 @@ def test_a_timed_region_waits_for_the_end_of_noise() -> None:
     with quiet.timed():
         assert not other.is_alive() or quiet._noises == 0
     other.join(5)
+
+
+@pytest.mark.parametrize(
+    ("freezes", "strict", "order"),
+    [
+        (False, False, ["murmur", "timed"]),
+        (False, True, ["timed", "murmur"]),
+        (True, False, ["timed", "murmur"]),
+    ],
+    ids=["a search on a GPU", "a figure to be reported", "a search on the CPU"],
+)
+def test_a_murmur_waits_where_it_would_be_heard(
+    freezes: bool, strict: bool, order: list[str]
+) -> None:
+    quiet, found = Quiet(freezes=freezes), []
+
+    def murmur() -> None:
+        with quiet.murmur():
+            found.append("murmur")
+
+    other = threading.Thread(target=murmur)
+    with quiet.timed(strict=strict):
+        other.start()
+        other.join(0.2)
+        found.append("timed")
+    other.join(5)
+    assert found == order
+
+
+def test_a_figure_to_be_reported_waits_for_the_end_of_a_murmur() -> None:
+    quiet, begun, ended = Quiet(freezes=False), threading.Event(), threading.Event()
+
+    def murmur() -> None:
+        with quiet.murmur():
+            begun.set()
+            time.sleep(0.2)
+            ended.set()
+
+    other = threading.Thread(target=murmur)
+    other.start()
+    begun.wait(5)
+    with quiet.timed(strict=False):
+        assert not ended.is_set()
+    with quiet.timed():
+        assert ended.is_set()
+    other.join(5)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_timed_region_waits_for_no_worker_that_raises_its_walls(
+    zygote: Zygote, monkeypatch: pytest.MonkeyPatch, *, strict: bool
+) -> None:
+    quiet, forked, timed = Quiet(freezes=False), threading.Event(), threading.Event()
+    greet, workers = Worker.greet, list[Worker]()
+
+    def slowly(worker: Worker) -> None:
+        workers.append(worker)
+        forked.set()
+        timed.wait(10)
+        greet(worker)
+
+    monkeypatch.setattr(Worker, "greet", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        limit = 1 << 30
+        spawned = pool.submit(zygote.spawn, "candidate", memory_limit_bytes=limit, quiet=quiet)
+        assert forked.wait(10)
+        time.sleep(0.5)  # it is up, and waits for its first request
+        with quiet.timed(strict=strict):
+            assert not spawned.done()
+            assert (state_of(workers[0].pid) == "T") == strict
+        timed.set()
+        assert spawned.result(10).walls
+    workers[0].close()
 
 
 def loading(quiet: Quiet, worker: Worker, seconds: float, timeout_s: float) -> threading.Thread:
