@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -86,6 +87,7 @@ class DeviceArena:
             torch.cuda.empty_cache()
             driver().call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
         self._pointer = pointer
+        _sizes[pointer.value or 0] = size
         self._context = ctypes.c_void_p()
         driver().call("cuCtxGetCurrent", ctypes.byref(self._context))
         self.bytes = _view(pointer.value, size)
@@ -103,6 +105,11 @@ class DeviceArena:
         self.bytes = torch.empty(0, dtype=torch.uint8)
         driver().call("cuCtxSetCurrent", self._context)  # the closing thread may be another
         driver().call("cuMemFree_v2", self._pointer)
+        _sizes.pop(self._pointer.value or 0, None)
+
+
+_sizes: dict[int, int] = {}
+"""Bytes of every device arena that is not closed, by address."""
 
 
 def allocate(size: int, device: str) -> Arena:
@@ -115,13 +122,28 @@ def device_free_bytes() -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
-def wait_for_device(free_bytes: int) -> None:
-    """Return when the driver has so many bytes free, or after a few seconds: others may have taken
-    them.
+def others_free_bytes() -> int:
+    """What the driver has left, and what our own arenas take of it: unlike the former alone, this
+    does not fall when the next pair has its arenas.
     """
-    deadline = time.monotonic() + FREED_WITHIN_S
-    while device_free_bytes() < free_bytes and time.monotonic() < deadline:
+    return device_free_bytes() + sum(list(_sizes.values()))
+
+
+def wait_for_device(
+    wanted_bytes: int,
+    left: Callable[[], int] = device_free_bytes,
+    patience_s: float = FREED_WITHIN_S,
+) -> None:
+    """Return when so many bytes are left, or when they have not grown for a while: others may have
+    taken them.
+    """
+    most, grown_at = left(), time.monotonic()
+    now = most
+    while now < wanted_bytes and time.monotonic() < grown_at + patience_s:
         time.sleep(0.01)
+        now = left()
+        if now > most:
+            most, grown_at = now, time.monotonic()
 
 
 def steady_free_bytes() -> int:

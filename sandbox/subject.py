@@ -221,9 +221,9 @@ class Subject:
         """End the worker; where it mapped gigabytes of a GPU, wait until they are free again."""
         mapped = sum(self._mapped.values())
         wait = self.task.device == "cuda" and mapped > SLOWLY_FREED_BYTES
-        free = memory.device_free_bytes() if wait else 0
+        left = memory.others_free_bytes() + mapped - self.arena_bytes if wait else 0
         self.worker.close()
         for name in list(self.arenas):
             self.detach(name)
         if wait:
-            memory.wait_for_device(free + mapped)
+            memory.wait_for_device(left, memory.others_free_bytes, memory.STEADY_S)

@@ -23,6 +23,8 @@ from typing import Any
 
 from sandbox.channel import Channel, ChannelClosed
 from sandbox.parent import tied_to
+from sandbox.walls.enclose import Enclosure, enclose
+from sandbox.walls.folders import python_folders
 
 PR_SET_CHILD_SUBREAPER = 36
 """linux/prctl.h: orphans of dead workers become our children, so that none outlives us."""
@@ -32,6 +34,7 @@ def main(fd: int, imports: Sequence[str]) -> None:
     """Serve fork requests on control socket `fd` until the supervisor goes away."""
     with tied_to(fd):
         preload(imports)
+        python_folders()  # remembered for every worker
     gc.freeze()  # a collection in a worker took 0.1 s (H200), and copied the pages it looked at
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     control = Channel(socket.socket(fileno=fd), "zygote", takes_fds=True)
@@ -152,8 +155,6 @@ def settle(scratch: Path, environment: dict[str, str]) -> None:
 
 def enclosed(request: dict[str, Any]) -> dict[str, Any]:
     """Raise the walls and say which hold."""
-    from sandbox.walls.enclose import Enclosure, enclose
-
     limits = request["limits"]
     walls = enclose(
         Enclosure(

@@ -65,6 +65,44 @@ def test_memory_that_is_still_being_given_back_is_nobody_s(monkeypatch) -> None:
     assert memory.steady_free_bytes() == 60 * GIB
 
 
+class Clock:
+    """Each look at the time is a hundredth of a second after the last."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 0.01
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(
+    ("looks", "waited_s"),
+    [
+        ([10, 10, 20], 0.1),
+        ([10, *[11] * 1000], 0.45),
+        ([*range(10, 20), *[19] * 1000], 0.75),
+    ],
+    ids=["it is given back", "others take it", "they take the rest"],
+)
+def test_memory_is_waited_for_only_while_there_comes_more(
+    monkeypatch: pytest.MonkeyPatch, looks: list[int], waited_s: float
+) -> None:
+    clock, left = Clock(), iter(looks)
+    monkeypatch.setattr(memory, "time", clock)
+    memory.wait_for_device(20, lambda: next(left), memory.STEADY_S)
+    assert clock.now < waited_s
+
+
+def test_our_own_arenas_are_not_what_others_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "device_free_bytes", lambda: 50)
+    monkeypatch.setattr(memory, "_sizes", {1: 20, 2: 10})
+    assert memory.others_free_bytes() == 80
+
+
 def test_other_errors_and_none_are_left_alone(monkeypatch) -> None:
     device = Device(monkeypatch, 70 * GIB)
     with room_beside(device.candidate, ALL):
