@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +14,22 @@ from sandbox.subject import Signature, Subject
 
 
 def differences(
-    reference: Subject, candidate: Subject, signature: Signature, sets: list[int]
+    reference: Subject,
+    candidate: Subject,
+    signature: Signature,
+    sets: list[int],
+    bounds: Sequence[Errors],
 ) -> dict[str, Any]:
-    """Fields of a CaseObservation: the worst errors over `sets`, which are 0..n-1 in some order.
+    """Fields of a CaseObservation: the worst errors over `sets`, which are 0..n-1 in some order,
+    where they are within `bounds` perhaps upper limits of them.
 
     A scalar's scale is that of all sets together.
     """
     worst = []
-    for leaf, spec in enumerate(signature.outputs):
+    for leaf, (spec, bound) in enumerate(zip(signature.outputs, bounds, strict=True)):
         outs = candidate.stack("slots", leaf)[: len(sets)]
         truths = reference.stack("slots", leaf)[: len(sets)]
-        found = compare.errors(outs, truths)
+        found = compare.errors(outs, truths, bound)
         if found.misplaced and not spec.floating:
             found = _forgive_ties(reference, candidate, signature, sets, leaf, found)
         worst.append(found)

@@ -199,7 +199,7 @@ class ProcessPair:
                 self.handed_over.put_back()
                 case = replace(
                     case,
-                    **differences(self.reference, self.candidate, self.signature, sets),
+                    **differences(self.reference, self.candidate, self.signature, sets, bounds),
                     bounds=tuple(bounds),
                 )
         if self.keep is None:  # kept in an earlier round

@@ -21,8 +21,9 @@ from sandbox.types import EvalConfig, Task
 SLOWLY_FREED_BYTES = 1 << 30
 """The driver took 0.2 s after a worker's end to give 18 GB back (H200); what is planned or started
 meanwhile would lack them."""
-POISON = 0xFF
-"""Byte written over output slots and used inputs: NaN in every float type, -1 in every integer."""
+POISON = -1
+"""Eight bytes 0xFF, written over output slots and used inputs: NaN in every float type, -1 in every
+integer."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ class Subject:
         return self.arenas[name].bytes[first * stride : (first + count) * stride]
 
     def poison(self, name: str, first: int, count: int) -> None:
-        self.set_bytes(name, first, count).fill_(POISON)
+        self.set_bytes(name, first, count).view(torch.int64).fill_(POISON)
 
     def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         """One round trip, begun once all that we do in the arenas is done: between processes a GPU

@@ -46,6 +46,27 @@ def test_a_peak_may_carry_the_relative_error_of_its_rows_sum() -> None:
     assert errors(truth * (1 + 4e-6), truth).element == pytest.approx(4e-6, rel=0.1)
 
 
+@given(matrices, st.integers(0, 2**31), st.sampled_from([1e-9, 1e-6, 1e-4, 1e-2]))
+def test_with_a_bound_the_verdict_is_the_same(truth: np.ndarray, seed: int, size: float) -> None:
+    noise = np.random.default_rng(seed).normal(size=truth.shape) * size
+    out, wanted = torch.tensor(truth + noise).float(), torch.tensor(truth).float()
+    bound = Errors(5e-6, 2e-5, 8e-5)
+    exact, found = errors(out, wanted), errors(out, wanted, bound)
+    assert found.within(bound) == exact.within(bound)
+    assert (found.norm, found.row, found.misplaced) == (exact.norm, exact.row, exact.misplaced)
+    limited = exact.element <= found.element <= bound.element
+    assert limited or found.element == pytest.approx(exact.element, rel=1e-6)
+
+
+def test_only_a_limit_beyond_the_bound_is_looked_at_closely() -> None:
+    truth = torch.softmax(20 * torch.randn(64, 4096, generator=torch.manual_seed(1)), 1)
+    out = truth * (1 + 4e-6)
+    exact = errors(out, truth).element
+    limit = errors(out, truth, Errors(1, 1, 1)).element
+    assert limit > 10 * exact
+    assert errors(out, truth, Errors(1, 1, 2 * exact)).element == exact
+
+
 @given(matrices)
 def test_equal_tensors_have_no_error(truth: np.ndarray) -> None:
     assert errors(torch.tensor(truth), torch.tensor(truth)) == EXACT
