@@ -43,11 +43,10 @@ READY = 2
 READY_SHARE = 0.05
 """Of the device's memory that waiting workers may take."""
 CONTEXT_BYTES = 500 << 20
-KEPT_TASKS = 4
-"""Prepared tasks kept warm; their secret cases hold device memory."""
 INDUCTOR = ("torch._dynamo", "torch._inductor.compile_fx")
 """What the first torch.compile in a process imports for about two seconds."""
 KEPT_SHARE = 0.15
+"""Of the device's memory that the secret cases of prepared tasks may hold."""
 ATTEMPTS = 2
 """A fault of ours is retried once before it is reported as SANDBOX_ERROR."""
 
@@ -235,11 +234,11 @@ class LocalEvaluator:
                 yield under_way.popleft().result()
 
     def _forget(self) -> None:
-        """Drop the tasks used longest ago, beyond KEPT_TASKS or KEPT_SHARE of the memory."""
+        """Drop the tasks used longest ago, beyond KEPT_SHARE of the memory."""
         room = KEPT_SHARE * self._facts.memory_bytes
         while len(self._prepared) > 1:
             held = sum(p.bytes for p in self._prepared.values() if isinstance(p, Preparation))
-            if len(self._prepared) <= KEPT_TASKS and held <= room:
+            if held <= room:
                 return
             self._prepared.popitem(last=False)
             if self.device == "cuda":

@@ -17,11 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
-
-from sandbox import compare
 from sandbox.differences import differences
 from sandbox.drift import drift, timed_alone
+from sandbox.given import Given
 from sandbox.keepsake import HandedOver, Keepsake
 from sandbox.observation import CaseObservation, Errors, RoundObservation
 from sandbox.plan import Plan
@@ -81,7 +79,9 @@ class ProcessPair:
         self.plan = plan
         self.config = config
         self.synchronize = synchronize
-        self.new_weights = new_weights and bool(signature.state)
+        self.given = Given(
+            reference, candidate, signature, config, synchronize, new_weights=new_weights
+        )
         self.judged = judged
         self.ages = strict and judged
         """Call on after the last round, so that what is kept grows old."""
@@ -102,9 +102,9 @@ class ProcessPair:
         total = self.plan.sets + self.plan.warm
         for side in (self.reference, self.candidate):
             side.attach_all(self.signature, total, self.plan.sets)
-        self.share_state()
-        self.fill(range(total))
-        self.share_inputs(0, total)
+        self.given.share_state()
+        self.given.fill(total)
+        self.given.share_inputs(total)
         for side in (self.reference, self.candidate):
             side.worker.send("warm", stage=side.stage, sets=self.plan.warm_sets)
         for side in (self.reference, self.candidate):
@@ -134,7 +134,7 @@ class ProcessPair:
     def alone(self) -> float:
         """Seconds per call of one batch."""
         self.reference.warm(self.plan.warm_sets)
-        self.disclose(self.reference, 0, self.plan.sets)  # as cold as in the rounds
+        self.given.disclose(self.reference, 0, self.plan.sets)  # as cold as in the rounds
         return self.net(self.reference.go(self.plan.timed)) / self.plan.sets
 
     def rounds(
@@ -152,12 +152,14 @@ class ProcessPair:
             if number >= MET_BY and over():
                 return
             self.last = number == len(kinds) - 1
-            if self.new_weights and number in restyled:
-                self.reference.request(
-                    "restyle", self.config.run_timeout_s, state_seed=secrets.randbits(31)
-                )
-                self.share_state()
-            yield self.round(single, bounds)
+            following = 0 if self.last else self.count(single=kinds[number + 1])
+            if number in restyled:
+                self.given.restyle()
+            yield self.round(single, bounds, following)
+
+    def count(self, *, single: bool) -> int:
+        """Input sets of a round."""
+        return self.plan.single if single else self.plan.sets
 
     def schedule(self) -> list[bool]:
         """True for single-set rounds: at least one, at a secret place that is met early."""
@@ -171,14 +173,15 @@ class ProcessPair:
         return kinds
 
     def round(
-        self, single: bool, bounds: Sequence[Errors]
+        self, single: bool, bounds: Sequence[Errors], following: int
     ) -> tuple[RoundObservation, CaseObservation]:
-        sets = list(range(self.plan.single)) if single else self.plan.timed
+        """One round, and fresh values for the sets of the one that is to follow, so many."""
+        sets = list(range(self.count(single=single)))
         self.secret.shuffle(sets)
-        self.fill(sets)
+        self.given.fill(len(sets))
         for side in (self.reference, self.candidate):
-            side.poison("slots", 0, self.plan.sets)
-        self.candidate.poison("inputs", 0, self.plan.sets)
+            side.poison("slots", 0, len(sets))
+        self.candidate.poison("inputs", 0, len(sets))
         times: dict[Subject, tuple[float, float]] = {}
         case = CaseObservation("timed rounds")
         order = [self.reference, self.candidate]
@@ -195,7 +198,8 @@ class ProcessPair:
                     seconds, collect = self.run_reference(sets, single)
                 times[side] = (seconds, collect)
         if self.judged:
-            with self.frozen():  # no thread of it mends an output while outputs are compared
+            # Frozen, so that no thread of it mends an output while outputs are compared.
+            with self.frozen(), self.given.meanwhile_filled(following):
                 self.handed_over.put_back()
                 case = replace(
                     case,
@@ -244,7 +248,7 @@ class ProcessPair:
                 # What the candidate's outputs wait for, the reference's wait for too: a pause
                 # between "done" and collect makes collect slower.
                 self.reference.worker.freeze()
-                self.unchanged(batch)
+                self.given.unchanged(*span(batch))
                 self.reference.poison("slots", *span(batch))
                 self.synchronize()
                 self.reference.worker.thaw()
@@ -268,7 +272,7 @@ class ProcessPair:
             mutated = False
             with self.frozen():  # so that nothing goes on unpaid while inputs are compared
                 if not self.signature.mutates:
-                    mutated = not self.unchanged(batch)
+                    mutated = not self.given.unchanged(*span(batch))
                     if not self.signature.aliases:
                         self.candidate.poison("inputs", *span(batch))
                         self.synchronize()
@@ -295,33 +299,9 @@ class ProcessPair:
         """Seconds of a batch without the harness's round trip, or of a lone call with it."""
         if single:
             self.rouse(side)
-        self.disclose(side, *span(sets))
+        self.given.disclose(side, *span(sets))
         seconds = side.go(sets)
         return seconds if single else self.net(seconds)
-
-    def disclose(self, side: Subject, first: int, count: int) -> None:
-        """Write the sets that are timed next: after warm-up, which could otherwise compute on them,
-        and with the side stopped, so that no thread of it reads them before "go".
-
-        The reference's are rewritten in place: both sides then find the same in their caches.
-        """
-        side.worker.freeze()
-        try:
-            own = self.reference.set_bytes("inputs", first, count)
-            if side is self.reference:
-                own.view(torch.int64).add_(0)
-            else:
-                side.set_bytes("inputs", first, count).copy_(own)
-            self.synchronize()
-        finally:
-            side.worker.thaw()
-
-    def unchanged(self, sets: list[int]) -> bool:
-        """The candidate's inputs are, byte for byte, the reference's."""
-        return compare.identical(
-            self.reference.set_bytes("inputs", *span(sets)),
-            self.candidate.set_bytes("inputs", *span(sets)),
-        )
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
@@ -351,31 +331,6 @@ class ProcessPair:
         code.
         """
         side.request("rouse", self.config.run_timeout_s, set=self.plan.warm_sets[0])
-
-    def fill(self, sets: Iterable[int], scale: float = 1.0) -> None:
-        """Fresh values in the reference's input sets, under a seed nobody else knows."""
-        self.reference.request(
-            "fill",
-            self.config.run_timeout_s,
-            sets=list(sets),
-            seed=secrets.randbits(60),
-            scale=scale,
-        )
-
-    def share_inputs(self, first: int, count: int) -> None:
-        source = self.reference.set_bytes("inputs", first, count)
-        self.candidate.set_bytes("inputs", first, count).copy_(source)
-        self.synchronize()
-
-    def share_state(self) -> None:
-        """The candidate's parameters and buffers become the reference's."""
-        if not self.signature.state or not self.new_weights:
-            return
-        self.reference.request("publish", self.config.run_timeout_s)
-        self.candidate.arenas["state"].bytes.copy_(self.reference.arenas["state"].bytes)
-        self.synchronize()
-        self.candidate.idle.end()
-        self.candidate.request("restate", self.config.run_timeout_s)
 
 
 def goes(sets: list[int], single: bool) -> list[list[int]]:

@@ -310,9 +310,10 @@ def _kill(pid: int) -> None:
 
 
 def _settle(done: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + SETTLE_S
+    deadline, pause_s = time.monotonic() + SETTLE_S, POLL_S / 16
     while not done():
         if time.monotonic() > deadline:
             return False
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, POLL_S)
     return True

@@ -116,13 +116,13 @@ class _Checker:
         found, wrong = [], []
         for leaf, truth in enumerate(case.truth):
             out = self.subject.leaf("slots", index, leaf)
-            errors = compare.errors(out, truth)
+            bound = case.bounds[leaf]
+            errors = compare.errors(out, truth, bound)
             if errors.misplaced and not signature.outputs[leaf].floating:
                 values = float_inputs(case, self.pool)
                 if compare.ties_explain(out, truth, values):
                     errors = replace(errors, misplaced=0)
             found.append(errors)
-            bound = case.bounds[leaf]
             wrong.append(None if errors.within(bound) else mismatch(out, truth, bound))
         shape = self.subject.task.shapes[signature.shape].name
         return CaseObservation(f"{shape}, {case.name}", tuple(found), case.bounds, tuple(wrong))

@@ -1,0 +1,119 @@
+"""What both sides of a process pair are given: equal inputs, fresh for every round, and equal
+parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator
+
+import torch
+
+from sandbox import compare
+from sandbox.subject import Signature, Subject
+from sandbox.types import EvalConfig
+
+
+class Given:
+    """Values come from the reference's worker, under seeds that nobody else knows, and reach the
+    candidate's memory when they are disclosed.
+    """
+
+    def __init__(
+        self,
+        reference: Subject,
+        candidate: Subject,
+        signature: Signature,
+        config: EvalConfig,
+        synchronize: Callable[[], None],
+        *,
+        new_weights: bool,
+    ) -> None:
+        """`new_weights`: parameters are the reference's, and may be overwritten."""
+        self.reference = reference
+        self.candidate = candidate
+        self.signature = signature
+        self.config = config
+        self.synchronize = synchronize
+        self.new_weights = new_weights and bool(signature.state)
+        self._fresh = 0
+        """The first so many input sets have values that no round has used."""
+
+    def fill(self, count: int) -> None:
+        """Fresh values in the reference's first input sets, unless they have them already."""
+        if self._fresh < count:
+            with self._filling(count):
+                pass
+        self._fresh = 0
+
+    @contextlib.contextmanager
+    def meanwhile_filled(self, count: int) -> Iterator[None]:
+        """The same for the next round, while the block runs: making values takes as long as
+        comparing outputs. Not where the comparison needs the inputs that were used.
+        """
+        compared = self.signature.mutates or not all(o.floating for o in self.signature.outputs)
+        if compared or not count:
+            yield
+            return
+        with self._filling(count):
+            yield
+        self._fresh = count
+
+    @contextlib.contextmanager
+    def _filling(self, count: int) -> Iterator[None]:
+        self.reference.finish_ours()
+        worker, stage = self.reference.worker, self.reference.stage
+        sets, seed = list(range(count)), secrets.randbits(60)
+        worker.send("fill", stage=stage, sets=sets, seed=seed, scale=1.0)
+        try:
+            yield
+        finally:
+            worker.reply(stage=stage, timeout_s=self.config.run_timeout_s)
+
+    def share_inputs(self, count: int) -> None:
+        """The candidate's first input sets become the reference's."""
+        source = self.reference.set_bytes("inputs", 0, count)
+        self.candidate.set_bytes("inputs", 0, count).copy_(source)
+        self.synchronize()
+
+    def disclose(self, side: Subject, first: int, count: int) -> None:
+        """Write the sets that are timed next: after warm-up, which could otherwise compute on them,
+        and with the side stopped, so that no thread of it reads them before "go".
+
+        The reference's are rewritten in place: both sides then find the same in their caches.
+        """
+        side.worker.freeze()
+        try:
+            own = self.reference.set_bytes("inputs", first, count)
+            if side is self.reference:
+                own.view(torch.int64).add_(0)
+            else:
+                side.set_bytes("inputs", first, count).copy_(own)
+            self.synchronize()
+        finally:
+            side.worker.thaw()
+
+    def unchanged(self, first: int, count: int) -> bool:
+        """The candidate's inputs are, byte for byte, the reference's."""
+        return compare.identical(
+            self.reference.set_bytes("inputs", first, count),
+            self.candidate.set_bytes("inputs", first, count),
+        )
+
+    def restyle(self) -> None:
+        """New parameters on both sides, as a training loop would have them."""
+        if self.new_weights:
+            seed = secrets.randbits(31)
+            self.reference.request("restyle", self.config.run_timeout_s, state_seed=seed)
+            self.share_state()
+
+    def share_state(self) -> None:
+        """The candidate's parameters and buffers become the reference's."""
+        if not self.new_weights:
+            return
+        self.reference.request("publish", self.config.run_timeout_s)
+        self.candidate.arenas["state"].bytes.copy_(self.reference.arenas["state"].bytes)
+        self.synchronize()
+        self.candidate.idle.end()
+        self.candidate.request("restate", self.config.run_timeout_s)
