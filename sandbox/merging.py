@@ -59,11 +59,16 @@ def excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
 
 
 def suspected(rounds: Sequence[RoundObservation]) -> bool:
-    """Whether the verdict on these rounds needs another pair: lone calls cost far more than batched
-    ones, in fewer pairs than convict.
+    """Whether the verdict on these rounds needs another pair: lone calls cost more than an honest
+    one's would, in fewer pairs than convict.
     """
     found = excess_s(rounds)
-    return found is not None and found[0] > FLOOR_S and _pairs(_singles(rounds)) < LEAST_PAIRS
+    if found is None or _pairs(_singles(rounds)) >= LEAST_PAIRS:
+        return False
+    batches = [r for r in rounds if not r.single and not r.void]
+    candidate_s = statistics.median(r.candidate_s / r.calls for r in batches)
+    reference_s = statistics.median(r.reference_s / r.calls for r in batches)
+    return found[0] > _honest_s(candidate_s, reference_s)
 
 
 def convicted(rounds: Sequence[RoundObservation], timing: Timing) -> tuple[bool, str] | None:
@@ -76,14 +81,18 @@ def convicted(rounds: Sequence[RoundObservation], timing: Timing) -> tuple[bool,
     excess, noise = found
     singles = _singles(rounds)
     known = len(singles) >= LEAST_ROUNDS and _pairs(singles) >= LEAST_PAIRS
-    candidate_s, reference_s = timing.candidate_ms / 1e3, timing.reference_ms / 1e3
-    host_s = min(1.5 * candidate_s, HOST_S + HOST_SHARE * reference_s)
-    allowed = FLOOR_S + max(host_s, 3 * noise)
+    honest_s = _honest_s(timing.candidate_ms / 1e3, timing.reference_ms / 1e3)
+    allowed = max(honest_s, FLOOR_S + 3 * noise)
     words = (
         f"a call alone costs {excess * 1e6:.0f} us more than in a batch, "
         f"allowed {allowed * 1e6:.0f} us over the reference's"
     )
     return known and excess > allowed, words
+
+
+def _honest_s(candidate_s: float, reference_s: float) -> float:
+    """What a lone call may cost more than one in a batch, on a quiet machine."""
+    return FLOOR_S + min(1.5 * candidate_s, HOST_S + HOST_SHARE * reference_s)
 
 
 def _singles(rounds: Sequence[RoundObservation]) -> list[RoundObservation]:

@@ -31,6 +31,21 @@ def test_an_excess_in_one_pair_of_two_is_a_busy_machine() -> None:
     assert not suspected(rounds)
 
 
+@pytest.mark.parametrize(("excess_s", "worth"), [(0.0003, False), (0.0008, True)])
+def test_an_excess_that_could_convict_nobody_is_not_worth_another_pair(
+    excess_s: float, worth: bool
+) -> None:
+    """Of calls of 2 ms: 150 us, 100 us and a fifth of the reference are allowed."""
+    rounds = [RoundObservation(0, False, 4, 4 * 0.002, 4 * 0.002)] * 4
+    rounds += [RoundObservation(0, True, 4, 4 * 0.002, 4 * (0.002 + excess_s))] * 2
+    assert suspected(rounds) is worth
+    timing = Timing(2.0, 2.0, Interval(1.0, 0.9, 1.1, 0.95), 0.0, (), 10)
+    again = [*rounds, *(replace(r, pair=1) for r in rounds)]
+    found = convicted(again, timing)
+    assert found is not None
+    assert found[0] is worth
+
+
 def test_a_reference_slowed_in_its_batches_convicts_nobody() -> None:
     """Lone calls of both sides cost what they did; a busy machine held up the reference's batch."""
     singles = [RoundObservation(0, True, 2, 2 * 0.10, 2 * 0.02) for _ in range(4)]
