@@ -105,6 +105,10 @@ def measure(
             "sets": found.timing.sets,
             "noise_floor": found.timing.noise_floor,
             "pairs": [round(p.log_speedup, 5) for p in found.timing.pairs],
+            "pair_us": [
+                [round(ms * 1e3, 2) for ms in (p.reference_ms, p.candidate_ms)]
+                for p in found.timing.pairs
+            ],
         }
     return row
 
