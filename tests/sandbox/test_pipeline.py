@@ -156,8 +156,10 @@ def test_one_worker_whose_profiler_has_begun_is_kept_ready(zygote: Zygote) -> No
     stand.ready.close()
 
 
-def slow_profiler(monkeypatch: pytest.MonkeyPatch, seconds: float) -> threading.Event:
-    """Takes so long to begin; set once a worker was asked to let it."""
+def about_to_begin(
+    zygote: Zygote, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> tuple[Ready, Worker]:
+    """A profiler takes so long to begin, and this worker was just asked to let it."""
     asked, request = threading.Event(), Worker.request
     source = f"import time\ntime.sleep({seconds})\nclass ModelNew: pass\n"
 
@@ -168,16 +170,17 @@ def slow_profiler(monkeypatch: pytest.MonkeyPatch, seconds: float) -> threading.
         return request(worker, op, **fields)
 
     monkeypatch.setattr(Worker, "request", slowly)
-    return asked
+    ready = Ready(zygote, Quiet(freezes=False), 1)
+    ready.expect(PROFILED)
+    assert asked.wait(30)
+    (making,) = ready._making
+    return ready, making
 
 
 def test_who_needs_a_profiler_has_the_one_that_is_about_to_begin(
     zygote: Zygote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ready, asked = Ready(zygote, Quiet(freezes=False), 1), slow_profiler(monkeypatch, 1)
-    ready.expect(PROFILED)
-    assert asked.wait(30)
-    (making,) = ready._making
+    ready, making = about_to_begin(zygote, monkeypatch, 1)
     worker = ready.take(PROFILED, FAST)
     assert worker is making
     ready.close()
@@ -187,10 +190,7 @@ def test_who_needs_a_profiler_has_the_one_that_is_about_to_begin(
 def test_no_end_waits_for_a_profiler_to_begin(
     zygote: Zygote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ready, asked = Ready(zygote, Quiet(freezes=False), 1), slow_profiler(monkeypatch, 60)
-    ready.expect(PROFILED)
-    assert asked.wait(30)
-    (making,) = ready._making
+    ready, making = about_to_begin(zygote, monkeypatch, 60)
     begin = time.monotonic()
     ready.close()
     assert time.monotonic() < begin + 30
