@@ -65,14 +65,21 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(
-        self, timeout_s: float | None = None, watch: Callable[[], None] | None = None
+        self,
+        timeout_s: float | None = None,
+        watch: Callable[[], None] | None = None,
+        *,
+        awake_s: float = 0.0,
     ) -> Any:
         """The next frame's body.
 
-        `watch` is called every 50 ms while waiting and may raise. Raises ChannelTimeout after
+        `watch` is called every 50 ms while asleep and may raise. `awake_s`: seconds to look for it
+        before sleeping: a virtual core needs 0.1 ms and more to wake. Raises ChannelTimeout after
         `timeout_s` seconds, ChannelClosed at end of file, ChannelProtocol on a malformed or foreign
         frame.
         """
+        if awake_s:
+            self._look(awake_s)
         deadline = None if timeout_s is None else self._clock() + timeout_s
         (length,) = _HEADER.unpack(self._read(_HEADER.size, deadline, watch))
         if length > FRAME_LIMIT:
@@ -131,6 +138,14 @@ class Channel:
                 raise ChannelClosed("end of file")
             chunks += data
         return bytes(chunks)
+
+    def _look(self, seconds: float) -> None:
+        """Until something has come, or that long."""
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        end = time.perf_counter() + seconds
+        while not poller.poll(0) and time.perf_counter() < end:
+            pass
 
     def _wait(self, deadline: float | None, watch: Callable[[], None] | None) -> None:
         if deadline is None and watch is None:

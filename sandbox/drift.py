@@ -1,4 +1,6 @@
-"""The reference alone, and whether it ran slower beside a candidate: then a round is void."""
+"""Rounds that do not count: the reference ran slower beside a candidate than alone, or the core
+that launches did not serve both sides alike.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,11 @@ SOLO_AGREES = 0.05
 DRIFT = {"cuda": 0.15, "cpu": 0.5}
 """Relative slow-down of the reference, beyond five times its solo spread, that voids a round: a
 shared CPU is that noisy by itself."""
+
+SHORT_CALL_S = 50e-6
+"""Up to here a call may be bound by the core that launches it."""
+UNEVEN = 1.1
+"""Ratio of that core's paces on the two sides."""
 
 
 def timed_alone(known: tuple[float, ...], alone: Callable[[], float]) -> tuple[float, ...]:
@@ -32,3 +39,10 @@ def drift(seconds: float, solo: Sequence[float], device: str) -> str:
     if seconds <= middle * (1 + DRIFT[device]) + 5 * spread:
         return ""
     return f"reference took {seconds * 1e6:.1f} us a call, {middle * 1e6:.1f} us alone"
+
+
+def uneven(reference: float, candidate: float) -> str:
+    """Why a round is void in which the launching core's paces were these; empty where it is not."""
+    if max(reference, candidate) <= UNEVEN * min(reference, candidate):
+        return ""
+    return f"the launching core was {reference:.2f} and {candidate:.2f} times slower than it can be"

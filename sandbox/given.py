@@ -116,4 +116,4 @@ class Given:
         self.candidate.arenas["state"].bytes.copy_(self.reference.arenas["state"].bytes)
         self.synchronize()
         self.candidate.idle.end()
-        self.candidate.request("restate", self.config.run_timeout_s)
+        self.candidate.restate()

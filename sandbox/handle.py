@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from sandbox import processes
 from sandbox.cache import TEMPORARY
 from sandbox.channel import Channel, ChannelClosed, ChannelProtocol, ChannelTimeout
+from sandbox.cores import LaunchingCore
 from sandbox.errors import SandboxFault
 from sandbox.logs import Log
 from sandbox.observation import Failure, FailureKind
@@ -49,7 +50,7 @@ class Parent(Protocol):
     """The process that workers are forked from."""
 
     device: str
-    launching_core: int | None
+    launching_core: LaunchingCore | None
 
     @property
     def pid(self) -> int | None:
@@ -99,6 +100,11 @@ class Worker:
         """Its zygote lives and it has not ended."""
         return self._zygote.pid == self._born_of and processes.count_processes(self.pid) > 0
 
+    @property
+    def core(self) -> LaunchingCore | None:
+        """Where it launches what is timed; None on the CPU, and where cores are few."""
+        return self._zygote.launching_core
+
     def limit(self, memory_bytes: int, log_bytes: int) -> None:
         """Other limits than it was started with."""
         self.memory_limit_bytes = memory_bytes
@@ -140,9 +146,10 @@ class Worker:
         except ChannelProtocol as error:  # ours: a task whose text is larger than a frame
             raise SandboxFault(f"{stage}: {error}") from error
 
-    def reply(self, *, stage: str, timeout_s: float) -> dict[str, Any]:
+    def reply(self, *, stage: str, timeout_s: float, awake_s: float = 0.0) -> dict[str, Any]:
+        """What it answers; for `awake_s` seconds we look for that without sleeping."""
         try:
-            body = self._channel.receive(timeout_s, self._watch)
+            body = self._channel.receive(timeout_s, self._watch, awake_s=awake_s)
         except ChannelTimeout:
             raise self._failed(
                 stage, FailureKind.TIMEOUT, f"no answer within {timeout_s:g} s"
@@ -163,8 +170,8 @@ class Worker:
         """Give the worker's threads their cores for what is timed: on a GPU's host the core that
         launches, on the CPU one each.
         """
-        if self._zygote.launching_core is not None:
-            processes.place(self.pid, self._zygote.launching_core)
+        if self.core is not None:
+            processes.place(self.pid, self.core.number)
         elif self._zygote.device == "cpu":
             processes.spread_threads(self.pid)
 

@@ -14,11 +14,10 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 from sandbox.differences import differences
-from sandbox.drift import drift, timed_alone
+from sandbox.drift import SHORT_CALL_S, drift, timed_alone, uneven
 from sandbox.given import Given
 from sandbox.keepsake import HandedOver, Keepsake
 from sandbox.observation import CaseObservation, Errors, RoundObservation
@@ -45,6 +44,17 @@ MET_BY = 3
 ends early: else a slow cheat would pass for a slow kernel."""
 OVERHEAD_GOS = 9
 """Empty "go"s whose median round trip, on the reference's side, is taken off both sides' times."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One side's part of a round."""
+
+    seconds: float
+    """From "go" to "done"."""
+    collect_s: float
+    pace: float = 1.0
+    """Of the launching core, right after a batch."""
 
 
 class ProcessPair:
@@ -86,7 +96,8 @@ class ProcessPair:
         self.ages = strict and judged
         """Call on after the last round, so that what is kept grows old."""
         self.last = False
-        self.silence = partial(quiet.timed, strict=strict)
+        self.quiet = quiet
+        self.strict = strict
         self.overhead_s = 0.0
         self.secret = random.Random(secrets.randbits(64))
         own = not signature.aliases and not signature.mutates
@@ -124,18 +135,33 @@ class ProcessPair:
         with self.silence():
             self.candidate.worker.freeze()
             try:
+                awake_s = self.reference.awake_s
                 self.overhead_s = statistics.median(
-                    self.reference.go([]) for _ in range(OVERHEAD_GOS)
+                    self.reference.go([], awake_s) for _ in range(OVERHEAD_GOS)
                 )
                 self.reference.solo = timed_alone(self.reference.solo, self.alone)
             finally:
                 self.candidate.worker.thaw()
 
+    @contextlib.contextmanager
+    def silence(self) -> Iterator[None]:
+        """A region in which nothing of ours runs but what is timed, and we keep off its core."""
+        core = self.reference.worker.core
+        aside = contextlib.nullcontext() if core is None else core.left_alone()
+        with self.quiet.timed(strict=self.strict), aside:
+            yield
+
     def alone(self) -> float:
         """Seconds per call of one batch."""
         self.reference.warm(self.plan.warm_sets)
         self.given.disclose(self.reference, 0, self.plan.sets)  # as cold as in the rounds
-        return self.net(self.reference.go(self.plan.timed)) / self.plan.sets
+        seconds = self.net(self.reference.go(self.plan.timed)) / self.plan.sets
+        return seconds / self.pace()
+
+    def pace(self) -> float:
+        """How slow the launching core is now; 1.0 where calls are too long to be bound by it."""
+        core = self.reference.worker.core
+        return 1.0 if core is None or self.signature.latency_s > SHORT_CALL_S else core.pace()
 
     def rounds(
         self, bounds: Sequence[Errors], over: Callable[[], bool] = lambda: False
@@ -143,8 +169,10 @@ class ProcessPair:
         """Timed rounds with the comparison of every output; which ones are single-set is secret.
 
         They end early once `over` says so, though not before the candidate was tested in every way.
+        A void batch is made up for at the end, as often as there are rounds.
         """
         kinds = self.schedule()
+        most = 2 * len(kinds)
         early = self.secret.randrange(min(MET_BY, len(kinds)))
         others = [number for number in range(len(kinds)) if number != early]
         restyled = {early, *self.secret.sample(others, min(RESTYLED_ROUNDS - 1, len(others)))}
@@ -155,7 +183,10 @@ class ProcessPair:
             following = 0 if self.last else self.count(single=kinds[number + 1])
             if number in restyled:
                 self.given.restyle()
-            yield self.round(single, bounds, following)
+            seen, case = self.round(single, bounds, following)
+            if seen.void and len(kinds) < most:
+                kinds.append(False)
+            yield seen, case
 
     def count(self, *, single: bool) -> int:
         """Input sets of a round."""
@@ -182,7 +213,7 @@ class ProcessPair:
         for side in (self.reference, self.candidate):
             side.poison("slots", 0, len(sets))
         self.candidate.poison("inputs", 0, len(sets))
-        times: dict[Subject, tuple[float, float]] = {}
+        turns: dict[Subject, Turn] = {}
         case = CaseObservation("timed rounds")
         order = [self.reference, self.candidate]
         self.secret.shuffle(order)
@@ -193,10 +224,9 @@ class ProcessPair:
         with self.silence():
             for side in order:
                 if side is self.candidate:
-                    seconds, collect, case = self.run_candidate(sets, single, case)
+                    turns[side], case = self.run_candidate(sets, single, case)
                 else:
-                    seconds, collect = self.run_reference(sets, single)
-                times[side] = (seconds, collect)
+                    turns[side] = self.run_reference(sets, single)
         if self.judged:
             # Frozen, so that no thread of it mends an output while outputs are compared.
             with self.frozen(), self.given.meanwhile_filled(following):
@@ -209,38 +239,36 @@ class ProcessPair:
         if self.keep is None:  # kept in an earlier round
             if self.ages and self.last:
                 self.candidate.idle.end()
-                self.candidate.warm(self.plan.warm_sets, long=True)
+                self.candidate.grow_old(self.plan.warm_sets)
                 self.candidate.idle.begin()
             case = replace(case, stale=not self.keepsake.intact())
         elif not single:
             self.keep = None
-        (reference_s, reference_collect), (candidate_s, candidate_collect) = (
-            times[self.reference],
-            times[self.candidate],
-        )
+        mine, its = turns[self.reference], turns[self.candidate]
         return (
             RoundObservation(
                 pair=self.number,
                 single=single,
                 calls=len(sets),
-                reference_s=reference_s,
-                candidate_s=candidate_s,
-                reference_collect_s=reference_collect,
-                candidate_collect_s=candidate_collect,
-                void=""
-                if single
-                else drift(
-                    reference_s / len(sets), self.reference.solo, self.reference.task.device
-                ),
+                reference_s=mine.seconds,
+                candidate_s=its.seconds,
+                reference_collect_s=mine.collect_s,
+                candidate_collect_s=its.collect_s,
+                void="" if single else self.why_void(mine, its, len(sets)),
             ),
             case,
         )
 
-    def run_reference(self, sets: list[int], single: bool) -> tuple[float, float]:
+    def why_void(self, mine: Turn, its: Turn, calls: int) -> str:
+        """Why a batch does not count; empty where it does."""
+        alone, device = self.reference.solo, self.reference.task.device
+        return drift(mine.seconds / calls / mine.pace, alone, device) or uneven(mine.pace, its.pace)
+
+    def run_reference(self, sets: list[int], single: bool) -> Turn:
         """The reference's turn, with the candidate's whole process tree stopped."""
         self.candidate.idle.end()
         self.candidate.worker.freeze()
-        spent, collect = list[float](), 0.0
+        spent, collect, pace = list[float](), 0.0, 1.0
         try:
             self.ready(self.reference)
             for batch in goes(sets, single):
@@ -248,6 +276,8 @@ class ProcessPair:
                 # What the candidate's outputs wait for, the reference's wait for too: a pause
                 # between "done" and collect makes collect slower.
                 self.reference.worker.freeze()
+                if not single:
+                    pace = self.pace()
                 self.given.unchanged(*span(batch))
                 self.reference.poison("slots", *span(batch))
                 self.synchronize()
@@ -257,20 +287,22 @@ class ProcessPair:
         finally:
             self.candidate.worker.thaw()
             self.candidate.idle.begin()
-        return together(spent), collect
+        return Turn(together(spent), collect, pace)
 
     def run_candidate(
         self, sets: list[int], single: bool, case: CaseObservation
-    ) -> tuple[float, float, CaseObservation]:
+    ) -> tuple[Turn, CaseObservation]:
         """The candidate's turn: its inputs are checked and poisoned before it hands outputs over,
         and a lone call's output is out of its reach before the next set is disclosed.
         """
         self.ready(self.candidate)
-        spent, collect = list[float](), 0.0
+        spent, collect, pace = list[float](), 0.0, 1.0
         for batch in goes(sets, single):
             spent.append(self.timed(self.candidate, batch, single))
             mutated = False
             with self.frozen():  # so that nothing goes on unpaid while inputs are compared
+                if not single:
+                    pace = self.pace()
                 if not self.signature.mutates:
                     mutated = not self.given.unchanged(*span(batch))
                     if not self.signature.aliases:
@@ -293,12 +325,12 @@ class ProcessPair:
                     self.handed_over.take(batch[0])
                     self.synchronize()
         self.candidate.idle.begin()
-        return together(spent), collect, case
+        return Turn(together(spent), collect, pace), case
 
     def timed(self, side: Subject, sets: list[int], single: bool) -> float:
         """Seconds of a batch without the harness's round trip, or of a lone call with it."""
         if single:
-            self.rouse(side)
+            side.rouse(self.plan.warm_sets[0])
         self.given.disclose(side, *span(sets))
         seconds = side.go(sets)
         return seconds if single else self.net(seconds)
@@ -317,7 +349,7 @@ class ProcessPair:
         side.idle.end()
         side.warm(self.plan.warm_sets)
         if self.signature.moves_state:
-            side.request("restate", self.config.run_timeout_s)
+            side.restate(side.awake_s)
         self.synchronize()
 
     def net(self, seconds: float) -> float:
@@ -325,12 +357,6 @@ class ProcessPair:
         busy machine a trip can outlast a short batch, whose speed is then unknown, not infinite.
         """
         return max(seconds - self.overhead_s, seconds / 2)
-
-    def rouse(self, side: Subject) -> None:
-        """One call on a warm-up set, results kept, so that a single call does not pay for cold
-        code.
-        """
-        side.request("rouse", self.config.run_timeout_s, set=self.plan.warm_sets[0])
 
 
 def goes(sets: list[int], single: bool) -> list[list[int]]:

@@ -175,7 +175,7 @@ class _CaseMaker:
     def make(self, name: str, scale: float) -> Case | None:
         """The case, or None where truth or reference leaves the finite range."""
         subject, limit = self.subject, self.config.run_timeout_s
-        subject.request("restate", limit)
+        subject.restate()
         subject.request("fill", limit, sets=[0], seed=secrets.randbits(60), scale=scale)
         return self.judged(name, scale)
 
@@ -189,7 +189,7 @@ class _CaseMaker:
         found = []
         for name in able:
             for _ in range(CHANGES_TRIED):
-                self.subject.request("restate", self.config.run_timeout_s)
+                self.subject.restate()
                 self.subject.set_bytes("inputs", 0).copy_(given.inputs)
                 views = [self.subject.leaf("inputs", 0, i) for i in floating]
                 case = None

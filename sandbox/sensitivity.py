@@ -34,7 +34,7 @@ class Variation:
         subject.attach_all(pool.signature, 1, 1)
         subject.set_bytes("inputs", 0).copy_(self.case.inputs)
         subject.arenas["state"].bytes.copy_(pool.state)
-        subject.request("restate", config.run_timeout_s)
+        subject.restate()
 
     def outputs(self, leaf: Leaf | None) -> list[torch.Tensor] | None:
         """Copies of the outputs with this leaf changed (None: nothing, under another RNG state);

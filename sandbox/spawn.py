@@ -17,6 +17,7 @@ from pathlib import Path
 from sandbox import cores, processes
 from sandbox.channel import Channel, ChannelClosed, ChannelProtocol, ChannelTimeout
 from sandbox.cleanup import on_failure
+from sandbox.cores import LaunchingCore
 from sandbox.errors import SandboxFault
 from sandbox.handle import START_TIMEOUT_S, Worker, furnish
 from sandbox.logs import Log
@@ -42,10 +43,11 @@ class Zygote:
         self.device = device
         self.device_index = device_index
         self.threads = min(len(os.sched_getaffinity(0)), 32)
-        self.launching_core: int | None = None
+        self.launching_core: LaunchingCore | None = None
         """Where timed workers launch from; None on the CPU."""
-        if device == "cuda":
-            self.launching_core = cores.launching_core(visible_device(device_index))
+        core = cores.launching_core(visible_device(device_index)) if device == "cuda" else None
+        if core is not None:
+            self.launching_core = LaunchingCore(core)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Channel | None = None

@@ -21,6 +21,8 @@ from sandbox.types import EvalConfig, Task
 SLOWLY_FREED_BYTES = 1 << 30
 """The driver took 0.2 s after a worker's end to give 18 GB back (H200); what is planned or started
 meanwhile would lack them."""
+AWAKE_S = 0.05
+"""Longer than there is between two requests of a timed region; whoever waits longer may sleep."""
 POISON = -1
 """Eight bytes 0xFF, written over output slots and used inputs: NaN in every float type, -1 in every
 integer."""
@@ -182,14 +184,36 @@ class Subject:
         if self.arenas and self.task.device == "cuda":
             torch.cuda.current_stream().synchronize()
 
-    def warm(self, sets: list[int], *, long: bool = False) -> None:
-        self.request("warm", self.config.run_timeout_s, sets=sets, long=long)
+    @property
+    def awake_s(self) -> float:
+        """Seconds to wait awake for what is timed: only where that takes no core from the work."""
+        return 0.0 if self.worker.core is None else AWAKE_S
 
-    def go(self, sets: list[int]) -> float:
-        """Seconds from "go" to "done" by the supervisor's clock."""
+    def warm(self, sets: list[int]) -> None:
+        """Warm up for the "go" that follows."""
+        self.request("warm", self.config.run_timeout_s, sets=sets, awake_s=self.awake_s)
+
+    def rouse(self, index: int) -> None:
+        """One more call, so that the lone one that follows does not pay for cold code."""
+        self.request("rouse", self.config.run_timeout_s, set=index, awake_s=self.awake_s)
+
+    def restate(self, awake_s: float = 0.0) -> None:
+        """Give the model the state arena's parameters and buffers; `awake_s` as in `go`."""
+        self.request("restate", self.config.run_timeout_s, awake_s=awake_s)
+
+    def grow_old(self, sets: list[int]) -> None:
+        """Many more calls, of which nothing is kept."""
+        self.request("warm", self.config.run_timeout_s, sets=sets, long=True)
+
+    def go(self, sets: list[int], awake_s: float = 0.0) -> float:
+        """Seconds from "go" to "done" by the supervisor's clock.
+
+        `awake_s`: for so long the worker will wait awake, since something is timed next.
+        """
+        limit_s = self.config.run_timeout_s
         start = time.perf_counter()
-        self.worker.send("go", stage=self.stage, sets=sets)
-        self.worker.reply(stage=self.stage, timeout_s=self.config.run_timeout_s)
+        self.worker.send("go", stage=self.stage, sets=sets, awake_s=awake_s)
+        self.worker.reply(stage=self.stage, timeout_s=limit_s, awake_s=self.awake_s)
         return time.perf_counter() - start
 
     def collect(

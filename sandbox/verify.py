@@ -48,7 +48,7 @@ def profiled(subject: Subject, pool: Pool, synchronize: Any) -> dict[str, Any]:
     subject.set_bytes("inputs", 0).copy_(pool.cases[0].inputs)
     subject.arenas["state"].bytes.copy_(pool.state)
     synchronize()
-    subject.request("restate", subject.config.run_timeout_s)
+    subject.restate()
     return subject.request("profile", subject.config.run_timeout_s, set=0)
 
 
@@ -81,7 +81,7 @@ class _Checker:
     ) -> list[tuple[int, CaseObservation]]:
         """Calls the batch, then `repeats` of it again: the last result of a case is compared."""
         subject, signature = self.subject, self.pool.signature
-        subject.request("restate", subject.config.run_timeout_s)
+        subject.restate()
         subject.warm([])
         calls = [*batch, *repeats]
         subject.go(calls)

@@ -28,9 +28,10 @@ ROLES: dict[str, type[Session]] = {
 def serve(channel: Channel, role: str, scratch: Path) -> None:
     """Run until end of file on the channel; never returns to the zygote's code."""
     session = ROLES[role](scratch)
+    request: dict[str, Any] = {}
     try:
         while True:
-            request = channel.receive()
+            request = channel.receive(awake_s=request.get("awake_s", 0.0))
             channel.send(answer(session, request, channel.take_fds()))
     except ChannelClosed:
         os._exit(0)

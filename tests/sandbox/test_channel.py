@@ -147,3 +147,22 @@ def test_descriptors_for_an_end_that_takes_none_are_dropped(ends: Pair) -> None:
 def test_a_peer_that_never_reads_does_not_block_us_for_ever(ends: Pair) -> None:
     with pytest.raises(ChannelClosed):
         ends[0].send("x" * (FRAME_LIMIT - 100))
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.2])
+def test_who_waits_awake_gets_what_comes_meanwhile_or_later(ends: Pair, after_s: float) -> None:
+    ours, theirs = ends
+    sender = threading.Timer(after_s, lambda: theirs.send("late"))
+    sender.start()
+    used = time.thread_time()
+    try:
+        assert ours.receive(10, awake_s=0.1) == "late"
+    finally:
+        sender.join()
+    if after_s:
+        assert time.thread_time() - used > 0.01, "it slept all the while"
+
+
+def test_waiting_awake_is_no_reason_to_wait_for_ever(ends: Pair) -> None:
+    with pytest.raises(ChannelTimeout):
+        ends[0].receive(0.02, awake_s=0.01)

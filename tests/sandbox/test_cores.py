@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -49,3 +50,30 @@ def test_a_process_is_confined_and_its_first_thread_placed(allowed: list[int]) -
     finally:
         child.kill()
         child.wait()
+
+
+def test_the_pace_of_a_core_that_is_shared_is_told(allowed: list[int]) -> None:
+    core = cores.LaunchingCore(allowed[-1])
+    alone = min(core.pace() for _ in range(20))
+    spin = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        os.sched_setaffinity(spin.pid, {allowed[-1]})
+        deadline = time.monotonic() + 20
+        shared = 0.0
+        while shared < 2 * alone and time.monotonic() < deadline:
+            shared = max(shared, core.pace())
+    finally:
+        spin.kill()
+        spin.wait()
+    assert 1.0 <= alone < 1.5
+    assert shared >= 2 * alone
+    assert os.sched_getaffinity(0) == set(allowed)
+
+
+def test_who_times_keeps_off_the_core_that_launches(allowed: list[int]) -> None:
+    core = cores.LaunchingCore(allowed[-1])
+    with core.left_alone():
+        assert os.sched_getaffinity(0) == (set(allowed[:-1]) or set(allowed))
+        core.pace()
+        assert os.sched_getaffinity(0) == (set(allowed[:-1]) or set(allowed))
+    assert os.sched_getaffinity(0) == set(allowed)

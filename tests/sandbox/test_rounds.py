@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from sandbox.evaluator import LocalEvaluator
 from sandbox.pair import MET_BY, ProcessPair, together
+from sandbox.statistics import full_rounds
 from sandbox.types import Candidate, Language, Status
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, forward, task_of
+
+
+class UnevenCore:
+    """Paces that the supervisor reads of the core that launches: by turns, in pairs, so often as
+    `uneven` says, and then always the same.
+    """
+
+    def __init__(self, uneven: float = math.inf) -> None:
+        self.number = max(os.sched_getaffinity(0))
+        self.left = uneven
+        self.read = 0
+
+    def pace(self) -> float:
+        self.read += 1
+        self.left -= 1
+        return 1.0 + 0.4 * (self.read % 2) if self.left >= 0 else 1.0
+
+    @contextlib.contextmanager
+    def left_alone(self) -> Iterator[None]:
+        yield
+
 
 SLOW = "__import__('time').sleep(0.003)"
 SEARCH = replace(FAST, search_pairs=1, rounds=8)
@@ -64,3 +90,43 @@ def test_a_hopeless_candidate_is_timed_in_fewer_rounds(evaluator: LocalEvaluator
     assert found.timing is not None
     assert len(found.timing.pairs) == 1
     assert found.timing.pairs[0].rounds < 9
+
+
+@pytest.fixture
+def launching_on(evaluator: LocalEvaluator) -> Iterator[Callable[[UnevenCore], None]]:
+    """As on a GPU's host: workers launch from one core, whose pace is read."""
+    zygote = evaluator._stand.zygote
+
+    def place(core: UnevenCore) -> None:
+        zygote.launching_core = core  # type: ignore[assignment]
+
+    yield place
+    zygote.launching_core = None
+
+
+def test_batches_that_one_side_launched_from_a_slower_core_are_made_up_for(
+    evaluator: LocalEvaluator, launching_on: Callable[[UnevenCore], None]
+) -> None:
+    task, config = task_of(SCALE), replace(FAST, rounds=6)
+    evaluator.prepare(task, config)
+    launching_on(UnevenCore(14))
+    same = Candidate(task.id, Language.TORCH, forward("", "return y"))
+    found = evaluator.evaluate(task, same, config)
+    assert found.status is Status.PASSED, found.detail
+    assert found.timing is not None
+    assert found.timing.pairs[0].voided > 0
+    assert all(pair.rounds >= full_rounds(config) for pair in found.timing.pairs)
+
+
+def test_a_core_that_never_serves_both_sides_alike_gives_no_figure(
+    evaluator: LocalEvaluator, launching_on: Callable[[UnevenCore], None]
+) -> None:
+    task = task_of(SCALE)
+    evaluator.prepare(task, FAST)
+    core = UnevenCore()
+    launching_on(core)
+    same = Candidate(task.id, Language.TORCH, forward("", "return y"))
+    found = evaluator.evaluate(task, same, FAST)
+    assert found.status is Status.SANDBOX_ERROR, found.detail
+    assert "launching core" in found.detail
+    assert core.read < 200

@@ -24,6 +24,7 @@ class Worker:
     """Notes what it is asked."""
 
     pid = 1
+    core = None
 
     def __init__(self, seen: list[str]) -> None:
         self.seen = seen
