@@ -19,7 +19,6 @@ from sandbox import copying
 from sandbox.cache import LIMITS, Shelf, read_json, write_json
 from sandbox.cleanup import on_failure
 from sandbox.errors import SandboxFault
-from sandbox.gpu_state import undisturbed
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import reference_failed
 from sandbox.judge import MEMORY_TYPES
@@ -277,7 +276,7 @@ class Baselines:
             judged=False,
         )
         self.stand.settle()
-        with undisturbed(self.stand.gpu):
+        with self.stand.undisturbed():
             pair.start(COMPILE_TIMEOUT_S)
             return [seen for seen, _ in pair.rounds(bounds)]
 

@@ -4,26 +4,38 @@ A call of a few microseconds is bound by the thread that launches it. Left to th
 sides of a pair sat on cores of unequal speed for the whole pair: sixteen-microsecond calls of equal
 code differed by up to 2.3 times (H200, 16 virtual cores). Both sides' launching threads take turns
 on one core, and no other worker runs there. What shares it unseen, on the other side of a
-hypervisor, shows in its pace: by turns, such calls took 8 us and 11.5 us.
+hypervisor, shows in its pace: by turns, such calls took 8 us and 11.5 us. And a core that halts is
+slow to wake, and may wake beside another neighbour: it is kept awake while a pair is timed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import os
 import statistics
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 LEAST_CORES = 4
 """Fewer are all needed for work."""
-WORK = bytes(16 << 10)
-"""Hashed to see how fast a core is: about 10 us, in its first cache."""
 LOOKS = 7
+CALLS = 8
+"""Of a tiny operator, in one look: some 10 us of the same code that the launches run through. The
+pace of pure arithmetic hardly told (6 % where launches took 1.4 times as long)."""
+SPIN = """
+import os, sys
+parent = int(sys.argv[1])
+while os.getppid() == parent:
+    for _ in range(10000):
+        pass
+"""
 
 
 class LaunchingCore:
@@ -38,11 +50,12 @@ class LaunchingCore:
 
         The calling thread does some itself, which nothing that is timed may do meanwhile.
         """
-        spent = []
+        spent, tiny = [], torch.zeros(8)
         with _confined({self.number}):
             for _ in range(LOOKS):
                 start = time.perf_counter()
-                hashlib.sha256(WORK).digest()
+                for _ in range(CALLS):
+                    torch.relu(tiny)
                 spent.append(time.perf_counter() - start)
         self._quickest_s = min(self._quickest_s, *spent)
         return statistics.median(spent) / self._quickest_s
@@ -53,6 +66,19 @@ class LaunchingCore:
         others = os.sched_getaffinity(0) - {self.number}
         with _confined(others) if others else contextlib.nullcontext():
             yield
+
+    @contextlib.contextmanager
+    def kept_awake(self) -> Iterator[None]:
+        """A process that steps aside for any other keeps it from halting."""
+        command = [sys.executable, "-I", "-S", "-c", SPIN, str(os.getpid())]
+        spinner = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        try:
+            os.sched_setscheduler(spinner.pid, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setaffinity(spinner.pid, {self.number})
+            yield
+        finally:
+            spinner.kill()
+            spinner.wait()
 
 
 @contextlib.contextmanager

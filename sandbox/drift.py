@@ -17,7 +17,7 @@ shared CPU is that noisy by itself."""
 
 SHORT_CALL_S = 50e-6
 """Up to here a call may be bound by the core that launches it."""
-UNEVEN = 1.1
+UNEVEN = 1.15
 """Ratio of that core's paces on the two sides."""
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from sandbox import copying, layers, merging
 from sandbox.build import Builder
 from sandbox.device import DeviceFacts, free_bytes
-from sandbox.gpu_state import undisturbed
 from sandbox.handle import WorkerFailed
 from sandbox.judge import MEMORY_TYPES, judge_case
 from sandbox.observation import (
@@ -310,7 +309,7 @@ class Run:
         *,
         new_weights: bool,
     ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
-        with room_beside(subject, self.facts.memory_bytes), undisturbed(self.stand.gpu):
+        with room_beside(subject, self.facts.memory_bytes), self.stand.undisturbed():
             with self.stage("warm"):
                 subject.stage = "time"
                 self.make_room(reference)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from sandbox.cleanup import on_failure
-from sandbox.gpu_state import GpuWatch
+from sandbox.gpu_state import GpuWatch, undisturbed
 from sandbox.handle import WorkerFailed
 from sandbox.observation import Failure, FailureKind
 from sandbox.quiet import Quiet
@@ -53,6 +54,16 @@ class Stand:
         """A thread's current GPU is its own, and the first one until it says so."""
         if self.zygote.device == "cuda":
             torch.cuda.set_device(self.zygote.device_index)
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Around a pair: raises SandboxFault where the GPU was disturbed meanwhile, and keeps the
+        core awake that launches.
+        """
+        core = self.zygote.launching_core
+        awake = contextlib.nullcontext() if core is None else core.kept_awake()
+        with undisturbed(self.gpu), awake:
+            yield
 
     def retire(self, subject: Subject) -> Future[None]:
         """Close a subject in the background, though not while a figure to be reported is timed: the

@@ -22,6 +22,8 @@ from sandbox.worker.session import Request, Session
 PIECE_ELEMENTS = 1 << 26
 FILLS = 8
 FILLS_S = 0.1
+QUICK_FILL_S, MANY_FILLS = 1e-3, 16
+"""Quick ones are timed as they come, many in a row: waiting for one took longer than making it."""
 """How many input sets are made, and for how long, to know what one costs."""
 
 
@@ -58,7 +60,8 @@ class ReferenceSession(Session):
             randomise(self.model, request["state_seed"])
         self.state_tensors = [tensor for _, tensor in models.state_of(self.model)]
         self.call = wrapped(self.model, request.get("wrap"))
-        inputs = self.make_inputs(request["seed"], 1.0)
+        models.seed_all(request["seed"])
+        inputs = self.make_inputs()
         tree, tensors = trees.flatten(inputs, torch.is_tensor)
         return {
             "inputs": {"tree": tree, "leaves": [memory.describe(t).to_json() for t in tensors]},
@@ -73,7 +76,8 @@ class ReferenceSession(Session):
         """Run the model twice on equal inputs under different RNG states: outputs, side effects,
         latency.
         """
-        inputs = self.make_inputs(request["seed"], 1.0)
+        models.seed_all(request["seed"])
+        inputs = self.make_inputs()
         _, tensors = trees.flatten(inputs, torch.is_tensor)
         before = [t.clone() for t in tensors]
         own = [tensor for _, tensor in models.state_of(self.model)]
@@ -109,7 +113,8 @@ class ReferenceSession(Session):
 
     def do_call(self, request: Request, fds: list[int]) -> Request:
         """Call the model as it was opened, a baseline's first call compiling it."""
-        self.call(*self.make_inputs(request["seed"], 1.0))
+        models.seed_all(request["seed"])
+        self.call(*self.make_inputs())
         self.synchronize()
         return {}
 
@@ -120,11 +125,12 @@ class ReferenceSession(Session):
         return {}
 
     def do_fill(self, request: Request, fds: list[int]) -> Request:
-        """Fill input sets with fresh values: `get_inputs` under the supervisor's secret seed,
-        scaled.
+        """Fill input sets with fresh values, scaled: one `get_inputs` after the other under the
+        supervisor's secret seed.
         """
+        models.seed_all(request["seed"])
         for index in request["sets"]:
-            inputs = self.make_inputs(request["seed"] + index, request["scale"])
+            inputs = self.make_inputs(request["scale"])
             tree, tensors = trees.flatten(inputs, torch.is_tensor)
             if tree != self.input_tree:
                 raise models.ContractError("get_inputs() returns another structure each time")
@@ -165,7 +171,8 @@ class ReferenceSession(Session):
 
     def replace(self, inputs: list[torch.Tensor], index: int, seed: int) -> bool:
         """One input by the one of a fresh set; where all sets hold the same, by a shaken one."""
-        _, fresh = trees.flatten(self.make_inputs(seed, 1.0), torch.is_tensor)
+        models.seed_all(seed)
+        _, fresh = trees.flatten(self.make_inputs(), torch.is_tensor)
         if same(inputs[index], fresh[index]):
             return shake(inputs[index])
         inputs[index] = fresh[index]
@@ -226,8 +233,8 @@ class ReferenceSession(Session):
             for leaf in range(len(self.inputs.leaves))
         ]
 
-    def make_inputs(self, seed: int, scale: float) -> list[Any]:
-        models.seed_all(seed)
+    def make_inputs(self, scale: float = 1.0) -> list[Any]:
+        """The next ones of the generators, as they were seeded."""
         with torch.device(self.device):
             inputs = models.cast(list(self.module.get_inputs()), self.device, self.dtype)
         if scale != 1.0:
@@ -240,14 +247,20 @@ class ReferenceSession(Session):
         """Seconds to make one input set, best of a few: a mean of three once told seven
         milliseconds for a fifth of one (H200), and batches of four calls were planned.
         """
-        self.make_inputs(seed, 1.0)
+        models.seed_all(seed)
+        self.make_inputs()
         self.synchronize()
         seconds: list[float] = []
-        while not seconds or (len(seconds) < FILLS and sum(seconds) < FILLS_S):
+        spent, count = 0.0, 1
+        while not seconds or (len(seconds) < FILLS and spent < FILLS_S):
             start = time.perf_counter()
-            self.make_inputs(seed + len(seconds), 1.0)
+            for _ in range(count):
+                self.make_inputs()
             self.synchronize()
-            seconds.append(time.perf_counter() - start)
+            took = time.perf_counter() - start
+            seconds.append(took / count)
+            spent += took
+            count = MANY_FILLS if seconds[-1] < QUICK_FILL_S else 1
         return min(seconds)
 
     def latency(self, inputs: list[Any]) -> float:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,40 @@ def test_who_times_keeps_off_the_core_that_launches(allowed: list[int]) -> None:
         core.pace()
         assert os.sched_getaffinity(0) == (set(allowed[:-1]) or set(allowed))
     assert os.sched_getaffinity(0) == set(allowed)
+
+
+KEEPER = """
+import time
+from sandbox.cores import LaunchingCore
+with LaunchingCore({core}).kept_awake():
+    print("awake", flush=True)
+    time.sleep(60)
+"""
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(x) for x in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_what_keeps_a_core_awake_steps_aside_and_ends_with_the_block(allowed: list[int]) -> None:
+    before = set(children_of(os.getpid()))
+    with cores.LaunchingCore(allowed[-1]).kept_awake():
+        (spinner,) = set(children_of(os.getpid())) - before
+        assert os.sched_getscheduler(spinner) == os.SCHED_IDLE
+        assert os.sched_getaffinity(spinner) == {allowed[-1]}
+    assert set(children_of(os.getpid())) == before
+
+
+def test_what_keeps_a_core_awake_ends_with_a_supervisor_that_is_killed(allowed: list[int]) -> None:
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", KEEPER.format(core=allowed[-1])], stdout=subprocess.PIPE
+    )
+    assert keeper.stdout is not None
+    keeper.stdout.readline()
+    (spinner,) = children_of(keeper.pid)
+    keeper.kill()
+    keeper.wait()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{spinner}").exists():
+        assert time.monotonic() < deadline, "it spins on"
+        time.sleep(0.01)

@@ -37,6 +37,8 @@ class UnevenCore:
     def left_alone(self) -> Iterator[None]:
         yield
 
+    kept_awake = left_alone
+
 
 SLOW = "__import__('time').sleep(0.003)"
 SEARCH = replace(FAST, search_pairs=1, rounds=8)
