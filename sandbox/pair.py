@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sandbox.differences import differences
-from sandbox.drift import SHORT_CALL_S, drift, timed_alone, uneven
+from sandbox.drift import SHORT_CALL_S, Alone, drift, timed_alone, uneven
 from sandbox.given import Given
 from sandbox.keepsake import HandedOver, Keepsake
 from sandbox.observation import CaseObservation, Errors, RoundObservation
@@ -151,12 +151,12 @@ class ProcessPair:
         with self.quiet.timed(strict=self.strict), aside:
             yield
 
-    def alone(self) -> float:
-        """Seconds per call of one batch."""
+    def alone(self) -> Alone:
+        """One batch of the reference, with the candidate stopped."""
         self.reference.warm(self.plan.warm_sets)
         self.given.disclose(self.reference, 0, self.plan.sets)  # as cold as in the rounds
         seconds = self.net(self.reference.go(self.plan.timed)) / self.plan.sets
-        return seconds / self.pace()
+        return Alone(seconds, self.pace())
 
     def pace(self) -> float:
         """How slow the launching core is now; 1.0 where calls are too long to be bound by it."""
@@ -262,7 +262,8 @@ class ProcessPair:
     def why_void(self, mine: Turn, its: Turn, calls: int) -> str:
         """Why a batch does not count; empty where it does."""
         alone, device = self.reference.solo, self.reference.task.device
-        return drift(mine.seconds / calls / mine.pace, alone, device) or uneven(mine.pace, its.pace)
+        drifted = drift(mine.seconds / calls, mine.pace, alone, device)
+        return drifted or uneven(mine.pace, its.pace)
 
     def run_reference(self, sets: list[int], single: bool) -> Turn:
         """The reference's turn, with the candidate's whole process tree stopped."""

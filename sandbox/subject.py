@@ -12,6 +12,7 @@ import torch
 
 from sandbox import memory, processes, tree
 from sandbox.claims import runtime_claim
+from sandbox.drift import Alone
 from sandbox.handle import Worker
 from sandbox.memory import Arena
 from sandbox.observation import RuntimeClaim, TreeFacts
@@ -84,9 +85,9 @@ class Subject:
         self.layouts: dict[str, Layout] = {}
         self.idle = tree.IdleClock(worker.pid)
         self.threads_before = 0
-        self.solo: tuple[float, ...] = ()
-        """Seconds per call of the last batches run alone, newest last; a warm reference keeps them
-        while its arenas stay."""
+        self.solo: tuple[Alone, ...] = ()
+        """The last batches run alone, newest last; a warm reference keeps them while its arenas
+        stay."""
         self._mapped: dict[str, int] = {}
         """Bytes by arena that the worker maps, some of them perhaps detached on our side."""
 

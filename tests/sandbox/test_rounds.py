@@ -31,7 +31,7 @@ class UnevenCore:
     def pace(self) -> float:
         self.read += 1
         self.left -= 1
-        return 1.0 + 0.4 * (self.read % 2) if self.left >= 0 else 1.0
+        return 1.0 + 0.9 * (self.read % 2) if self.left >= 0 else 1.0
 
     @contextlib.contextmanager
     def left_alone(self) -> Iterator[None]:
