@@ -11,6 +11,7 @@ import copy
 import hashlib
 import importlib.util
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -26,6 +27,10 @@ from sandbox.worker.faster import Hurry
 
 ARTIFACTS = "artifacts"
 """Folder under a worker's scratch folder; one numbered folder per call."""
+
+
+STEP = re.compile(r"\[\d+/\d+\] ")
+"""How ninja begins a command."""
 
 
 class BuildFailed(Exception):
@@ -126,7 +131,20 @@ def _call(
     try:
         return original(*arguments, **{**options, "build_directory": str(target)})
     except RuntimeError as error:
-        raise BuildFailed(str(error)) from error
+        raise BuildFailed(without_commands(str(error))) from error
+
+
+def without_commands(printed: str) -> str:
+    """What ninja printed, without its own lines and the compilers' command lines: one of these can
+    be longer than what a worker may say.
+    """
+    kept, failed = [], False
+    for line in printed.splitlines():
+        mine = STEP.match(line) or line.startswith(("FAILED: ", "ninja: "))
+        if not mine and not failed:  # the line after FAILED is the command once more
+            kept.append(line)
+        failed = line.startswith("FAILED: ")
+    return "\n".join(kept)
 
 
 def _load(name: str, library: Path, python_module: bool) -> Any:

@@ -49,6 +49,8 @@ def test_an_error_is_remembered_with_the_compilers_words(builder: Builder) -> No
         found = builder.build(candidate(INLINE.format(value="nonsense")), FAST)
         assert found.failure is not None
         assert "BuildFailed" in found.failure.types
+        assert "nonsense" in found.failure.message
+        assert "-DTORCH_EXTENSION_NAME" not in found.failure.message
         assert "nonsense" in found.log
         assert found.cached is cached
 
