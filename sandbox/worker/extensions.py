@@ -29,8 +29,8 @@ ARTIFACTS = "artifacts"
 """Folder under a worker's scratch folder; one numbered folder per call."""
 
 
-STEP = re.compile(r"\[\d+/\d+\] ")
-"""How ninja begins a command."""
+STEP = re.compile(r"(^|(?<=: ))\[\d+/\d+\] .*")
+"""A command that ninja ran; of the first one torch says that it failed, on the same line."""
 
 
 class BuildFailed(Exception):
@@ -140,9 +140,10 @@ def without_commands(printed: str) -> str:
     """
     kept, failed = [], False
     for line in printed.splitlines():
-        mine = STEP.match(line) or line.startswith(("FAILED: ", "ninja: "))
-        if not mine and not failed:  # the line after FAILED is the command once more
-            kept.append(line)
+        words = STEP.sub("", line)
+        ninjas = not words or words.startswith(("FAILED: ", "ninja: "))
+        if not ninjas and not failed:  # the line after FAILED is the command once more
+            kept.append(words)
         failed = line.startswith("FAILED: ")
     return "\n".join(kept)
 

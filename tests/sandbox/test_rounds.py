@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from sandbox.drift import DRIFT
 from sandbox.evaluator import LocalEvaluator
 from sandbox.pair import MET_BY, ProcessPair, together
 from sandbox.statistics import full_rounds
@@ -95,8 +96,11 @@ def test_a_hopeless_candidate_is_timed_in_fewer_rounds(evaluator: LocalEvaluator
 
 
 @pytest.fixture
-def launching_on(evaluator: LocalEvaluator) -> Iterator[Callable[[UnevenCore], None]]:
-    """As on a GPU's host: workers launch from one core, whose pace is read."""
+def launching_on(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[UnevenCore], None]]:
+    """As on a GPU's host: workers launch from one core, whose pace is read; nothing else voids."""
+    monkeypatch.setitem(DRIFT, "cpu", math.inf)
     zygote = evaluator._stand.zygote
 
     def place(core: UnevenCore) -> None:
