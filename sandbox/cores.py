@@ -11,6 +11,7 @@ slow to wake, and may wake beside another neighbour: it is kept awake while a pa
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import statistics
@@ -22,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 LEAST_CORES = 4
 """Fewer are all needed for work."""
@@ -71,10 +74,15 @@ class LaunchingCore:
     def kept_awake(self) -> Iterator[None]:
         """A process that steps aside for any other keeps it from halting."""
         command = [sys.executable, "-I", "-S", "-c", SPIN, str(os.getpid())]
-        spinner = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        # In a session of its own, where an interrupt from the terminal does not reach it.
+        spinner = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
-            os.sched_setscheduler(spinner.pid, os.SCHED_IDLE, os.sched_param(0))
-            os.sched_setaffinity(spinner.pid, {self.number})
+            try:
+                os.sched_setscheduler(spinner.pid, os.SCHED_IDLE, os.sched_param(0))
+                os.sched_setaffinity(spinner.pid, {self.number})
+            except OSError as error:  # a container may refuse it: short calls are noisier then
+                logger.info("the launching core is not kept awake: %s", error)
+                spinner.kill()
             yield
         finally:
             spinner.kill()

@@ -115,3 +115,20 @@ def test_what_keeps_a_core_awake_ends_with_a_supervisor_that_is_killed(allowed: 
     while Path(f"/proc/{spinner}").exists():
         assert time.monotonic() < deadline, "it spins on"
         time.sleep(0.01)
+
+
+def test_where_stepping_aside_is_refused_nothing_spins(
+    allowed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError("not here")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refused)
+    before = set(children_of(os.getpid()))
+    with cores.LaunchingCore(allowed[-1]).kept_awake():
+        (spinner,) = set(children_of(os.getpid())) - before
+        deadline = time.monotonic() + 20
+        while processes.count_processes(spinner):
+            assert time.monotonic() < deadline, "it spins at everybody's expense"
+            time.sleep(0.01)
+    assert set(children_of(os.getpid())) == before
