@@ -303,7 +303,13 @@ class Baselines:
     def keep_compiled(self, subject: Subject, kept: Path) -> None:
         """Inductor's results and precompiled headers, for the next pairs and the next tasks."""
         try:
-            copying.copy_folder(subject.worker.scratch, INDUCTOR_CACHE, kept, INDUCTOR_LIMIT_BYTES)
+            copying.copy_folder(
+                subject.worker.scratch,
+                INDUCTOR_CACHE,
+                kept,
+                INDUCTOR_LIMIT_BYTES,
+                named_by_content=True,
+            )
             for folder in (kept, kept.parent):  # within this environment, and over all
                 Shelf(folder, LIMITS["inductor"]).trim()
         except (OSError, ValueError) as error:

@@ -49,9 +49,12 @@ def read_regular(folder: int, name: str, limit_bytes: int) -> bytes:
         return found
 
 
-def copy_folder(root: Path, place: str, target: Path, limit_bytes: int) -> None:
+def copy_folder(
+    root: Path, place: str, target: Path, limit_bytes: int, *, named_by_content: bool = False
+) -> None:
     """Copy the regular files of `root/place` to `target`; links and other things are left out.
 
+    `named_by_content`: one of the same name and size is there already, and is not copied again.
     Raises ValueError beyond `limit_bytes` or MAX_FILES, OSError where there is no such folder.
     """
     count = 0
@@ -62,7 +65,11 @@ def copy_folder(root: Path, place: str, target: Path, limit_bytes: int) -> None:
                 count += 1
                 if count > MAX_FILES:
                     raise ValueError(f"more than {MAX_FILES} files")
-                if not stat.S_ISREG(os.lstat(name, dir_fd=inner).st_mode):
+                seen = os.lstat(name, dir_fd=inner)
+                if not stat.S_ISREG(seen.st_mode):
+                    continue
+                if named_by_content and size_of(target / path / name) == seen.st_size:
+                    os.utime(target / path)  # it is in use, like one that was copied
                     continue
                 found = read_regular(inner, name, limit_bytes)
                 limit_bytes -= len(found)
@@ -70,3 +77,11 @@ def copy_folder(root: Path, place: str, target: Path, limit_bytes: int) -> None:
                 temporary = temporary_of(target / path / name)
                 temporary.write_bytes(found)
                 temporary.replace(target / path / name)
+
+
+def size_of(path: Path) -> int | None:
+    """In bytes; None where there is no such file."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
