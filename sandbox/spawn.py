@@ -209,9 +209,10 @@ def zygote_environment(device: str, index: int, threads: int) -> dict[str, str]:
         # otherwise run on into the other side's turn on the same cores.
         "GOMP_SPINCOUNT": "10000",
         # Freed memory stays with the process, on both sides: glibc would return a batch's outputs
-        # to
-        # the system and fault every page in again, at moments of its own choosing.
-        "MALLOC_MMAP_MAX_": "0",
+        # to the system and fault every page in again, at moments of its own choosing. Not above the
+        # most that it ever keeps: a large workspace that a small block settles in grows the heap
+        # with every call.
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
         "MAX_JOBS": str(max(threads, 2)),
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -20,7 +20,7 @@ from sandbox.spawn import zygote_environment
 
 CHILD = Path(__file__).with_name("child.py")
 INSTALL_S = 120
-MEASURED = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
+MEASURED = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 """What the evaluator sets where it measures, as it sets it."""
 OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
 

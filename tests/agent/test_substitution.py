@@ -227,10 +227,12 @@ def test_a_small_model_from_places_to_an_interval(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = apply(tmp_path / "model.py", str(library), "cpu", 2)
     assert [p.operator for p in found.places if p.replaced] == ["bias_relu"]
+    # A kernel of microseconds may win or lose here; what is slower may not stay.
+    if not found.kept:
+        assert found.taken_back["bias_relu"].startswith("slower")
+        return
     assert found.verified is not None
     assert found.verified.passed
-    latency = found.latency
-    assert latency is not None
-    assert latency.pairs == 2
-    # A kernel of microseconds may win or lose here; what is slower may not stay.
-    assert bool(found.kept) != latency.slower
+    assert found.latency is not None
+    assert found.latency.pairs == 2
+    assert not found.latency.slower
