@@ -96,10 +96,6 @@ class ProcessPair:
         self.ages = strict and judged
         """Call on after the last round, so that what is kept grows old."""
         self.last = False
-        self.looks = False
-        """Whether what is kept is looked at after the round: once early, since a search may end a
-        pair then, and once at the end. Each look costs as much as a call's output.
-        """
         self.quiet = quiet
         self.strict = strict
         self.overhead_s = 0.0
@@ -184,7 +180,6 @@ class ProcessPair:
             if number >= MET_BY and over():
                 return
             self.last = number == len(kinds) - 1
-            self.looks = self.last or number == MET_BY - 1
             following = 0 if self.last else self.count(single=kinds[number + 1])
             if number in restyled:
                 self.given.restyle()
@@ -241,13 +236,13 @@ class ProcessPair:
                     **differences(self.reference, self.candidate, self.signature, sets, bounds),
                     bounds=tuple(bounds),
                 )
-        if self.keep is None and self.looks:  # kept in an earlier round
+        if self.keep is None:  # kept in an earlier round
             if self.ages and self.last:
                 self.candidate.idle.end()
                 self.candidate.grow_old(self.plan.warm_sets)
                 self.candidate.idle.begin()
             case = replace(case, stale=not self.keepsake.intact())
-        if self.keep is not None and not single:
+        elif not single:
             self.keep = None
         mine, its = turns[self.reference], turns[self.candidate]
         return (
