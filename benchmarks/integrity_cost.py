@@ -27,6 +27,7 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.keeping import keep_json
+from benchmarks.null_experiment import itself
 from kernelbench.suite import load_tasks
 from sandbox import merging, run, stand
 from sandbox.errors import WarpsmithError
@@ -37,7 +38,7 @@ from sandbox.run import Run
 from sandbox.static.scan import Scan
 from sandbox.statistics import t_quantile
 from sandbox.subject import Subject
-from sandbox.types import Candidate, EvalConfig, Language, Status, Task
+from sandbox.types import EvalConfig, Status, Task
 
 LAYERS: tuple[tuple[Any, str, Any], ...] = (
     (run, "scan", lambda _: Scan()),
@@ -100,9 +101,7 @@ def judged(evaluator: LocalEvaluator, task: Task, repetition: int) -> list[dict[
     """The task's reference as its candidate, in both modes, with and without the layers; which of
     the two comes first changes with the repetition.
     """
-    source = task.source.replace("class Model(", "class ModelNew(")
-    source = source.replace("super(Model, self)", "super(ModelNew, self)")
-    candidate = Candidate(task.id, Language.TORCH, f"{source}\n# {repetition}\n")
+    candidate = itself(task, repetition)
     rows = []
     for mode, to_beat in MODES.items():
         for layers in (True, False) if repetition % 2 else (False, True):

@@ -88,9 +88,7 @@ def measure(
     row: dict[str, Any] = {"task": task.id, "repetition": repetition}
     begin = time.monotonic()
     try:
-        source = task.source.replace("class Model(", "class ModelNew(")
-        source = source.replace("super(Model, self)", "super(ModelNew, self)")
-        found = evaluator.evaluate(task, Candidate(task.id, Language.TORCH, source), config)
+        found = evaluator.evaluate(task, itself(task), config)
     except WarpsmithError as error:
         return {**row, "status": type(error).__name__, "detail": str(error)}
     row |= {"status": found.status.value, "detail": found.detail, "seconds": found.seconds}
@@ -111,6 +109,13 @@ def measure(
             ],
         }
     return row
+
+
+def itself(task: Task, repetition: int = 0) -> Candidate:
+    """The task's reference as a candidate, another one for every repetition."""
+    source = task.source.replace("class Model(", "class ModelNew(")
+    source = source.replace("super(Model, self)", "super(ModelNew, self)")
+    return Candidate(task.id, Language.TORCH, f"{source}\n# {repetition}\n")
 
 
 def line(row: dict[str, Any]) -> str:
