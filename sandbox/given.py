@@ -94,6 +94,10 @@ class Given:
         finally:
             side.worker.thaw()
 
+    def values(self, index: int) -> bytes:
+        """One set, in the supervisor's own memory."""
+        return bytes(self.reference.set_bytes("inputs", index).cpu().numpy())
+
     def unchanged(self, first: int, count: int) -> bool:
         """The candidate's inputs are, byte for byte, the reference's."""
         return compare.identical(

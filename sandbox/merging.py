@@ -2,8 +2,13 @@
 
 Some rounds disclose one input set per "go". A candidate that merges the calls of a batch pays in
 full there, in every pair: its lone calls then cost more than batched ones by far more than the
-reference's do. Pure functions of the timed rounds. Calls shorter than the pipe's own cost are not
-seen here; the launch floor covers those (docs/measuring.md).
+reference's do. Pure functions of the timed rounds.
+
+How small an excess convicts depends on how lone calls are timed. Through the pipe they take some
+160 us more than in a batch, and the host's time hides behind our own GPU context. By the bell
+(sandbox/bell.py) they take what one caller would wait for: then an honest call costs more than in
+a batch only by what a batch hides, host time behind the device's or the device's behind the host's,
+and the lesser of the two is at most what the call costs in the batch.
 """
 
 from __future__ import annotations
@@ -15,13 +20,13 @@ from sandbox.observation import RoundObservation
 from sandbox.types import Timing
 
 FLOOR_S = 150e-6
-"""A call alone through the pipe costs about 160 us more than inside a batch, and a candidate's cold
-launcher some 120 us more than the reference's (measured on an H200): only gross merging is seen."""
+"""Through the pipe a candidate's cold launcher costs some 120 us more than the reference's (H200):
+only gross merging is seen there."""
 HOST_S, HOST_SHARE = 100e-6, 0.2
-"""A batch hides host time behind the device, a call alone does not: an honest call's host time
-is at most what the call costs in the batch, and rarely above 100 us plus a fifth of the
-reference.
-"""
+"""Through the pipe: an honest call's host time is at most what the call costs in the batch, and
+rarely above 100 us plus a fifth of the reference."""
+RUNG_FLOOR_S = 5e-6
+"""By the bell."""
 LEAST_PAIRS = 2
 """Pairs in which the excess must show: on a busy CPU one in seven honest pairs had it."""
 LEAST_ROUNDS = 4
@@ -32,11 +37,12 @@ def excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
     """(excess, noise) in seconds per call of single-set calls over batched ones, reference's
     overhead off.
 
-    The excess is the least of the pairs' medians, since a busy CPU wakes a team of threads late for
-    seconds on end. None without rounds of both kinds.
+    The excess is the least of the pairs', since a busy CPU wakes a team of threads late for seconds
+    on end. The noise is that of the reference's lone calls: a candidate could make its own. None
+    without rounds of both kinds.
     """
     valid = [r for r in rounds if not r.void]
-    overheads: dict[int, list[float]] = {}
+    excesses, scatter = list[float](), list[float]()
     for number in {r.pair for r in valid}:
         batch = [r for r in valid if r.pair == number and not r.single]
         single = [r for r in valid if r.pair == number and r.single]
@@ -44,18 +50,14 @@ def excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
             continue
         base_reference = statistics.median(r.reference_s / r.calls for r in batch)
         base_candidate = statistics.median(r.candidate_s / r.calls for r in batch)
+        alone = [r.reference_s / r.calls for r in single]
+        usual = statistics.median(alone)
+        scatter += [abs(seconds - usual) for seconds in alone]
         # A reference that seems quicker alone was disturbed in its batches: no reason to convict.
-        overheads[number] = [
-            (r.candidate_s / r.calls - base_candidate)
-            - max(0.0, r.reference_s / r.calls - base_reference)
-            for r in single
-        ]
-    if not overheads:
-        return None
-    everything = [x for found in overheads.values() for x in found]
-    middle = statistics.median(everything)
-    noise = statistics.median(abs(x - middle) for x in everything)
-    return min(statistics.median(found) for found in overheads.values()), noise
+        overhead = max(0.0, usual - base_reference)
+        lone = statistics.median(r.candidate_s / r.calls for r in single)
+        excesses.append(lone - base_candidate - overhead)
+    return (min(excesses), statistics.median(scatter)) if excesses else None
 
 
 def suspected(rounds: Sequence[RoundObservation]) -> bool:
@@ -68,7 +70,7 @@ def suspected(rounds: Sequence[RoundObservation]) -> bool:
     batches = [r for r in rounds if not r.single and not r.void]
     candidate_s = statistics.median(r.candidate_s / r.calls for r in batches)
     reference_s = statistics.median(r.reference_s / r.calls for r in batches)
-    return found[0] > _honest_s(candidate_s, reference_s)
+    return found[0] > _honest_s(rounds, candidate_s, reference_s)
 
 
 def convicted(rounds: Sequence[RoundObservation], timing: Timing) -> tuple[bool, str] | None:
@@ -81,8 +83,9 @@ def convicted(rounds: Sequence[RoundObservation], timing: Timing) -> tuple[bool,
     excess, noise = found
     singles = _singles(rounds)
     known = len(singles) >= LEAST_ROUNDS and _pairs(singles) >= LEAST_PAIRS
-    honest_s = _honest_s(timing.candidate_ms / 1e3, timing.reference_ms / 1e3)
-    allowed = max(honest_s, FLOOR_S + 3 * noise)
+    honest_s = _honest_s(rounds, timing.candidate_ms / 1e3, timing.reference_ms / 1e3)
+    rung = _rung(rounds)
+    allowed = honest_s + 3 * noise if rung else max(honest_s, FLOOR_S + 3 * noise)
     words = (
         f"a call alone costs {excess * 1e6:.0f} us more than in a batch, "
         f"allowed {allowed * 1e6:.0f} us over the reference's"
@@ -90,9 +93,16 @@ def convicted(rounds: Sequence[RoundObservation], timing: Timing) -> tuple[bool,
     return known and excess > allowed, words
 
 
-def _honest_s(candidate_s: float, reference_s: float) -> float:
+def _honest_s(rounds: Sequence[RoundObservation], candidate_s: float, reference_s: float) -> float:
     """What a lone call may cost more than one in a batch, on a quiet machine."""
+    if _rung(rounds):
+        return RUNG_FLOOR_S + candidate_s
     return FLOOR_S + min(1.5 * candidate_s, HOST_S + HOST_SHARE * reference_s)
+
+
+def _rung(rounds: Sequence[RoundObservation]) -> bool:
+    """Whether lone calls were timed by the bell."""
+    return all(r.rung for r in _singles(rounds))
 
 
 def _singles(rounds: Sequence[RoundObservation]) -> list[RoundObservation]:

@@ -153,6 +153,8 @@ class RoundObservation:
     candidate_collect_s: float = 0.0
     void: str = ""
     """Why the round does not count: drift of the reference, a busy device."""
+    rung: bool = False
+    """Of a single-set round: its calls began and ended by a bell instead of the pipe."""
 
 
 @dataclass(frozen=True)

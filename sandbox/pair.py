@@ -42,6 +42,8 @@ RESTYLED_ROUNDS = 2
 MET_BY = 3
 """Rounds by which every pair has met a single-set round and new parameters, and before which none
 ends early: else a slow cheat would pass for a slow kernel."""
+RUNG_BYTES = 1 << 20
+"""Of one input set, up to which lone calls are rung for: its way to the GPU is timed with them."""
 OVERHEAD_GOS = 9
 """Empty "go"s whose median round trip, on the reference's side, is taken off both sides' times."""
 
@@ -95,6 +97,9 @@ class ProcessPair:
         self.judged = judged
         self.ages = strict and judged
         """Call on after the last round, so that what is kept grows old."""
+        # The supervisor waits awake: without a core of its own it would take one from the work.
+        self.rung = reference.worker.core is not None and signature.input_bytes <= RUNG_BYTES
+        """Lone calls begin and end by a bell instead of the pipe."""
         self.last = False
         self.quiet = quiet
         self.strict = strict
@@ -255,6 +260,7 @@ class ProcessPair:
                 reference_collect_s=mine.collect_s,
                 candidate_collect_s=its.collect_s,
                 void="" if single else self.why_void(mine, its, len(sets)),
+                rung=single and self.rung,
             ),
             case,
         )
@@ -330,6 +336,8 @@ class ProcessPair:
 
     def timed(self, side: Subject, sets: list[int], single: bool) -> float:
         """Seconds of a batch without the harness's round trip, or of a lone call with it."""
+        if single and self.rung:
+            return side.ring(sets[0], self.plan.warm_sets[0], self.given.values(sets[0]))
         if single:
             side.rouse(self.plan.warm_sets[0])
         self.given.disclose(side, *span(sets))

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from sandbox import memory, processes, tree
+from sandbox import bell, memory, processes, tree
+from sandbox.bell import Bell
 from sandbox.claims import runtime_claim
 from sandbox.drift import Alone
 from sandbox.handle import Worker
@@ -88,6 +89,8 @@ class Subject:
         self.solo: tuple[Alone, ...] = ()
         """The last batches run alone, newest last; a warm reference keeps them while its arenas
         stay."""
+        self._bell: Bell | None = None
+        self._rung = 0
         self._mapped: dict[str, int] = {}
         """Bytes by arena that the worker maps, some of them perhaps detached on our side."""
 
@@ -206,16 +209,35 @@ class Subject:
         """Many more calls, of which nothing is kept."""
         self.request("warm", self.config.run_timeout_s, sets=sets, long=True)
 
-    def go(self, sets: list[int], awake_s: float = 0.0) -> float:
+    def go(self, sets: list[int], awake_s: float = 0.0, *, hasty: bool = False) -> float:
         """Seconds from "go" to "done" by the supervisor's clock.
 
-        `awake_s`: for so long the worker will wait awake, since something is timed next.
+        `awake_s`: for so long the worker will wait awake, since something is timed next. `hasty`:
+        call once more on the last set, and deliver what its caller's stream finds at once.
         """
         limit_s = self.config.run_timeout_s
         start = time.perf_counter()
-        self.worker.send("go", stage=self.stage, sets=sets, awake_s=awake_s)
+        self.worker.send("go", stage=self.stage, sets=sets, awake_s=awake_s, hasty=hasty)
         self.worker.reply(stage=self.stage, timeout_s=limit_s, awake_s=self.awake_s)
         return time.perf_counter() - start
+
+    def ring(self, index: int, warm: int, values: bytes) -> float:
+        """Seconds of one call on `values`, the bytes of set `index`, through a bell in shared
+        memory, with the way of its inputs into the arena; `warm`: a set to keep warm on.
+        """
+        if self._bell is None:
+            arena = memory.allocate(bell.HEADER_BYTES + len(values), "cpu")
+            limit_s = self.config.load_timeout_s
+            self.request("bell", limit_s, fds=arena.fds, ticket=arena.ticket())
+            self._bell = Bell(arena.bytes)
+            arena.close()
+        self._rung += 1
+        self.finish_ours()
+        self.worker.send("go", stage=self.stage, sets=[index], rung=self._rung, warm=warm)
+        start, seen = self._bell.ring(self._rung, values)
+        seconds = time.perf_counter() - start
+        self.worker.reply(stage=self.stage, timeout_s=self.config.run_timeout_s)
+        return seconds if seen else time.perf_counter() - start
 
     def collect(
         self, sets: list[int], *, look: bool = False, keep: int | None = None

@@ -19,6 +19,9 @@ from sandbox.structure import structure
 from sandbox.subject import Subject
 from sandbox.trees import Layout
 
+HASTY_BYTES = 64 << 20
+"""Of a set's inputs, and of its outputs, up to which one call is made in haste: inputs are needed
+twice there, and calls on more fill a device, so that none gains by running beside another."""
 STATE_BOUND = Errors(1e-3, 1e-2, 1e-1)
 """Buffers such as running statistics, which a mistaken or missing update misses by far."""
 
@@ -79,12 +82,15 @@ class _Checker:
     def run(
         self, batch: list[int], repeats: Sequence[int] = ()
     ) -> list[tuple[int, CaseObservation]]:
-        """Calls the batch, then `repeats` of it again: the last result of a case is compared."""
+        """Calls the batch, then `repeats` of it again, the last one in haste (`Session.hurry`): the
+        last result of a case is compared.
+        """
         subject, signature = self.subject, self.pool.signature
         subject.restate()
         subject.warm([])
         calls = [*batch, *repeats]
-        subject.go(calls)
+        small = max(signature.input_bytes, signature.output_bytes) <= HASTY_BYTES
+        subject.go(calls, hasty=bool(repeats) and small)
         mutated = {
             i: not signature.mutates
             and not compare.identical(subject.set_bytes("inputs", i), self.pool.cases[i].inputs)

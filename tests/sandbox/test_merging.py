@@ -75,3 +75,61 @@ def test_gross_merging_convicts_once_it_shows_often_enough(
     assert found is not None
     assert found[0] is guilty
     assert "a call alone costs 890000 us more" in found[1]
+
+
+def rung(
+    pair: int, reference_us: float, candidate_us: float, alone: list[tuple[float, float]]
+) -> list[RoundObservation]:
+    """Rounds of one pair whose lone calls were timed by the bell."""
+    lone = [
+        RoundObservation(pair, True, 1, mine * 1e-6, its * 1e-6, rung=True) for mine, its in alone
+    ]
+    return [RoundObservation(pair, False, 1, reference_us * 1e-6, candidate_us * 1e-6), *lone]
+
+
+def verdict(rounds: list[RoundObservation]) -> bool:
+    batches = [r for r in rounds if not r.single]
+    reference_ms = sum(r.reference_s for r in batches) / len(batches) * 1e3
+    candidate_ms = sum(r.candidate_s for r in batches) / len(batches) * 1e3
+    timing = Timing(reference_ms, candidate_ms, Interval(1.0, 0.9, 1.1, 0.95), 0.0, (), 10)
+    found = convicted(rounds, timing)
+    assert found is not None
+    return found[0]
+
+
+CHAIN = [
+    *rung(0, 189.8, 15.8, [(236.8, 212.7), (244.8, 250.6), (206.4, 211.8), (209.6, 215.4)]),
+    *rung(1, 200.2, 16.1, [(240.5, 225.4), (227.8, 239.9), (231.1, 230.0), (222.6, 233.0)]),
+]
+"""Sixteen small operators, merged: 12 times as fast in a batch, no faster alone (H200)."""
+TINY = [
+    *rung(0, 20.0, 5.2, [(58.1, 72.1), (41.7, 43.9), (41.5, 46.2), (48.3, 50.8), (39.3, 45.4)]),
+    *rung(1, 29.0, 8.0, [(75.6, 53.6), (72.3, 82.9), (62.6, 80.0), (71.4, 75.6), (71.4, 79.6)]),
+]
+"""One operator, merged, on a host that slowed down between the pairs (H200)."""
+WEIGHTS = rung(0, 132.1, 51.4, [(209.2, 135.2), (231.4, 156.8), (218.8, 128.5), (214.9, 133.9)])
+"""An honest kernel, 2.6 times as fast, in its first pair (H200)."""
+
+
+@pytest.mark.parametrize(
+    ("rounds", "guilty"),
+    [(CHAIN, True), (TINY, True), ([*WEIGHTS, *(replace(r, pair=1) for r in WEIGHTS)], False)],
+    ids=["chain", "tiny", "honest"],
+)
+def test_by_the_bell_merging_of_microseconds_shows(
+    rounds: list[RoundObservation], guilty: bool
+) -> None:
+    assert verdict(rounds) is guilty
+    assert not verdict([replace(r, rung=False) for r in rounds])  # the pipe hides it
+
+
+def test_by_the_bell_a_call_may_hide_its_host_time_behind_the_device() -> None:
+    """The host needs 14 us, the device 14; the reference's 5 us are hidden behind 20."""
+    alone = [(25.0 + 30, 28.0 + 30)] * 3
+    assert not verdict([*rung(0, 20.0, 14.0, alone), *rung(1, 20.0, 14.0, alone)])
+
+
+def test_a_candidate_cannot_hide_in_noise_of_its_own() -> None:
+    """It delays every other lone call by a millisecond."""
+    alone = [(40.0, 45.0), (40.0, 1045.0)] * 2
+    assert verdict([*rung(0, 20.0, 4.0, alone), *rung(1, 20.0, 4.0, alone)])

@@ -15,7 +15,9 @@ from sandbox.drift import DRIFT
 from sandbox.evaluator import LocalEvaluator
 from sandbox.pair import MET_BY, ProcessPair, together
 from sandbox.statistics import full_rounds
+from sandbox.subject import Subject
 from sandbox.types import Candidate, Language, Status
+from tests.exploits.problems import FRAMES
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, forward, task_of
 
 
@@ -136,3 +138,29 @@ def test_a_core_that_never_serves_both_sides_alike_gives_no_figure(
     assert found.status is Status.SANDBOX_ERROR, found.detail
     assert "launching core" in found.detail
     assert core.read < 200
+
+
+def test_with_a_launching_core_lone_calls_are_rung_for_and_compared(
+    evaluator: LocalEvaluator,
+    launching_on: Callable[[UnevenCore], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rung: list[int] = []
+    ring = Subject.ring
+
+    def counted(self: Subject, index: int, warm: int, values: bytes) -> float:
+        rung.append(index)
+        return ring(self, index, warm, values)
+
+    monkeypatch.setattr(Subject, "ring", counted)
+    task, config = task_of(SCALE), replace(FAST, rounds=6)
+    evaluator.prepare(task, config)
+    launching_on(UnevenCore(0))
+    same = Candidate(task.id, Language.TORCH, forward("", "return y"))
+    assert evaluator.evaluate(task, same, config).status is Status.PASSED
+    assert rung
+    lone = "(frame := harness('do_go')) and 'rung' in frame.f_locals['request']"
+    spoilt = forward(f"return y + 0.1 if {lone} else y", top=FRAMES)
+    found = evaluator.evaluate(task, Candidate(task.id, Language.TORCH, spoilt), config)
+    assert found.status is Status.WRONG_VALUE
+    assert found.detail.startswith("timed rounds")
