@@ -7,6 +7,8 @@ nothing.
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from sandbox.compare import CHUNK_ELEMENTS, QUIET_ROW, row_shape
@@ -24,14 +26,24 @@ LARGEST_ELEMENTS = 1 << 28
 
 
 def mismatch(out: torch.Tensor, truth: torch.Tensor, bound: Errors) -> Mismatch | None:
-    """None where no single element is beyond the bound. Shapes are equal; any devices alike."""
+    """None where no single element is beyond the bound, or the device has no room to look. Shapes
+    are equal; any devices alike.
+    """
     if out.numel() == 0 or out.shape != truth.shape:
         return None
+    # Beside large tensors our looking may take the last memory, which is not the candidate's fault.
+    with contextlib.suppress(torch.OutOfMemoryError):
+        return _described(out, truth, bound)
+    torch.cuda.empty_cache()
+    return None
+
+
+def _described(out: torch.Tensor, truth: torch.Tensor, bound: Errors) -> Mismatch | None:
     wrong = wrong_elements(out, truth, bound)
     count = int(wrong.sum())
     if count == 0:
         return None
-    first = int(wrong.int().argmax())
+    first = int(wrong.view(torch.uint8).argmax())
     return Mismatch(
         shape=tuple(out.shape),
         share=count / out.numel(),
@@ -105,7 +117,7 @@ def where(wrong: torch.Tensor, shape: tuple[int, ...], count: int, first: int) -
             ("in the last dimension from index", grid.any(0), columns),
             ("in rows from number", grid.any(1), rows),
         ):
-            start = int(line.int().argmax())
+            start = int(line.view(torch.uint8).argmax())
             reach = (size - start) * (rows if size == columns and "last" in name else columns)
             if start and bool(line[start:].all()) and count >= SOLID * reach:
                 return f"only {name} {start} of {size} on: a tail is missing"

@@ -90,3 +90,14 @@ def test_the_place_reaches_the_verdict_and_no_value_does():
     assert status is Status.WRONG_VALUE
     assert "25 % of the elements are wrong" in detail
     assert f"{float(TRUTH[0, 96]):.3f}" not in detail
+
+
+def test_without_room_to_look_the_verdict_stays_and_nothing_is_told(monkeypatch):
+    def full(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("sandbox.mismatch.wrong_elements", full)
+    out = TRUTH.float() + 1.0
+    case = CaseObservation("a", (errors(out, TRUTH, BOUND),), (BOUND,), (found(out),))
+    assert found(out) is None
+    assert judge_case(case)[0] is Status.WRONG_VALUE
