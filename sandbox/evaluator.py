@@ -272,13 +272,13 @@ class LocalEvaluator:
         start = time.monotonic()
         key = f"{task.hash}-{config.id}"
         another = self._preparing.get(key)
-        if another is None:
-            self.prepare(task, config)
+        # Its cases are gigabytes, which are not to be held here.
+        first = self.prepare(task, config).first if another is None else None
         seconds = {"prepare": time.monotonic() - start}
         with self._turns.under_way():
             run = Run(self._bench, task, candidate, config)
             try:
-                run.load()
+                run.load(first)
                 begin = time.monotonic()
                 if another is not None:
                     another.wait()

@@ -64,6 +64,16 @@ class Preparation:
     def signature(self) -> Signature:
         return self.pools[0].signature
 
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Shapes as candidates are verified: ends with the one that is timed."""
+        return (*range(1, len(self.pools)), 0)
+
+    @property
+    def first(self) -> Signature:
+        """What a candidate is opened for first."""
+        return self.pools[self.order[0]].signature
+
 
 class Preparer:
     """Prepares tasks on one device; null experiments and baselines are cached on disk.

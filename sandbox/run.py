@@ -36,7 +36,7 @@ from sandbox.stages import Stages
 from sandbox.stand import Stand
 from sandbox.static.scan import scan
 from sandbox.statistics import enough, hopeless, summarise
-from sandbox.subject import Opening, Subject
+from sandbox.subject import Opening, Signature, Subject
 from sandbox.types import Candidate, EvalConfig, Status, Task
 from sandbox.verify import profiled, verify
 
@@ -79,9 +79,9 @@ class Run:
         self.watched: Future[None] | None = None
         """The end of the profiled worker, whose output says nothing."""
 
-    def load(self) -> None:
-        """Static scan, build, and a worker with the candidate imported: host work, for any
-        thread.
+    def load(self, first: Signature | None) -> None:
+        """Static scan, build, and a worker with the candidate imported, and its model constructed
+        where it is known what for: host work, for any thread.
         """
         if self.note(source=scan(self.candidate.source)).source.refused:
             return
@@ -89,7 +89,7 @@ class Run:
             self.build()
             if self.observation.failure is None:
                 with self.stage("load"):
-                    self.loaded = self.start(then_stop=True)
+                    self.loaded = self.start(first=first, then_stop=True)
                     with self.stand.quiet.noise():
                         refuse_hoard(self.loaded, self.stand.gpu, self.facts.memory_bytes)
         except WorkerFailed as failed:
@@ -157,7 +157,7 @@ class Run:
         worker the first pair of a search. Where it is refused, nothing is loaded any more.
         """
         cases: list[CaseObservation] = []
-        for number in (*range(1, len(self.pools)), 0):  # ends with the shape that is timed
+        for number in self.preparation.order:
             with self.stage("open"), room_beside(subject, self.facts.memory_bytes):
                 subject.stage = "load"
                 if cases:
@@ -275,7 +275,8 @@ class Run:
         opening = Opening(randomise=not seeded, known=self.pools[0].signature)
         with self.stage("start"):
             (reference, signature), subject = self.stand.start_both(
-                lambda: self.stand.reference(task, config, opening), self.start
+                lambda: self.stand.reference(task, config, opening),
+                lambda: self.start(first=opening.known),
             )
         try:
             with self.stage("start"):
@@ -349,9 +350,21 @@ class Run:
         if subject is not None:
             self.end(subject)
 
-    def start(self, *, role: str = "candidate", then_stop: bool = False) -> Subject:
+    def start(
+        self,
+        *,
+        role: str = "candidate",
+        first: Signature | None = None,
+        then_stop: bool = False,
+    ) -> Subject:
         subject = self.stand.candidate(
-            self.task, self.candidate, self.config, self.preload, role=role, then_stop=then_stop
+            self.task,
+            self.candidate,
+            self.config,
+            self.preload,
+            role=role,
+            first=first,
+            then_stop=then_stop,
         )
         self.walls = str(subject.worker.walls.get("grade", ""))
         return subject

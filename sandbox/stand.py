@@ -162,18 +162,20 @@ class Stand:
         preload: Sequence[tuple[Path, str]] = (),
         *,
         role: str = "candidate",
+        first: Signature | None = None,
         then_stop: bool = False,
     ) -> Subject:
         """A fresh worker with the candidate loaded, and frozen if it is to wait; raises
-        WorkerFailed for its faults. `role` may be `profiled` (sandbox/ready.py).
+        WorkerFailed for its faults. `role` may be `profiled` (sandbox/ready.py). `first`: what it
+        will be opened for, so that it constructs its model already.
         """
-        return self._subject(role, task, config, candidate.source, preload, then_stop=then_stop)
+        return self._subject(
+            role, task, config, candidate.source, preload, first=first, then_stop=then_stop
+        )
 
     def open_candidate(self, subject: Subject, signature: Signature) -> str:
         """Build ModelNew as the reference was built; returns how its state was matched."""
-        claim = subject.request(
-            "open", subject.config.load_timeout_s, init=signature.init, seed=signature.seed
-        )
+        claim = subject.request("open", subject.config.load_timeout_s, **made_from(signature))
         try:
             how, names = match_state(signature.state, claim["state"])
         except CLAIM_ERRORS as error:
@@ -190,6 +192,7 @@ class Stand:
         source: str,
         preload: Sequence[tuple[Path, str]],
         *,
+        first: Signature | None = None,
         then_stop: bool = False,
     ) -> Subject:
         """A worker with the source loaded: host work, which may go on beside what is timed."""
@@ -215,7 +218,14 @@ class Stand:
             if role == PROFILED and not armed:
                 subject.request("arm", config.load_timeout_s)
             subject.load(source)
+            if first is not None:
+                subject.request("construct", config.load_timeout_s, **made_from(first))
         return subject
+
+
+def made_from(signature: Signature) -> dict[str, Any]:
+    """What a candidate's model is constructed from."""
+    return {"init": signature.init, "seed": signature.seed}
 
 
 def match_state(

@@ -14,6 +14,8 @@ from sandbox.worker.session import Request, Session
 class CandidateSession(Session):
     module: Any = None
     watch: facts.Watch | None = None
+    constructed: Any = None
+    """A model that waits to be opened, after what it was made from."""
 
     def do_load(self, request: Request, fds: list[int]) -> Request:
         """Import the candidate; `load_inline` finds what the build stage compiled."""
@@ -24,12 +26,20 @@ class CandidateSession(Session):
         models.require(self.module, "ModelNew")
         return {}
 
-    def do_open(self, request: Request, fds: list[int]) -> Request:
-        """Construct ModelNew under the reference's seed and list its parameters and buffers."""
+    def do_construct(self, request: Request, fds: list[int]) -> Request:
+        """Construct ModelNew under the reference's seed: host work, before it is opened."""
         arguments = models.decode(request["init"])
-        self.model = self.call = models.build_model(
-            self.module.ModelNew, arguments, request["seed"], self.device, self.dtype
-        )
+        model = models.construct(self.module.ModelNew, arguments, request["seed"])
+        self.constructed = ((request["init"], request["seed"]), model)
+        return {}
+
+    def do_open(self, request: Request, fds: list[int]) -> Request:
+        """Move ModelNew, constructed now or before, and list its parameters and buffers."""
+        if self.constructed is None or self.constructed[0] != (request["init"], request["seed"]):
+            self.do_construct(request, fds)
+        _, model = self.constructed
+        self.constructed = None
+        self.model = self.call = model.to(device=self.device, dtype=self.dtype)
         return {
             "state": [
                 [name, memory.describe(tensor).dense().to_json()]

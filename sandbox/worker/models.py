@@ -54,15 +54,15 @@ def apply_precision(tf32: bool | None) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
 
 
-def build_model(
-    kind: Any, arguments: Sequence[Any], seed: int, device: str, dtype: torch.dtype
-) -> torch.nn.Module:
-    """Construct under `seed`, then move and cast as KernelBench does; the mode stays `train`."""
+def construct(kind: Any, arguments: Sequence[Any], seed: int) -> torch.nn.Module:
+    """The model as its constructor leaves it under `seed`, in mode `train`; KernelBench moves and
+    casts it afterwards.
+    """
     seed_all(seed)
     model = kind(*arguments)
     if not isinstance(model, torch.nn.Module):
         raise ContractError(f"{kind.__name__} is no torch.nn.Module")
-    return model.to(device=device, dtype=dtype)
+    return model
 
 
 def state_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -53,9 +53,8 @@ class ReferenceSession(Session):
             setattr(self.module, name, value)
         models.seed_all(request["seed"])
         self.init = models.cast(list(self.module.get_init_inputs()), "cpu", torch.float32)
-        self.model = models.build_model(
-            self.module.Model, self.init, request["seed"], self.device, self.dtype
-        )
+        model = models.construct(self.module.Model, self.init, request["seed"])
+        self.model = model.to(device=self.device, dtype=self.dtype)
         if request["state_seed"] is not None:
             randomise(self.model, request["state_seed"])
         self.state_tensors = [tensor for _, tensor in models.state_of(self.model)]

@@ -213,3 +213,24 @@ def test_a_candidate_is_loaded_while_another_holds_the_device(evaluator: LocalEv
         found = asked.result(60)
     assert found.status is Status.PASSED, found.detail
     assert found.seconds["wait"] >= 0.3
+
+
+def test_a_slow_constructor_does_not_hold_the_device(evaluator: LocalEvaluator) -> None:
+    task = task_of(SCALE)
+    source = forward("return y").replace(
+        "self.factor = factor", "self.factor = factor; __import__('time').sleep(0.4)"
+    )
+    candidate = Candidate(task.id, Language.TORCH, source)
+    found = evaluator.evaluate(task, candidate, SEARCH, to_beat=1.0)
+    assert found.status is Status.PASSED, found.detail
+    assert found.seconds["load"] >= 0.4
+    assert found.seconds["open"] < 0.4
+
+
+def test_a_constructor_that_fails_is_told_without_a_turn(evaluator: LocalEvaluator) -> None:
+    task = task_of(SCALE)
+    source = forward("return y").replace("self.factor = factor", "raise KeyError('no factor')")
+    found = evaluator.evaluate(task, Candidate(task.id, Language.TORCH, source), SEARCH)
+    assert found.status is Status.RUNTIME_ERROR
+    assert "no factor" in found.detail
+    assert "open" not in found.seconds
