@@ -79,7 +79,7 @@ class Run:
         self.watched: Future[None] | None = None
         """The end of the profiled worker, whose output says nothing."""
 
-    def load(self, first: Signature | None) -> None:
+    def load(self, first: Signature | None = None) -> None:
         """Static scan, build, and a worker with the candidate imported, and its model constructed
         where it is known what for: host work, for any thread.
         """

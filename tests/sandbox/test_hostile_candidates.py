@@ -95,7 +95,7 @@ def test_a_claim_of_no_known_form_is_judged_not_raised(evaluate: Evaluate, claim
 )
 def test_a_state_of_no_known_form_is_a_hack(evaluate: Evaluate, claim: str) -> None:
     constructed = "channel().send({'ok': {}})"
-    speak = f"{constructed}; channel().send({{'ok': {claim}}})\n        os._exit(0)"
+    speak = f"{constructed}; channel().send({{'ok': {claim}}}); __import__('time').sleep(60)"
     source = forward("return y", top=SPEAK).replace("self.factor = factor", speak)
     found = evaluate(source)
     assert found.status is Status.REWARD_HACK, found.detail
