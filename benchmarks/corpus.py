@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.keeping import keep_json
+from benchmarks.keeping import keep_json, stop_cleanly
 from sandbox.evaluator import LocalEvaluator
 from sandbox.types import SCHEMA_VERSION
 from tests.exploits.corpus import Entry, Kind, load_corpus
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="prefixes of names")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    stop_cleanly()
     chosen = [
         row
         for row in load_corpus()

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.keeping import keep_json
+from benchmarks.keeping import keep_json, stop_cleanly
 from benchmarks.null_experiment import itself
 from kernelbench.suite import load_tasks
 from sandbox import merging, run, stand
@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=500.0, help="stop starting new work after")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    stop_cleanly()
     tasks = [t for suite in options.suites for t in load_tasks(suite, options.device)]
     evaluator = LocalEvaluator(options.device)
     rows: list[dict[str, Any]] = []

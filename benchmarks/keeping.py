@@ -1,12 +1,21 @@
-"""Results that are there whatever ends a run: a GPU is lent for minutes, and then gone."""
+"""Results that are there whatever ends a run: a rented GPU goes back when its time is over."""
 
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 from sandbox.cache import write_text
+
+
+def stop_cleanly() -> None:
+    """From now on SIGTERM, which `timeout` and job schedulers send, ends this process as an
+    exception does: results are kept and workers end.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def keep_json(path: Path, record: Any) -> None:

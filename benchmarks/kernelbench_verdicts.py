@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.candidates.catalogue import probes
 from benchmarks.candidates.probe import Probe
-from benchmarks.keeping import keep_json
+from benchmarks.keeping import keep_json, stop_cleanly
 from kernelbench.checkout import checkout_version
 from kernelbench.suite import load_tasks
 from sandbox.evaluator import LocalEvaluator
@@ -46,6 +46,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    stop_cleanly()
     chosen = [p for p in probes() if not options.only or p.problem in options.only]
     rows: list[dict[str, Any]] = []
     started = time.monotonic()

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.keeping import keep_json
+from benchmarks.keeping import keep_json, stop_cleanly
 from kernelbench.suite import load_tasks
 from sandbox.errors import WarpsmithError
 from sandbox.evaluator import LocalEvaluator
@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=500.0, help="stop starting new work after")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    stop_cleanly()
     tasks = chosen(options.suites, options.device, options.sizes)
     evaluator = LocalEvaluator(options.device)
     config = EvalConfig(baselines=(), min_pairs=options.pairs, max_pairs=max(options.pairs, 2))

@@ -24,7 +24,7 @@ from typing import Any
 
 from agent.ray_engine import RayEngine
 from benchmarks.candidates.mixed import Sample, mixed
-from benchmarks.keeping import keep_json
+from benchmarks.keeping import keep_json, stop_cleanly
 from benchmarks.stream import BUSY, CONFIG, admitted
 from kernelbench.suite import load_tasks
 from sandbox.evaluator import LocalEvaluator, ahead
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300.0, help="of one run, at most")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    stop_cleanly()
     # In a process that ends: its context would lie on the first lane's GPU, as a stranger's.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         asked = options.device, options.suite, options.tasks

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.candidates.mixed import Sample, mixed
-from benchmarks.keeping import keep_json
+from benchmarks.keeping import keep_json, stop_cleanly
 from kernelbench.suite import load_tasks
 from sandbox.errors import InvalidReference, SandboxFault
 from sandbox.evaluator import LocalEvaluator, ahead
@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=420.0, help="submit nothing after")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    stop_cleanly()
     most = options.ahead or ahead(options.device)
     freezes = True if options.freeze else None
     evaluator = LocalEvaluator(options.device, ready=options.ready, freezes=freezes)

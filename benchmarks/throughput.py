@@ -36,6 +36,7 @@ from typing import Any
 
 from benchmarks.candidates.probe import Probe
 from benchmarks.candidates.stream import repeated, stream
+from benchmarks.keeping import stop_cleanly
 from benchmarks.throughput_table import summary
 from kernelbench.checkout import checkout_version
 from kernelbench.suite import load_tasks
@@ -90,6 +91,7 @@ def main() -> None:
     run.add_argument("--builds", type=Path, help="folder that keeps builds between runs")
     verbs.add_parser("summarise").add_argument("file", type=Path)
     options = parser.parse_args()
+    stop_cleanly()
     if options.verb == "summarise":
         print(summary(read(options.file)))
         return
