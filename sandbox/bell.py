@@ -1,10 +1,9 @@
 """A bell in shared memory, for a timed call that is alone in its "go".
 
-Through the pipe such a call takes 160 us and more: both ends have to wake, and the GPU has to come
-back from our context, in which its inputs were written, while the host goes on unseen. Here the
-worker stands by, awake and warmed up; inputs come through host memory, in its own context; and the
-supervisor sees within a microsecond that the call has ended. A worker that says so too early has
-gained nothing: its inputs are poisoned next.
+Begun through the pipe such a call takes 160 us and more: the worker has to wake, and the GPU has to
+come back from our context, in which its inputs were written, while the host goes on unseen. Here
+the worker stands by, awake and warmed up, and its inputs come through host memory. That a call is
+over is told through the pipe, as ever: who says so too early has its inputs poisoned next.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ import torch
 
 HEADER_BYTES = 64
 STANDS_BY_S = 0.05
-"""For so long the supervisor waits awake; then the pipe has to tell."""
-LISTENS_S = 100e-6
-"""Between two warm-up calls; writing a set and ringing takes some 10 us."""
-PATIENCE_S = 10.0
-"""A worker's, so that it does not spin for ever."""
-READY, RING, DONE = range(3)
-"""What the cells hold: the ticket of a call. All but RING are written by the worker."""
+"""For so long the supervisor waits for a worker that stands by."""
+LISTENS_S, WRITTEN_PER_S = 100e-6, 2e9
+"""Seconds between two warm-up calls, and bytes that the supervisor writes per second at least: a
+worker that is busy warming up would begin late."""
+READY, RING = range(2)
+"""What the cells hold: the ticket of a call. The first is written by the worker."""
 
 
 class Bell:
@@ -36,40 +34,37 @@ class Bell:
         """(bytes of one set,) uint8: the call's inputs."""
         self._cells = memoryview(shared[:HEADER_BYTES].numpy()).cast("Q")
         self._writable = memoryview(self.given.numpy())
+        self._writable[:] = bytes(len(self._writable))  # its pages are there when it counts
+        self._listens_s = LISTENS_S + len(self._writable) / WRITTEN_PER_S
 
     def stand_by(self, ticket: int, keep_warm: Callable[[], None]) -> None:
         """Worker: wait for the ring, and do again and again what keeps caches and threads awake."""
-        cells, patience = self._cells, time.perf_counter() + PATIENCE_S
-        while cells[RING] != ticket and time.perf_counter() < patience:
+        cells = self._cells
+        while cells[RING] != ticket:
             keep_warm()
             cells[READY] = ticket
-            end = time.perf_counter() + LISTENS_S
+            end = time.perf_counter() + self._listens_s
             while cells[RING] != ticket and time.perf_counter() < end:
                 pass
             cells[READY] = 0
+        os.sched_yield()  # a barrier: what was written before the ring is seen
 
-    def end(self, ticket: int) -> None:
-        """Worker: the call is over."""
-        self._cells[DONE] = ticket
+    def ring(self, ticket: int, values: bytes) -> float:
+        """Supervisor: when the clock was started.
 
-    def ring(self, ticket: int, values: bytes) -> tuple[float, bool]:
-        """Supervisor: (when the clock was started, whether the end was seen already).
-
-        The clock runs while inputs are written: who looks for them instead of waiting for the ring
-        is not ahead of it.
+        It runs while inputs are written: who looks for them instead of waiting for the ring is not
+        ahead of it.
         """
-        self._wait(READY, 0)
-        self._wait(READY, ticket)
+        self._wait(0)
+        self._wait(ticket)
         start = time.perf_counter()
         self._writable[:] = values
+        os.sched_yield()  # likewise
         self._cells[RING] = ticket
-        return start, self._wait(DONE, ticket)
+        return start
 
-    def _wait(self, cell: int, ticket: int) -> bool:
-        """Whether it came to hold the ticket."""
+    def _wait(self, ticket: int) -> None:
+        """Until READY holds it, or STANDS_BY_S have passed."""
         cells, end = self._cells, time.perf_counter() + STANDS_BY_S
-        while cells[cell] != ticket:
-            if time.perf_counter() > end:
-                return False
+        while cells[READY] != ticket and time.perf_counter() < end:
             os.sched_yield()  # the worker may need this core
-        return True

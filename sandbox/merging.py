@@ -17,6 +17,7 @@ import statistics
 from collections.abc import Sequence
 
 from sandbox.observation import RoundObservation
+from sandbox.statistics import charged_collect
 from sandbox.types import Timing
 
 FLOOR_S = 150e-6
@@ -37,9 +38,10 @@ def excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
     """(excess, noise) in seconds per call of single-set calls over batched ones, reference's
     overhead off.
 
-    The excess is the least of the pairs', since a busy CPU wakes a team of threads late for seconds
-    on end. The noise is that of the reference's lone calls: a candidate could make its own. None
-    without rounds of both kinds.
+    Through the pipe the excess is the least of the pairs', since a busy CPU wakes a team of threads
+    late for seconds on end; by the bell it is the second largest, since a candidate may merge in
+    some processes only, with what lone calls leave for after "done". The noise is that of the
+    reference's lone calls: a candidate could make its own. None without rounds of both kinds.
     """
     valid = [r for r in rounds if not r.void]
     excesses, scatter = list[float](), list[float]()
@@ -57,7 +59,14 @@ def excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
         overhead = max(0.0, usual - base_reference)
         lone = statistics.median(r.candidate_s / r.calls for r in single)
         excesses.append(lone - base_candidate - overhead)
-    return (min(excesses), statistics.median(scatter)) if excesses else None
+    if not excesses:
+        return None
+    noise = statistics.median(scatter)
+    if not _rung(rounds):
+        return min(excesses), noise
+    singles = _singles(rounds)
+    after_s = charged_collect(singles) / statistics.median(r.calls for r in singles)
+    return sorted(excesses)[max(0, len(excesses) - 2)] + after_s, noise
 
 
 def suspected(rounds: Sequence[RoundObservation]) -> bool:

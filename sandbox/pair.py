@@ -98,7 +98,12 @@ class ProcessPair:
         self.ages = strict and judged
         """Call on after the last round, so that what is kept grows old."""
         # The supervisor waits awake: without a core of its own it would take one from the work.
-        self.rung = reference.worker.core is not None and signature.input_bytes <= RUNG_BYTES
+        # And while a worker stands by it makes as many calls as there is time for.
+        self.rung = (
+            reference.worker.core is not None
+            and signature.input_bytes <= RUNG_BYTES
+            and not signature.moves_state
+        )
         """Lone calls begin and end by a bell instead of the pipe."""
         self.last = False
         self.quiet = quiet

@@ -209,11 +209,12 @@ class Subject:
         """Many more calls, of which nothing is kept."""
         self.request("warm", self.config.run_timeout_s, sets=sets, long=True)
 
-    def go(self, sets: list[int], awake_s: float = 0.0, *, hasty: bool = False) -> float:
+    def go(self, sets: list[int], awake_s: float = 0.0, *, hasty: int | None = None) -> float:
         """Seconds from "go" to "done" by the supervisor's clock.
 
         `awake_s`: for so long the worker will wait awake, since something is timed next. `hasty`:
-        call once more on the last set, and deliver what its caller's stream finds at once.
+        then call on the last set's values once more, in the place of this set, and deliver what
+        the caller's stream finds at once.
         """
         limit_s = self.config.run_timeout_s
         start = time.perf_counter()
@@ -234,10 +235,10 @@ class Subject:
         self._rung += 1
         self.finish_ours()
         self.worker.send("go", stage=self.stage, sets=[index], rung=self._rung, warm=warm)
-        start, seen = self._bell.ring(self._rung, values)
-        seconds = time.perf_counter() - start
-        self.worker.reply(stage=self.stage, timeout_s=self.config.run_timeout_s)
-        return seconds if seen else time.perf_counter() - start
+        start = self._bell.ring(self._rung, values)
+        limit_s = self.config.run_timeout_s
+        self.worker.reply(stage=self.stage, timeout_s=limit_s, awake_s=self.awake_s)
+        return time.perf_counter() - start
 
     def collect(
         self, sets: list[int], *, look: bool = False, keep: int | None = None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from sandbox import memory
 from sandbox.light import Ways
@@ -27,18 +30,30 @@ class CandidateSession(Session):
         return {}
 
     def do_construct(self, request: Request, fds: list[int]) -> Request:
-        """Construct ModelNew under the reference's seed: host work, before it is opened."""
-        arguments = models.decode(request["init"])
-        model = models.construct(self.module.ModelNew, arguments, request["seed"])
-        self.constructed = ((request["init"], request["seed"]), model)
+        """Construct ModelNew ahead, unless it takes memory of the device, which others hold."""
+        self.constructed = None
+        model = self.construct(request)
+        if self.device == "cpu" or torch.cuda.memory_allocated() == 0:
+            self.constructed = ((request["init"], request["seed"]), model)
+            return {}
+        del model
+        gc.collect()
+        torch.cuda.empty_cache()
         return {}
+
+    def construct(self, request: Request) -> torch.nn.Module:
+        """ModelNew under the reference's seed."""
+        arguments = models.decode(request["init"])
+        return models.construct(self.module.ModelNew, arguments, request["seed"])
 
     def do_open(self, request: Request, fds: list[int]) -> Request:
         """Move ModelNew, constructed now or before, and list its parameters and buffers."""
-        if self.constructed is None or self.constructed[0] != (request["init"], request["seed"]):
-            self.do_construct(request, fds)
-        _, model = self.constructed
-        self.constructed = None
+        constructed, self.constructed = self.constructed, None
+        if constructed is None or constructed[0] != (request["init"], request["seed"]):
+            constructed = None  # before there are two of them
+            model = self.construct(request)
+        else:
+            _, model = constructed
         self.model = self.call = model.to(device=self.device, dtype=self.dtype)
         return {
             "state": [

@@ -151,7 +151,7 @@ class Session:
         synchronisation.
 
         `rung`: the ticket of a lone call, whose inputs come with the ring. `hasty`: then call once
-        more on the last set, as `hurry` says.
+        more, as `hurry` says.
         """
         call, calls, results = self.call, self.calls, self.results
         if "rung" in request:
@@ -159,28 +159,28 @@ class Session:
         for index in request["sets"]:
             results.append(call(*calls[index]))
         self.synchronize()
-        if request.get("hasty"):
-            self.hurry(request["sets"][-1])
-        if "rung" in request:
-            self.bell.end(request["rung"])
+        if request.get("hasty") is not None:
+            self.hurry(request["sets"][-1], request["hasty"])
         return {}
 
-    def hurry(self, index: int) -> None:
-        """Call on a set whose values come late, and deliver at once, both on the caller's stream:
-        work on a stream that does not wait for it, or that it does not wait for, goes wrong.
+    def hurry(self, index: int, at: int) -> None:
+        """Call on the values of set `index`, which come late to the place of set `at`, and deliver
+        the output at once, both on the caller's stream: work on a stream that does not wait for
+        it, or that it does not wait for, goes wrong.
         """
-        place = self.input_bytes(index)
-        values = place.clone()
-        place.fill_(0)
+        values, place = self.input_bytes(index).clone(), self.input_bytes(at)
+        before = place.clone()
         self.synchronize()
         if self.device == "cuda":
             torch.cuda._sleep(LATE_CYCLES)
         place.copy_(values)
-        self.results[-1] = self.call(*self.calls[index])
+        self.results[-1] = self.call(*self.calls[at])
         _, tensors = trees.flatten(self.results[-1], torch.is_tensor)
         for leaf, tensor in enumerate(tensors):
             self._deliver(tensor, index, leaf)
         self.hasty = index
+        self.synchronize()
+        place.copy_(before)
         self.synchronize()
 
     def input_bytes(self, index: int) -> torch.Tensor:
@@ -189,8 +189,11 @@ class Session:
         return self.arenas["inputs"].bytes[index * stride : (index + 1) * stride]
 
     def stand_by(self, request: Request) -> None:
-        """Until the bell rings; then its inputs are on their way to the arena."""
+        """Until the bell rings; then its inputs are in the arena, and the device is idle: their way
+        is no work that launches could hide behind.
+        """
         place = self.input_bytes(request["sets"][0])
+        gc.disable()
 
         def keep_warm() -> None:
             place.copy_(self.bell.given, non_blocking=True)  # which nobody has asked for yet
@@ -199,6 +202,7 @@ class Session:
 
         self.bell.stand_by(request["rung"], keep_warm)
         place.copy_(self.bell.given, non_blocking=True)
+        self.synchronize()
 
     def do_collect(self, request: Request, fds: list[int]) -> Request:
         """Copy the retained outputs to their slots and describe them."""

@@ -133,3 +133,20 @@ def test_a_candidate_cannot_hide_in_noise_of_its_own() -> None:
     """It delays every other lone call by a millisecond."""
     alone = [(40.0, 45.0), (40.0, 1045.0)] * 2
     assert verdict([*rung(0, 20.0, 4.0, alone), *rung(1, 20.0, 4.0, alone)])
+
+
+def test_by_the_bell_one_clean_pair_acquits_nobody() -> None:
+    """It merges in most of its processes."""
+    merged, clean = [(40.0, 45.0)] * 4, [(40.0, 40.0)] * 4
+    rounds = [*rung(0, 20.0, 4.0, merged), *rung(1, 20.0, 20.0, clean)]
+    assert not verdict(rounds)
+    assert verdict([*rounds, *rung(2, 20.0, 4.0, merged)])
+
+
+def test_by_the_bell_what_lone_calls_leave_for_collect_counts() -> None:
+    def collecting(pair: int, its_s: float) -> list[RoundObservation]:
+        rounds = rung(pair, 20.0, 4.0, [(40.0, 25.0)] * 4)
+        return [replace(r, reference_collect_s=1e-4, candidate_collect_s=its_s) for r in rounds]
+
+    assert not verdict([*collecting(0, 1e-4), *collecting(1, 1e-4)])
+    assert verdict([*collecting(0, 1.3e-4), *collecting(1, 1.3e-4)])
