@@ -268,7 +268,16 @@ def test_a_wrong_value_is_found(evaluate: Evaluate, source: str) -> None:
     assert found.timing is None
 
 
-def test_results_remembered_by_address_are_wrong_in_timed_rounds(evaluate: Evaluate) -> None:
+def test_results_remembered_by_address_are_wrong_for_the_call_in_haste(evaluate: Evaluate) -> None:
+    found = evaluate(MEMOISED)
+    assert found.status is Status.WRONG_VALUE
+    assert ", in haste: " in found.detail
+
+
+def test_results_remembered_by_address_are_wrong_in_timed_rounds(
+    evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.verify.HASTY_BYTES", 0)
     found = evaluate(MEMOISED)
     assert found.status is Status.WRONG_VALUE
     assert found.detail.startswith("timed rounds")
