@@ -9,6 +9,7 @@ over is told through the pipe, as ever: who says so too early has its inputs poi
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -35,6 +36,7 @@ class Bell:
         self._cells = memoryview(shared[:HEADER_BYTES].numpy()).cast("Q")
         self._writable = memoryview(self.given.numpy())
         self._writable[:] = bytes(len(self._writable))  # its pages are there when it counts
+        self._barrier = threading.Lock()
         self._listens_s = LISTENS_S + len(self._writable) / WRITTEN_PER_S
 
     def stand_by(self, ticket: int, keep_warm: Callable[[], None]) -> None:
@@ -47,7 +49,8 @@ class Bell:
             while cells[RING] != ticket and time.perf_counter() < end:
                 pass
             cells[READY] = 0
-        os.sched_yield()  # a barrier: what was written before the ring is seen
+        with self._barrier:  # what was written before the ring is seen, on ARM too
+            pass
 
     def ring(self, ticket: int, values: bytes) -> float:
         """Supervisor: when the clock was started.
@@ -59,7 +62,8 @@ class Bell:
         self._wait(ticket)
         start = time.perf_counter()
         self._writable[:] = values
-        os.sched_yield()  # likewise
+        with self._barrier:
+            pass
         self._cells[RING] = ticket
         return start
 

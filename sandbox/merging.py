@@ -13,6 +13,7 @@ and the lesser of the two is at most what the call costs in the batch.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -41,30 +42,29 @@ def excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
     Through the pipe the excess is the least of the pairs', since a busy CPU wakes a team of threads
     late for seconds on end; by the bell it is the second largest, since a candidate may merge in
     some processes only, with what lone calls leave for after "done". The noise is that of the
-    reference's lone calls: a candidate could make its own. None without rounds of both kinds.
+    reference's lone calls, infinite where no pair has two: a candidate could make its own. None
+    without rounds of both kinds.
     """
-    valid = [r for r in rounds if not r.void]
+    usable = _usable(rounds)
     excesses, scatter = list[float](), list[float]()
-    for number in {r.pair for r in valid}:
-        batch = [r for r in valid if r.pair == number and not r.single]
-        single = [r for r in valid if r.pair == number and r.single]
-        if not batch or not single:
-            continue
+    for number in {r.pair for r in usable}:
+        batch = [r for r in usable if r.pair == number and not r.single]
+        single = [r for r in usable if r.pair == number and r.single]
         base_reference = statistics.median(r.reference_s / r.calls for r in batch)
         base_candidate = statistics.median(r.candidate_s / r.calls for r in batch)
         alone = [r.reference_s / r.calls for r in single]
         usual = statistics.median(alone)
-        scatter += [abs(seconds - usual) for seconds in alone]
+        scatter += [abs(seconds - usual) for seconds in alone if len(alone) > 1]
         # A reference that seems quicker alone was disturbed in its batches: no reason to convict.
         overhead = max(0.0, usual - base_reference)
         lone = statistics.median(r.candidate_s / r.calls for r in single)
         excesses.append(lone - base_candidate - overhead)
     if not excesses:
         return None
-    noise = statistics.median(scatter)
-    if not _rung(rounds):
-        return min(excesses), noise
+    noise = statistics.median(scatter) if scatter else math.inf
     singles = _singles(rounds)
+    if not _rung(singles):
+        return min(excesses), noise
     after_s = charged_collect(singles) / statistics.median(r.calls for r in singles)
     return sorted(excesses)[max(0, len(excesses) - 2)] + after_s, noise
 
@@ -93,7 +93,7 @@ def convicted(rounds: Sequence[RoundObservation], timing: Timing) -> tuple[bool,
     singles = _singles(rounds)
     known = len(singles) >= LEAST_ROUNDS and _pairs(singles) >= LEAST_PAIRS
     honest_s = _honest_s(rounds, timing.candidate_ms / 1e3, timing.reference_ms / 1e3)
-    rung = _rung(rounds)
+    rung = _rung(singles)
     allowed = honest_s + 3 * noise if rung else max(honest_s, FLOOR_S + 3 * noise)
     words = (
         f"a call alone costs {excess * 1e6:.0f} us more than in a batch, "
@@ -104,18 +104,25 @@ def convicted(rounds: Sequence[RoundObservation], timing: Timing) -> tuple[bool,
 
 def _honest_s(rounds: Sequence[RoundObservation], candidate_s: float, reference_s: float) -> float:
     """What a lone call may cost more than one in a batch, on a quiet machine."""
-    if _rung(rounds):
+    if _rung(_singles(rounds)):
         return RUNG_FLOOR_S + candidate_s
     return FLOOR_S + min(1.5 * candidate_s, HOST_S + HOST_SHARE * reference_s)
 
 
-def _rung(rounds: Sequence[RoundObservation]) -> bool:
+def _rung(singles: Sequence[RoundObservation]) -> bool:
     """Whether lone calls were timed by the bell."""
-    return all(r.rung for r in _singles(rounds))
+    return all(r.rung for r in singles)
+
+
+def _usable(rounds: Sequence[RoundObservation]) -> list[RoundObservation]:
+    """Rounds that count, of pairs that have both kinds of them."""
+    valid = [r for r in rounds if not r.void]
+    both = {r.pair for r in valid if r.single} & {r.pair for r in valid if not r.single}
+    return [r for r in valid if r.pair in both]
 
 
 def _singles(rounds: Sequence[RoundObservation]) -> list[RoundObservation]:
-    return [r for r in rounds if r.single and not r.void]
+    return [r for r in _usable(rounds) if r.single]
 
 
 def _pairs(rounds: Sequence[RoundObservation]) -> int:

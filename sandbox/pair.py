@@ -168,10 +168,13 @@ class ProcessPair:
         seconds = self.net(self.reference.go(self.plan.timed)) / self.plan.sets
         return Alone(seconds, self.pace())
 
-    def pace(self) -> float:
-        """How slow the launching core is now; 1.0 where calls are too long to be bound by it."""
+    def pace(self, single: bool = False) -> float:
+        """How slow the launching core is now; 1.0 where calls are not bound by it: long ones, and
+        lone ones through the pipe.
+        """
         core = self.reference.worker.core
-        return 1.0 if core is None or self.signature.latency_s > SHORT_CALL_S else core.pace()
+        bound = self.signature.latency_s <= SHORT_CALL_S and (self.rung or not single)
+        return core.pace() if core is not None and bound else 1.0
 
     def rounds(
         self, bounds: Sequence[Errors], over: Callable[[], bool] = lambda: False
@@ -179,7 +182,7 @@ class ProcessPair:
         """Timed rounds with the comparison of every output; which ones are single-set is secret.
 
         They end early once `over` says so, though not before the candidate was tested in every way.
-        A void batch is made up for at the end, as often as there are rounds.
+        A void round is made up for at the end, as often as there are rounds.
         """
         kinds = self.schedule()
         most = 2 * len(kinds)
@@ -195,7 +198,7 @@ class ProcessPair:
                 self.given.restyle()
             seen, case = self.round(single, bounds, following)
             if seen.void and len(kinds) < most:
-                kinds.append(False)
+                kinds.append(single)
             yield seen, case
 
     def count(self, *, single: bool) -> int:
@@ -264,23 +267,23 @@ class ProcessPair:
                 candidate_s=its.seconds,
                 reference_collect_s=mine.collect_s,
                 candidate_collect_s=its.collect_s,
-                void="" if single else self.why_void(mine, its, len(sets)),
+                void=self.why_void(mine, its, len(sets), single),
                 rung=single and self.rung,
             ),
             case,
         )
 
-    def why_void(self, mine: Turn, its: Turn, calls: int) -> str:
-        """Why a batch does not count; empty where it does."""
+    def why_void(self, mine: Turn, its: Turn, calls: int, single: bool) -> str:
+        """Why a round does not count; empty where it does."""
         alone, device = self.reference.solo, self.reference.task.device
-        drifted = drift(mine.seconds / calls, mine.pace, alone, device)
+        drifted = "" if single else drift(mine.seconds / calls, mine.pace, alone, device)
         return drifted or uneven(mine.pace, its.pace)
 
     def run_reference(self, sets: list[int], single: bool) -> Turn:
         """The reference's turn, with the candidate's whole process tree stopped."""
         self.candidate.idle.end()
         self.candidate.worker.freeze()
-        spent, collect, pace = list[float](), 0.0, 1.0
+        spent, paces, collect = list[float](), list[float](), 0.0
         try:
             self.ready(self.reference)
             for batch in goes(sets, single):
@@ -288,8 +291,7 @@ class ProcessPair:
                 # What the candidate's outputs wait for, the reference's wait for too: a pause
                 # between "done" and collect makes collect slower.
                 self.reference.worker.freeze()
-                if not single:
-                    pace = self.pace()
+                paces.append(self.pace(single))
                 self.given.unchanged(*span(batch))
                 self.reference.poison("slots", *span(batch))
                 self.synchronize()
@@ -299,7 +301,7 @@ class ProcessPair:
         finally:
             self.candidate.worker.thaw()
             self.candidate.idle.begin()
-        return Turn(together(spent), collect, pace)
+        return Turn(together(spent), collect, statistics.median(paces))
 
     def run_candidate(
         self, sets: list[int], single: bool, case: CaseObservation
@@ -308,13 +310,12 @@ class ProcessPair:
         and a lone call's output is out of its reach before the next set is disclosed.
         """
         self.ready(self.candidate)
-        spent, collect, pace = list[float](), 0.0, 1.0
+        spent, paces, collect = list[float](), list[float](), 0.0
         for batch in goes(sets, single):
             spent.append(self.timed(self.candidate, batch, single))
             mutated = False
             with self.frozen():  # so that nothing goes on unpaid while inputs are compared
-                if not single:
-                    pace = self.pace()
+                paces.append(self.pace(single))
                 if not self.signature.mutates:
                     mutated = not self.given.unchanged(*span(batch))
                     if not self.signature.aliases:
@@ -337,7 +338,7 @@ class ProcessPair:
                     self.handed_over.take(batch[0])
                     self.synchronize()
         self.candidate.idle.begin()
-        return Turn(together(spent), collect, pace), case
+        return Turn(together(spent), collect, statistics.median(paces)), case
 
     def timed(self, side: Subject, sets: list[int], single: bool) -> float:
         """Seconds of a batch without the harness's round trip, or of a lone call with it."""

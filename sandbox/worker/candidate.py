@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,18 @@ class CandidateSession(Session):
         return {}
 
     def do_construct(self, request: Request, fds: list[int]) -> Request:
-        """Construct ModelNew ahead, unless it takes memory of the device, which others hold."""
+        """Construct ModelNew ahead, unless that takes memory of the device, which others hold."""
         self.constructed = None
-        model = self.construct(request)
-        if self.device == "cpu" or torch.cuda.memory_allocated() == 0:
+        taken, model = torch.cuda.memory_allocated(), None
+        with contextlib.suppress(torch.OutOfMemoryError):  # once the device is held there is room
+            model = self.construct(request)
+        if model is not None and torch.cuda.memory_allocated() <= taken:
             self.constructed = ((request["init"], request["seed"]), model)
             return {}
         del model
-        gc.collect()
-        torch.cuda.empty_cache()
+        if self.device == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
         return {}
 
     def construct(self, request: Request) -> torch.nn.Module:

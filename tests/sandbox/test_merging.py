@@ -150,3 +150,17 @@ def test_by_the_bell_what_lone_calls_leave_for_collect_counts() -> None:
 
     assert not verdict([*collecting(0, 1e-4), *collecting(1, 1e-4)])
     assert verdict([*collecting(0, 1.3e-4), *collecting(1, 1.3e-4)])
+
+
+def test_a_pair_without_a_valid_batch_is_no_second_witness() -> None:
+    merged = rung(0, 20.0, 4.0, [(40.0, 60.0)] * 4)
+    batch, *alone = rung(1, 20.0, 4.0, [(40.0, 24.0)] * 4)
+    rounds = [*merged, replace(batch, void="drift"), *alone]
+    assert suspected(rounds)
+    assert not verdict(rounds)
+
+
+def test_lone_rounds_of_unknown_noise_convict_nobody() -> None:
+    """One in each pair: how much the reference's own scatter is not known."""
+    pairs = [rung(n, 20.0, 4.0, [(50.0 + 30 * n, 100.0 + 30 * n)]) for n in range(4)]
+    assert not verdict([r for rounds in pairs for r in rounds])
