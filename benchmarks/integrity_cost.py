@@ -4,9 +4,10 @@
 
 Verified timing alone is: two walled processes, scaled cases, fresh inputs in every round,
 single-set rounds, charged collect, process pairs. Left out there, in this process only: the static
-scan, changed inputs, new weights, kept and aged outputs, copies of lone calls' outputs, second
-pairs on suspicion, looks at processes and at the GPU, the profiler. The candidate is the task's own
-reference; evaluations of both kinds take turns, as a search judges and as a winner is confirmed.
+scan, changed inputs, the call in haste, new weights, kept and aged outputs, copies of lone calls'
+outputs, second pairs on suspicion, looks at processes and at the GPU, the profiler. The candidate
+is the task's own reference; evaluations of both kinds take turns, as a search judges and as a
+winner is confirmed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from unittest.mock import patch
 from benchmarks.keeping import keep_json, stop_cleanly
 from benchmarks.null_experiment import itself
 from kernelbench.suite import load_tasks
-from sandbox import merging, run, stand
+from sandbox import merging, run, stand, verify
 from sandbox.errors import WarpsmithError
 from sandbox.evaluator import LocalEvaluator
 from sandbox.given import Given
@@ -42,6 +43,7 @@ from sandbox.types import EvalConfig, Status, Task
 
 LAYERS: tuple[tuple[Any, str, Any], ...] = (
     (run, "scan", lambda _: Scan()),
+    (verify, "HASTY_BYTES", 0),
     (Given, "restyle", lambda _: None),
     (Keepsake, "wanted", lambda *_: False),
     (Subject, "grow_old", lambda *_: None),

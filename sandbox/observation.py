@@ -154,7 +154,7 @@ class RoundObservation:
     void: str = ""
     """Why the round does not count: drift of the reference, a busy device."""
     rung: bool = False
-    """Of a single-set round: its calls began and ended by a bell instead of the pipe."""
+    """Of a single-set round: its calls began by a bell instead of the pipe."""
 
 
 @dataclass(frozen=True)

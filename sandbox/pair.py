@@ -104,7 +104,7 @@ class ProcessPair:
             and signature.input_bytes <= RUNG_BYTES
             and not signature.moves_state
         )
-        """Lone calls begin and end by a bell instead of the pipe."""
+        """Lone calls begin by a bell instead of the pipe."""
         self.last = False
         self.quiet = quiet
         self.strict = strict
