@@ -103,6 +103,8 @@ def launching_on(
 ) -> Iterator[Callable[[UnevenCore], None]]:
     """As on a GPU's host: workers launch from one core, whose pace is read; nothing else voids."""
     monkeypatch.setitem(DRIFT, "cpu", math.inf)
+    # A call of microseconds, however long it took on a busy machine.
+    monkeypatch.setattr("sandbox.pair.SHORT_CALL_S", math.inf)
     zygote = evaluator._stand.zygote
 
     def place(core: UnevenCore) -> None:
