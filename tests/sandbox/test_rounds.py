@@ -119,7 +119,8 @@ def test_batches_that_one_side_launched_from_a_slower_core_are_made_up_for(
 ) -> None:
     task, config = task_of(SCALE), replace(FAST, rounds=6)
     evaluator.prepare(task, config)
-    launching_on(UnevenCore(14))
+    # Batches alone, two rounds of eight lone calls a side, wherever they come, and one batch round.
+    launching_on(UnevenCore(3 + 2 * 2 * 8 + 3))
     same = Candidate(task.id, Language.TORCH, forward("", "return y"))
     found = evaluator.evaluate(task, same, config)
     assert found.status is Status.PASSED, found.detail
