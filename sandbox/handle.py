@@ -105,6 +105,11 @@ class Worker:
         """Where it launches what is timed; None on the CPU, and where cores are few."""
         return self._zygote.launching_core
 
+    @property
+    def leaves_nothing(self) -> bool:
+        """Closing it ends whatever it has started: its uid is its own."""
+        return self._uid is not None
+
     def limit(self, memory_bytes: int, log_bytes: int) -> None:
         """Other limits than it was started with."""
         self.memory_limit_bytes = memory_bytes

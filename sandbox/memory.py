@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import mmap
 import os
 import time
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from sandbox.errors import DeviceError
+from sandbox.pages import kept
 from sandbox.trees import Layout, Leaf, stride_class
 
 FREED_WITHIN_S = 3.0
@@ -48,31 +48,38 @@ class Arena(Protocol):
     @property
     def fds(self) -> list[int]: ...
 
-    def close(self) -> None: ...
+    def holds(self, size: int) -> bool:
+        """Whether its worker may go on with it where so many bytes are needed next."""
+        ...
+
+    def close(self, *, unshared: bool = False) -> None:
+        """`unshared`: the worker has ended, and none of its processes is left."""
+        ...
 
 
 class HostArena:
-    """Anonymous shared memory: no name that another process could open."""
+    """Anonymous shared memory (sandbox/pages.py)."""
 
     def __init__(self, size: int) -> None:
-        self._fd = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self._fd, size)
-        # A worker that shrank the file would end the supervisor with SIGBUS at its next read.
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)
-        self._map = mmap.mmap(self._fd, size)
-        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._pages = kept.take(size)
+        self.bytes = torch.frombuffer(self._pages.map, dtype=torch.uint8)
 
     def ticket(self) -> dict[str, Any]:
         return {"kind": "host", "size": self.bytes.numel()}
 
     @property
     def fds(self) -> list[int]:
-        return [self._fd]
+        return [self._pages.fd]
 
-    def close(self) -> None:
-        os.close(self._fd)
-        self.bytes = torch.empty(0, dtype=torch.uint8)  # the mapping goes with its last view
+    def holds(self, size: int) -> bool:
+        return bool(size <= self.bytes.numel())
+
+    def close(self, *, unshared: bool = False) -> None:
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+        if unshared:
+            kept.give(self._pages)
+        else:
+            self._pages.close()
 
 
 class DeviceArena:
@@ -102,7 +109,10 @@ class DeviceArena:
     def fds(self) -> list[int]:
         return []
 
-    def close(self) -> None:
+    def holds(self, size: int) -> bool:
+        return False  # a GPU's memory is planned to the byte
+
+    def close(self, *, unshared: bool = False) -> None:
         self.bytes = torch.empty(0, dtype=torch.uint8)
         driver().call("cuCtxSetCurrent", self._context)  # the closing thread may be another
         driver().call("cuMemFree_v2", self._pointer)

@@ -124,7 +124,10 @@ class ProcessPair:
         for side in (self.reference, self.candidate):
             side.attach_all(self.signature, total, self.plan.sets)
         self.given.share_state()
-        self.given.fill(total)
+        # A warm reference has values there, from before this candidate was begun: they do for what
+        # is not judged, and making them takes as long as a round.
+        if self.signature.mutates or not self.reference.solo:
+            self.given.fill(total)
         self.given.share_inputs(total)
         for side in (self.reference, self.candidate):
             side.worker.send("warm", stage=side.stage, sets=self.plan.warm_sets)

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from sandbox.errors import SandboxFault
 from sandbox.storage import memory_file_bytes
@@ -289,10 +288,20 @@ def _fields(path: str) -> dict[str, str]:
 
 
 def _read(path: str) -> str | None:
+    """A file in /proc; None where its process has ended. A tree is read dozens of times per
+    evaluation, and Python's own text files take five times as long.
+    """
     try:
-        return Path(path).read_text(errors="replace")
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
         return None
+    try:
+        chunks = list(iter(lambda: os.read(file, 1 << 16), b""))
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(file)
+    return b"".join(chunks).decode(errors="replace")
 
 
 def _signal(pgid: int, number: signal.Signals) -> None:

@@ -110,21 +110,25 @@ class Subject:
         self.request("load", self.config.load_timeout_s, source=source)
 
     def attach(self, name: str, layout: Layout, tree: dict[str, Any] | None = None) -> None:
-        """Allocate an arena and share it with the worker under `name`, unless it has such a one."""
+        """Share an arena with the worker under `name`, unless it has such a one: a fresh one, or
+        what it has by that name.
+        """
         if self.layouts.get(name) == layout and name in self.arenas:
             return
-        self.detach(name)
-        arena = memory.allocate(layout.bytes, self.task.device)
-        self.arenas[name], self.layouts[name] = arena, layout
+        same = name in self.arenas and self.arenas[name].holds(layout.bytes)
+        if not same:
+            self.detach(name)
+            self.arenas[name] = memory.allocate(layout.bytes, self.task.device)
+        arena, self.layouts[name] = self.arenas[name], layout
         self.solo = ()
         self.worker.arena_bytes = self.arena_bytes
         self._mapped[name] = arena.bytes.numel()
         self.request(
             "attach",
             self.config.load_timeout_s,
-            fds=arena.fds,
+            fds=[] if same else arena.fds,
             name=name,
-            ticket=arena.ticket(),
+            ticket=None if same else arena.ticket(),
             leaves=[leaf.to_json() for leaf in layout.leaves],
             sets=layout.sets,
             tree=tree or {},
@@ -154,10 +158,11 @@ class Subject:
         for name in list(self.arenas):
             self.detach(name)
 
-    def detach(self, name: str) -> None:
+    def detach(self, name: str, *, unshared: bool = False) -> None:
+        """Free an arena; `unshared`: no process of the worker's is left."""
         arena = self.arenas.pop(name, None)
         if arena is not None:
-            arena.close()
+            arena.close(unshared=unshared)
             self.solo = ()
 
     def leaf(self, name: str, index: int, leaf: int) -> torch.Tensor:
@@ -273,6 +278,6 @@ class Subject:
         left = memory.others_free_bytes() + mapped - self.arena_bytes if wait else 0
         self.worker.close()
         for name in list(self.arenas):
-            self.detach(name)
+            self.detach(name, unshared=self.worker.leaves_nothing)
         if wait:
             memory.wait_for_device(left, memory.others_free_bytes, memory.STEADY_S)

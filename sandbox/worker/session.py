@@ -70,10 +70,13 @@ class Session:
         return {}
 
     def do_attach(self, request: Request, fds: list[int]) -> Request:
-        """Open an arena under a name (`inputs`, `slots`, `state`); the previous one is dropped."""
-        fd = fds.pop(0) if fds else None
-        self.drop(request["name"])
-        self.arenas[request["name"]] = memory.OpenedArena(request["ticket"], fd)
+        """Open an arena under a name (`inputs`, `slots`, `state`); the previous one is dropped.
+        Without a ticket that one stays, with other leaves.
+        """
+        if request["ticket"] is not None:
+            self.drop(request["name"])
+            fd = fds.pop(0) if fds else None
+            self.arenas[request["name"]] = memory.OpenedArena(request["ticket"], fd)
         layout = Layout(tuple(map(Leaf.from_json, request["leaves"])), request["sets"])
         setattr(self, request["name"], layout)
         if request["name"] == "inputs":

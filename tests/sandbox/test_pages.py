@@ -1,0 +1,139 @@
+"""Shared memory that goes from one worker to the next."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from sandbox import memory, pages
+from sandbox.evaluator import LocalEvaluator
+from sandbox.memory import HostArena
+from sandbox.pages import Kept, Pages
+from sandbox.trees import Layout, Leaf
+from sandbox.types import Candidate, Language, Status
+from sandbox.worker.session import Session
+from tests.sandbox.conftest import FAST, SCALE, forward, task_of
+
+MIB = 1 << 20
+
+
+def file_of(given: Pages) -> int:
+    return os.fstat(given.fd).st_ino
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    """Memory that only this test's arenas take and give."""
+    own = Kept(1024 * MIB)
+    monkeypatch.setattr(memory, "kept", own)
+    return own
+
+
+def test_memory_of_an_ended_worker_is_all_zeros_for_the_next(kept: Kept) -> None:
+    first = HostArena(3 * MIB)
+    known = os.fstat(first.fds[0]).st_ino
+    first.bytes.fill_(7)
+    first.close(unshared=True)
+    second = HostArena(3 * MIB - 5)
+    assert os.fstat(second.fds[0]).st_ino == known
+    assert not second.bytes.any()
+
+
+def test_memory_that_a_worker_may_still_map_is_not_used_again(kept: Kept) -> None:
+    first = HostArena(3 * MIB)
+    known = os.fstat(first.fds[0]).st_ino
+    first.close()
+    assert os.fstat(HostArena(3 * MIB).fds[0]).st_ino != known
+
+
+def test_large_memory_waits_for_large_arenas() -> None:
+    kept = Kept(64 * MIB)
+    large = Pages(8 * MIB)
+    kept.give(large)
+    assert file_of(kept.take(3 * MIB)) != file_of(large)
+    assert file_of(kept.take(5 * MIB)) == file_of(large)
+
+
+def test_the_smallest_memory_that_fits_is_taken() -> None:
+    kept = Kept(64 * MIB)
+    given = [Pages(size * MIB) for size in (6, 4, 5)]
+    for one in given:
+        kept.give(one)
+    assert file_of(kept.take(4 * MIB)) == file_of(given[1])
+
+
+def test_no_more_than_the_limit_is_kept_and_the_oldest_goes_first() -> None:
+    kept = Kept(5 * MIB)
+    given = [Pages(2 * MIB) for _ in range(3)]
+    known = [file_of(one) for one in given]
+    for one in given:
+        kept.give(one)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(given[0].fd)
+    assert {file_of(kept.take(2 * MIB)) for _ in range(2)} == set(known[1:])
+
+
+def test_small_and_huge_memory_is_not_kept() -> None:
+    kept = Kept(4 * MIB)
+    for size in (4096, 5 * MIB):
+        one = Pages(size)
+        kept.give(one)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(one.fd)
+
+
+def test_sizes_are_rounded_by_an_eighth_at_most() -> None:
+    for size in (1, 4097, MIB, MIB + 1, 9 * MIB + 3, 100 * MIB + 1, (1 << 30) + 1):
+        assert size <= pages._rounded(size) <= max(size * 1.125, size + MIB)
+
+
+def test_a_worker_goes_on_with_an_arena_under_another_layout(tmp_path: Path) -> None:
+    session = Session(tmp_path)
+    arena = HostArena(4096)
+
+    def attach(leaf: Leaf, sets: int, *, anew: bool) -> None:
+        session.do_attach(
+            {
+                "name": "slots",
+                "ticket": arena.ticket() if anew else None,
+                "leaves": [leaf.to_json()],
+                "sets": sets,
+            },
+            [os.dup(arena.fds[0])] if anew else [],
+        )
+
+    attach(Leaf((4,), "float32", (1,), 4), 2, anew=True)
+    before = session.arenas["slots"]
+    other = Leaf((2, 3), "float64", (3, 1), 8)
+    attach(other, 3, anew=False)
+    assert session.arenas["slots"] is before
+    arena.bytes.zero_()
+    memory.leaf_view(arena.bytes, Layout((other,), 3), 2, 0).fill_(1.5)
+    mine = memory.leaf_view(before.bytes, session.slots, 2, 0)
+    assert torch.equal(mine, torch.full((2, 3), 1.5, dtype=torch.float64))
+
+
+def test_the_memory_of_one_candidate_serves_the_next(
+    evaluator: LocalEvaluator, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    fresh = Pages.__init__
+
+    def counted(self: Pages, size: int) -> None:
+        made.append(size)
+        fresh(self, size)
+
+    monkeypatch.setattr(Pages, "__init__", counted)
+    task = task_of(SCALE.replace("7, 129", "700, 1290"))
+    counts = []
+    for number in range(3):
+        source = forward("return y") + f"\n# {number}"
+        found = evaluator.evaluate(task, Candidate(task.id, Language.TORCH, source), FAST)
+        assert found.status is Status.PASSED, found.detail
+        counts.append(sum(size >= MIB for size in made))
+        made.clear()
+    if os.getuid() == 0:  # a slot has a uid of its own
+        assert counts[2] < counts[0] / 2, counts
