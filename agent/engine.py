@@ -34,7 +34,7 @@ class LaneEvaluator(Evaluator, Protocol):
 
 MakeEvaluator = Callable[[int], LaneEvaluator]
 """From the index of a device to its evaluator; picklable, called inside the lane."""
-Build = Callable[[Candidate, EvalConfig], object]
+Build = Callable[[Candidate, EvalConfig, Task], object]
 """Compiles ahead into a cache in which the evaluator finds the result; picklable."""
 
 
@@ -136,7 +136,7 @@ class LocalEngine(LaneEngine):
         self._build = build
 
     def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:
-        return self._builders.submit(lambda _: build_with(self._build, candidate, config))
+        return self._builders.submit(lambda _: build_with(self._build, task, candidate, config))
 
 
 class LocalLane:
@@ -205,13 +205,13 @@ def measured_of(preparation: object, facts: object) -> Measured:
     return found
 
 
-def build_with(build: Build | None, candidate: Candidate, config: EvalConfig) -> None:
+def build_with(build: Build | None, task: Task, candidate: Candidate, config: EvalConfig) -> None:
     """Fill the build cache, if there is anything to fill it with; what goes wrong there that is
     not told is a fault of ours.
     """
     try:
         if build is not None:
-            build(candidate, config)
+            build(candidate, config, task)
     except WarpsmithError:
         raise
     except Exception as error:  # one build that fails must not end the campaign

@@ -144,7 +144,7 @@ class RayEngine(LaneEngine):
 
     def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:
         def run(_: NoLane) -> None:
-            _get(self._remote_build.remote(self._build, candidate, config))
+            _get(self._remote_build.remote(self._build, task, candidate, config))
 
         return self._builders.submit(run)
 

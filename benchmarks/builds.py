@@ -30,9 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.candidates.extensions import TEMPLATES, source
-from sandbox.build import Builder, toolchain
+from sandbox.build import Builder
 from sandbox.device import arch_list
 from sandbox.light import Ways
+from sandbox.toolchain import toolchain
 from sandbox.types import Candidate, EvalConfig, Language
 
 CONFIG = EvalConfig(build_timeout_s=600.0)

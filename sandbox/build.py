@@ -1,4 +1,5 @@
-"""Builds ahead of the run: `load_inline` calls compiled in a walled process without a GPU.
+"""Builds ahead of the run: `load_inline` calls and Triton's kernels compiled in a walled process
+without a GPU.
 
 The cache is keyed by source and toolchain, never by what the build process says: a hostile build
 can only spoil its own candidate. Only this process copies artefacts into it. Equal sources are
@@ -8,30 +9,39 @@ built once, also by several processes at a time: the others wait.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
-import subprocess
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from sandbox import copying, light
+from sandbox import copying
 from sandbox.cache import LIMITS, Shelf, cache_root, discard, locked, temporary_of
 from sandbox.cleanup import on_failure
-from sandbox.device import arch_list, fingerprint
-from sandbox.errors import DeviceError, SandboxFault
-from sandbox.handle import WorkerFailed
+from sandbox.device import arch_list
+from sandbox.errors import SandboxFault
+from sandbox.handle import Worker, WorkerFailed
 from sandbox.light import Ways
 from sandbox.observation import Failure, FailureKind
 from sandbox.preludes import Preludes
 from sandbox.quiet import Quiet
 from sandbox.spawn import Zygote
-from sandbox.types import SCHEMA_VERSION, Candidate, EvalConfig, Language, digest
+from sandbox.toolchain import capability, require_compilers, toolchain
+from sandbox.types import Candidate, EvalConfig, Language, Task, digest
+from sandbox.walls.folders import TRITON_CACHE
 
+logger = logging.getLogger(__name__)
+
+FORESEEING = ("torch._dynamo", "triton.language")
+"""What a process imports that compiles Triton's kernels ahead; this takes seconds."""
+
+CACHE_LIMIT = 512 << 20
+"""Bytes of a candidate's Triton or cupy cache handed to its workers."""
+AHEAD_S = 60.0
+"""For Triton's kernels, all configurations that an autotuner would try included."""
 LIBRARY_LIMIT_BYTES = 256 << 20
 MAX_LIBRARIES = 16
 
@@ -47,38 +57,9 @@ class BuildReport:
     """Folder of numbered `load_inline` results for the run's private copy; None if there are
     none.
     """
+    kernels: Path | None = None
+    """Triton's cache with what could be compiled ahead; the rest is compiled in the run."""
     cached: bool = False
-
-
-def require_compilers(language: Language) -> None:
-    """Raise DeviceError, with the remedy, unless this language can be compiled here."""
-    if shutil.which("g++") is None:
-        raise DeviceError("g++ not found: install a C++ compiler (Debian: apt-get install g++)")
-    if language is Language.CUDA_INLINE and shutil.which("nvcc") is None:
-        raise DeviceError("nvcc not found: install the CUDA toolkit, or use language cuda (NVRTC)")
-
-
-def toolchain(arch: str | None, ways: Ways) -> dict[str, Any]:
-    """Everything a library depends on beside its source: compilers, headers, flags, machine."""
-    return {
-        "machine": fingerprint("cpu"),  # -march=native; Python's and torch's versions
-        "cxx": version_line("g++"),
-        "nvcc": version_line("nvcc"),
-        "cuda_home": os.environ.get("CUDA_HOME"),
-        "torch": [torch.__file__, str(torch.version.git_version), str(torch.version.cuda)],
-        "arch": arch,
-        "ways": asdict(ways),
-        "headers": light.shadow_tree(),
-        "schema": SCHEMA_VERSION,
-    }
-
-
-def version_line(compiler: str) -> str:
-    """What a compiler says it is; "" where there is none."""
-    if shutil.which(compiler) is None:
-        return ""
-    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-    return said.stdout.strip()
 
 
 class Builder:
@@ -98,20 +79,33 @@ class Builder:
         arch = os.environ.get("TORCH_CUDA_ARCH_LIST") or arch_list()
         root = cache or cache_root()
         self._ways = ways
+        self._capability = capability(arch)
         self._toolchain = digest(toolchain(arch, ways))
         self._folder = root / "builds"
         self._shelf = Shelf(self._folder, LIMITS["builds"])
-        self._zygote = Zygote("cpu", environment={"TORCH_CUDA_ARCH_LIST": arch} if arch else {})
+        self._zygote = Zygote(
+            "cpu",
+            environment={"TORCH_CUDA_ARCH_LIST": arch} if arch else {},
+            imports=FORESEEING if self._capability else (),
+        )
         self._preludes = Preludes(root / "preludes", self._zygote, self._quiet)
 
-    def build(self, candidate: Candidate, config: EvalConfig) -> BuildReport:
+    def build(
+        self, candidate: Candidate, config: EvalConfig, task: Task | None = None
+    ) -> BuildReport:
         """Compile, or find what an equal candidate compiled to.
 
-        Raises DeviceError where a compiler is missing, SandboxFault for our own faults.
+        `task`: whose inputs Triton's kernels are compiled for. Raises DeviceError where a compiler
+        is missing, SandboxFault for our own faults.
         """
-        if not candidate.language.needs_build:
+        asked = [self._toolchain, candidate.language.value, candidate.source]
+        if candidate.language is Language.TRITON:
+            if task is None or self._capability is None:
+                return BuildReport(0.0)
+            asked.append(task.hash)
+        elif not candidate.language.needs_build:
             return BuildReport(0.0)
-        key = digest([self._toolchain, candidate.language.value, candidate.source])
+        key = digest(asked)
         known = self._known(key)
         if known is not None:
             return known
@@ -119,7 +113,7 @@ class Builder:
         start = time.monotonic()
         lock = self._folder / f".{key}.lock"
         with locked(lock):
-            report = self._known(key) or self._compile(candidate, config, key)
+            report = self._known(key) or self._compile(candidate, config, task, key)
         lock.unlink(missing_ok=True)  # whoever waits for it holds the file, not its name
         return replace(report, seconds=time.monotonic() - start)
 
@@ -141,22 +135,59 @@ class Builder:
             discard(found)  # damaged: build again
             return None
 
-    def _compile(self, candidate: Candidate, config: EvalConfig, key: str) -> BuildReport:
+    def _compile(
+        self, candidate: Candidate, config: EvalConfig, task: Task | None, key: str
+    ) -> BuildReport:
         staging = temporary_of(self._folder / key)
         staging.mkdir(parents=True)
         with on_failure(lambda: shutil.rmtree(staging, ignore_errors=True)):
+            if candidate.language is Language.TRITON:
+                assert task is not None
+                return self._foresee_to(staging, candidate, config, task, key)
             return self._compile_to(staging, candidate, config, key)
 
-    def _compile_to(
-        self, staging: Path, candidate: Candidate, config: EvalConfig, key: str
-    ) -> BuildReport:
-        worker = self._zygote.spawn(
+    def _worker(self, config: EvalConfig) -> Worker:
+        return self._zygote.spawn(
             "build",
             memory_limit_bytes=config.memory_limit_bytes,
             log_limit_bytes=config.log_limit_bytes,
             readable=[self._preludes.folder],
             quiet=self._quiet,
         )
+
+    def _foresee_to(
+        self, staging: Path, candidate: Candidate, config: EvalConfig, task: Task, key: str
+    ) -> BuildReport:
+        """Whatever goes wrong here says nothing: the run compiles, and has its own errors."""
+        worker = self._worker(config)
+        try:
+            with self._quiet.beside(worker):
+                said = worker.request(
+                    "foresee",
+                    stage="build",
+                    timeout_s=min(config.build_timeout_s, AHEAD_S),
+                    source=candidate.source,
+                    task=task.source,
+                    shapes=[shape.constants for shape in task.shapes],
+                    dtype=task.dtype,
+                    capability=self._capability,
+                )
+            copying.copy_folder(worker.scratch, TRITON_CACHE, staging / "kernels", CACHE_LIMIT)
+        except (WorkerFailed, OSError, ValueError) as problem:
+            logger.debug("%s: not compiled ahead: %s", candidate.id, problem)
+            shutil.rmtree(staging, ignore_errors=True)
+            return BuildReport(0.0)
+        finally:
+            with self._quiet.noise():
+                worker.close()
+        logger.debug("%s: %s", candidate.id, said)
+        (staging / "report.json").write_text(json.dumps({"failure": None, "log": ""}))
+        return replace(_read_report(self._shelf.put(key, staging)), cached=False)
+
+    def _compile_to(
+        self, staging: Path, candidate: Candidate, config: EvalConfig, key: str
+    ) -> BuildReport:
+        worker = self._worker(config)
         failure, missing = None, None
         try:
             with self._quiet.beside(worker):
@@ -227,9 +258,14 @@ def _read_report(folder: Path) -> BuildReport:
     if failure is not None:
         kind, types = FailureKind(failure["kind"]), tuple(failure["types"])
         failure = Failure(**{**failure, "kind": kind, "types": types})
-    artifacts = folder / "artifacts"
+    artifacts, kernels = (folder / name for name in ("artifacts", "kernels"))
     return BuildReport(
-        0.0, failure, record["log"], artifacts if artifacts.is_dir() else None, cached=True
+        0.0,
+        failure,
+        record["log"],
+        artifacts if artifacts.is_dir() else None,
+        kernels if kernels.is_dir() else None,
+        cached=True,
     )
 
 
@@ -246,9 +282,9 @@ _shared: list[Builder] = []
 _lock = threading.Lock()
 
 
-def build(candidate: Candidate, config: EvalConfig) -> BuildReport:
+def build(candidate: Candidate, config: EvalConfig, task: Task | None = None) -> BuildReport:
     """Build with this process's own builder, so that a later evaluation finds the result."""
     with _lock:
         if not _shared:
             _shared.append(Builder())
-    return _shared[0].build(candidate, config)
+    return _shared[0].build(candidate, config, task)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sandbox import copying, layers, merging
-from sandbox.build import Builder
+from sandbox.build import CACHE_LIMIT, Builder
 from sandbox.device import DeviceFacts, free_bytes
 from sandbox.handle import WorkerFailed
 from sandbox.judge import MEMORY_TYPES, judge_case
@@ -39,13 +39,12 @@ from sandbox.statistics import enough, hopeless, summarise
 from sandbox.subject import Opening, Signature, Subject
 from sandbox.types import Candidate, EvalConfig, Status, Task
 from sandbox.verify import profiled, verify
+from sandbox.walls.folders import CUPY_CACHE, TRITON_CACHE
 
 UNMATCHED = (
     "ModelNew's parameters and buffers match the reference's neither by name nor by order, shape "
     "and dtype: register the same ones, and read them at every call"
 )
-CACHE_LIMIT = 512 << 20
-"""Bytes of a candidate's Triton or cupy cache handed to its later workers."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +146,12 @@ class Run:
 
     def build(self) -> None:
         with self.stage("build"):
-            report = self.builder.build(self.candidate, self.config)
+            report = self.builder.build(self.candidate, self.config, self.task)
         self.note(build_log=report.log, failure=report.failure)
         if report.artifacts is not None:
             self.preload.append((report.artifacts, "artifacts"))
+        if report.kernels is not None:
+            self.preload.append((report.kernels, TRITON_CACHE))
 
     def check(self, subject: Subject, kept: Path) -> None:
         """Verify the candidate on every shape; its compiler caches serve later workers, and its
@@ -174,7 +175,7 @@ class Run:
                 subject.stage = "verify"
                 cases += verify(subject, self.pools[number], matched, self.synchronize)
             self.note(cases=tuple(cases), parameters=matched)
-        for name in ("home/triton", "home/cupy"):
+        for name in (TRITON_CACHE, CUPY_CACHE):
             # A compiler cache that is missing, or spoilt by its candidate, only costs time.
             with contextlib.suppress(OSError, ValueError):
                 copying.copy_folder(subject.worker.scratch, name, kept / name, CACHE_LIMIT)

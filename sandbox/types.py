@@ -36,9 +36,14 @@ class Language(StrEnum):
         return self is not Language.TORCH
 
     @property
-    def needs_build(self) -> bool:
-        """True where a walled build process compiles `load_inline` calls ahead of the run."""
+    def loads_inline(self) -> bool:
+        """True where kernels are compiled by `load_inline`."""
         return self in (Language.CPP, Language.CUDA_INLINE)
+
+    @property
+    def needs_build(self) -> bool:
+        """True where a walled build process compiles ahead of the run."""
+        return self.loads_inline or self is Language.TRITON
 
 
 class Status(StrEnum):

@@ -85,6 +85,15 @@ def preload(imports: Sequence[str]) -> None:
             with contextlib.suppress(ImportError):
                 __import__(name)
         complete_cupy()
+    complete_triton()
+
+
+def complete_triton() -> None:
+    """Let it hash its own files now, 400 MB, which it does in every process that compiles."""
+    cache = sys.modules.get("triton.runtime.cache")
+    with contextlib.suppress(Exception):  # other versions keep it elsewhere
+        if cache is not None:
+            cache.triton_key()
 
 
 def complete_cupy() -> None:

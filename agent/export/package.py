@@ -337,7 +337,7 @@ def content_of(artefact: Artefact) -> list[Any]:
 
 def _project(about: str, package: str, version: str, artefacts: Sequence[Artefact]) -> str:
     languages = {a.candidate.language for a in artefacts}
-    needed = [TORCH, *(["ninja>=1.11"] if any(x.needs_build for x in languages) else [])]
+    needed = [TORCH, *(["ninja>=1.11"] if any(x.loads_inline for x in languages) else [])]
     if Language.CUDA in languages:
         needed.append("numpy>=2.0")
     if Language.TRITON in languages:

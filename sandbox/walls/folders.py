@@ -38,13 +38,14 @@ SYSTEM = tuple(
     )
 )
 DEVICES = tuple(Path("/dev") / name for name in ("null", "zero", "full", "random", "urandom"))
+TRITON_CACHE, CUPY_CACHE = "home/triton", "home/cupy"
 ENVIRONMENT = {
     "HOME": "home",
     "TMPDIR": "tmp",
     "XDG_CACHE_HOME": "home",
     "CUDA_CACHE_PATH": "home/cuda",
-    "CUPY_CACHE_DIR": "home/cupy",
-    "TRITON_CACHE_DIR": "home/triton",
+    "CUPY_CACHE_DIR": CUPY_CACHE,
+    "TRITON_CACHE_DIR": TRITON_CACHE,
     "TRITON_HOME": "home",
     "TORCH_EXTENSIONS_DIR": "home/torch_extensions",
     "TORCHINDUCTOR_CACHE_DIR": "home/inductor",

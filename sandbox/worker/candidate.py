@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from sandbox import memory
 from sandbox.light import Ways
-from sandbox.worker import extensions, facts, faster, kernels, models
+from sandbox.worker import ahead, extensions, facts, faster, kernels, models
 from sandbox.worker.session import Request, Session
 
 
@@ -22,8 +23,10 @@ class CandidateSession(Session):
     """A model that waits to be opened, after what it was made from."""
 
     def do_load(self, request: Request, fds: list[int]) -> Request:
-        """Import the candidate; `load_inline` finds what the build stage compiled."""
+        """Import the candidate; `load_inline` and Triton find what the build stage compiled."""
         extensions.intercept(self.folder)
+        if "triton" in sys.modules:
+            ahead.movable_cache()
         self.watch = facts.Watch()
         compile(request["source"], "candidate.py", "exec")
         self.module = models.load_module(request["source"], "candidate", self.folder)
@@ -82,7 +85,9 @@ class CandidateSession(Session):
 
 
 class BuildSession(Session):
-    """A build process: runs the import only, so that every `load_inline` in it compiles."""
+    """A build process: imports the candidate, so that every `load_inline` in it compiles, or calls
+    it without a GPU.
+    """
 
     def do_build(self, request: Request, fds: list[int]) -> Request:
         ready = request["preludes"]
@@ -98,6 +103,14 @@ class BuildSession(Session):
         except Exception as error:  # noqa: BLE001  the import may need a GPU: the run stage decides
             note = f"{type(error).__name__}: {error}"
         return {"artifacts": made.artifacts, "missing": made.missing, "note": note[:2000]}
+
+    def do_foresee(self, request: Request, fds: list[int]) -> Request:
+        """Call the candidate without a GPU, so that Triton compiles what it launches."""
+        dtype, capability = getattr(torch, request["dtype"]), request["capability"]
+        count, problem = ahead.compile_ahead(
+            request["source"], request["task"], request["shapes"], dtype, capability, self.folder
+        )
+        return {"kernels": count, "problem": problem}
 
     def do_precompile(self, request: Request, fds: list[int]) -> Request:
         """Compile the light prelude; no candidate's code runs in this process."""

@@ -98,7 +98,7 @@ def calls(log: Path, word: str) -> list[str]:
     return [words[1] for words in lines if words[0] == word]
 
 
-def note_build(log: Path, built: Candidate, config: EvalConfig) -> None:
+def note_build(log: Path, built: Candidate, config: EvalConfig, task: Task) -> None:
     """A build that leaves a line."""
     with log.open("a") as stream:
         stream.write(f"build {built.id}\n")

@@ -69,11 +69,11 @@ def test_lanes_work_side_by_side():
 
 def test_builds_run_off_the_lanes():
     built = []
-    engine = LocalEngine(ScriptedEvaluator, lambda c, _: built.append(c.id))
+    engine = LocalEngine(ScriptedEvaluator, lambda c, _, task: built.append((task.id, c.id)))
     slow = engine.submit_evaluate(TASK, candidate("a", script(1, seconds=0.3)), CONFIG, None)
     other = candidate("a", script(2))
     engine.submit_build(TASK, other, CONFIG).result(10)
-    assert built == [other.id]
+    assert built == [(TASK.id, other.id)]
     assert not slow.done()
     engine.close()
 

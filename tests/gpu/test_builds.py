@@ -149,3 +149,24 @@ def test_light_and_full_cuda_libraries_behave_alike(compiling: Compiling) -> Non
         said.append(done.stdout)
     assert said[0] == said[1]
     assert said[0].count("[") >= 6
+
+
+REFUSING = """
+import torch
+if torch.cuda.is_initialized():
+    import triton.backends.nvidia.compiler as nvidia
+    import triton.runtime.build
+    def refused(*arguments, **options):
+        raise RuntimeError("compiled while the GPU is held")
+    nvidia.CUDABackend.make_cubin = refused
+    triton.runtime.build._build = refused
+"""
+"""Ahead of the run there is no GPU to initialise."""
+
+
+def test_a_triton_candidate_compiles_nothing_while_the_gpu_is_held(
+    evaluator: LocalEvaluator, config: EvalConfig
+) -> None:
+    candidate = Candidate(TASK.id, Language.TRITON, REFUSING + source("triton"))
+    result = evaluator.evaluate(TASK, candidate, config)
+    assert result.status is Status.PASSED, (result.detail, result.stderr)

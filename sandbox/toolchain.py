@@ -1,0 +1,69 @@
+"""What compilers there are, and what they compile for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from sandbox import light
+from sandbox.device import fingerprint
+from sandbox.errors import DeviceError
+from sandbox.light import Ways
+from sandbox.types import SCHEMA_VERSION, Language
+
+
+def require_compilers(language: Language) -> None:
+    """Raise DeviceError, with the remedy, unless this language can be compiled here."""
+    if language is Language.TRITON:
+        return  # it says itself what it misses
+    if shutil.which("g++") is None:
+        raise DeviceError("g++ not found: install a C++ compiler (Debian: apt-get install g++)")
+    if language is Language.CUDA_INLINE and shutil.which("nvcc") is None:
+        raise DeviceError("nvcc not found: install the CUDA toolkit, or use language cuda (NVRTC)")
+
+
+def toolchain(arch: str | None, ways: Ways) -> dict[str, Any]:
+    """Everything a library depends on beside its source: compilers, headers, flags, machine."""
+    return {
+        "machine": fingerprint("cpu"),  # -march=native; Python's and torch's versions
+        "cxx": version_line("g++"),
+        "nvcc": version_line("nvcc"),
+        "cuda_home": os.environ.get("CUDA_HOME"),
+        "torch": [torch.__file__, str(torch.version.git_version), str(torch.version.cuda)],
+        "arch": arch,
+        "triton": version_of("triton"),
+        "ways": asdict(ways),
+        "headers": light.shadow_tree(),
+        "schema": SCHEMA_VERSION,
+    }
+
+
+def version_line(compiler: str) -> str:
+    """What a compiler says it is; "" where there is none."""
+    if shutil.which(compiler) is None:
+        return ""
+    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    return said.stdout.strip()
+
+
+def version_of(package: str) -> str:
+    """Of an installed package; "" where it is not."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def capability(arch: str | None) -> int | None:
+    """90 for `9.0`: what Triton compiles for ahead; None where it is not there, or GPUs differ."""
+    known = re.fullmatch(r"(\d+)\.(\d)[a-z]?", arch or "")
+    there = importlib.util.find_spec("triton") is not None
+    return 10 * int(known[1]) + int(known[2]) if known and there else None
