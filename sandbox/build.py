@@ -80,6 +80,8 @@ class Builder:
         root = cache or cache_root()
         self._ways = ways
         self._capability = capability(arch)
+        self._described: dict[str, list[Any] | None] = {}
+        """By task, what its calls are made from."""
         self._toolchain = digest(toolchain(arch, ways))
         self._folder = root / "builds"
         self._shelf = Shelf(self._folder, LIMITS["builds"])
@@ -158,31 +160,56 @@ class Builder:
     def _foresee_to(
         self, staging: Path, candidate: Candidate, config: EvalConfig, task: Task, key: str
     ) -> BuildReport:
-        """Whatever goes wrong here says nothing: the run compiles, and has its own errors."""
-        worker = self._worker(config)
+        """Whatever goes wrong here says nothing: the run compiles, and has its own errors. It would
+        go wrong again, so that what there is, if anything, is kept.
+        """
+        (staging / "report.json").write_text(json.dumps({"failure": None, "log": ""}))
+        calls = self._calls(task, config)
+        if calls is not None:
+            worker = self._worker(config)
+            try:
+                said = self._ask(
+                    worker,
+                    config,
+                    "foresee",
+                    source=candidate.source,
+                    calls=calls,
+                    dtype=task.dtype,
+                )
+                logger.debug("%s compiled ahead: %s", candidate.id, said)
+                copying.copy_folder(worker.scratch, TRITON_CACHE, staging / "kernels", CACHE_LIMIT)
+            except (OSError, ValueError) as problem:
+                logger.debug("%s: nothing was compiled ahead: %s", candidate.id, problem)
+                shutil.rmtree(staging / "kernels", ignore_errors=True)
+            finally:
+                with self._quiet.noise():
+                    worker.close()
+        return replace(_read_report(self._shelf.put(key, staging)), cached=False)
+
+    def _calls(self, task: Task, config: EvalConfig) -> list[Any] | None:
+        """What calls of the task are made from, found once; None where that cannot be told."""
+        if task.hash not in self._described:
+            worker = self._worker(config)
+            try:
+                shapes = [shape.constants for shape in task.shapes]
+                said = self._ask(worker, config, "describe", task=task.source, shapes=shapes)
+            finally:
+                with self._quiet.noise():
+                    worker.close()
+            self._described[task.hash] = None if said is None else said["calls"]
+        return self._described[task.hash]
+
+    def _ask(self, worker: Worker, config: EvalConfig, op: str, **fields: Any) -> Any:
+        """What a worker answers; None where it does not."""
         try:
             with self._quiet.beside(worker):
-                said = worker.request(
-                    "foresee",
-                    stage="build",
-                    timeout_s=min(config.build_timeout_s, AHEAD_S),
-                    source=candidate.source,
-                    task=task.source,
-                    shapes=[shape.constants for shape in task.shapes],
-                    dtype=task.dtype,
-                    capability=self._capability,
+                limit_s = min(config.build_timeout_s, AHEAD_S)
+                return worker.request(
+                    op, stage="build", timeout_s=limit_s, capability=self._capability, **fields
                 )
-            copying.copy_folder(worker.scratch, TRITON_CACHE, staging / "kernels", CACHE_LIMIT)
-        except (WorkerFailed, OSError, ValueError) as problem:
-            logger.debug("%s: not compiled ahead: %s", candidate.id, problem)
-            shutil.rmtree(staging, ignore_errors=True)
-            return BuildReport(0.0)
-        finally:
-            with self._quiet.noise():
-                worker.close()
-        logger.debug("%s: %s", candidate.id, said)
-        (staging / "report.json").write_text(json.dumps({"failure": None, "log": ""}))
-        return replace(_read_report(self._shelf.put(key, staging)), cached=False)
+        except WorkerFailed as failed:
+            logger.debug("%s: %s", op, failed)
+            return None
 
     def _compile_to(
         self, staging: Path, candidate: Candidate, config: EvalConfig, key: str

@@ -17,6 +17,7 @@ from sandbox.cache import temporary_of
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 MAX_FILES = 10_000
+MAX_DEPTH = 32
 
 
 @contextmanager
@@ -55,11 +56,14 @@ def copy_folder(
     """Copy the regular files of `root/place` to `target`; links and other things are left out.
 
     `named_by_content`: one of the same name and size is there already, and is not copied again.
-    Raises ValueError beyond `limit_bytes` or MAX_FILES, OSError where there is no such folder.
+    Raises ValueError beyond `limit_bytes`, MAX_FILES or MAX_DEPTH, OSError where there is no such
+    folder.
     """
     count = 0
     with opened_folder(root, place) as folder:
         for path, _, names, inner in os.fwalk(".", dir_fd=folder):
+            if path.count("/") > MAX_DEPTH:
+                raise ValueError(f"folders are nested deeper than {MAX_DEPTH}")
             (target / path).mkdir(parents=True, exist_ok=True)
             for name in names:
                 count += 1

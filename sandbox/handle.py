@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,6 +71,10 @@ class Worker:
     memory_limit_bytes = 8 << 30
     arena_bytes = 0
     """Of host arenas shared with it, which are not charged to it."""
+    trusted = False
+    """Whether it runs the reference."""
+    left_nothing = False
+    """Set once it is closed and whatever it had started has ended: its uid was its own."""
     quiet: Silence | None = None
     """Set while it works beside what is timed: looking at its memory must wait then."""
 
@@ -104,11 +109,6 @@ class Worker:
     def core(self) -> LaunchingCore | None:
         """Where it launches what is timed; None on the CPU, and where cores are few."""
         return self._zygote.launching_core
-
-    @property
-    def leaves_nothing(self) -> bool:
-        """Closing it ends whatever it has started: its uid is its own."""
-        return self._uid is not None
 
     def limit(self, memory_bytes: int, log_bytes: int) -> None:
         """Other limits than it was started with."""
@@ -210,11 +210,12 @@ class Worker:
             return
         self._alive = False
         processes.kill_tree(self.pid, self._uid)
+        self.left_nothing = self._uid is not None
         self._channel.close()
         self._zygote.wait(self.pid, 0.0)
         if self._slot is not None:
             self._slot.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        remove_tree(self.scratch)
 
     def _watch(self) -> None:
         now_s = time.monotonic()
@@ -271,6 +272,14 @@ def furnish(scratch: Path, folders: Sequence[tuple[Path, str]], uid: int | None)
         if uid is not None:
             for path in [scratch / name, *(scratch / name).rglob("*")]:
                 os.chown(path, uid, uid, follow_symlinks=False)
+
+
+def remove_tree(folder: Path) -> None:
+    """Also one that is nested deeper than Python's own removal can follow."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:
+        subprocess.run(["rm", "-rf", "--", str(folder)], check=False, stderr=subprocess.DEVNULL)
 
 
 def signal_name(number: int) -> str:

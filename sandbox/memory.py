@@ -18,8 +18,9 @@ from typing import Any, Protocol
 
 import torch
 
+from sandbox import pages
 from sandbox.errors import DeviceError
-from sandbox.pages import kept
+from sandbox.pages import Kept
 from sandbox.trees import Layout, Leaf, stride_class
 
 FREED_WITHIN_S = 3.0
@@ -48,8 +49,8 @@ class Arena(Protocol):
     @property
     def fds(self) -> list[int]: ...
 
-    def holds(self, size: int) -> bool:
-        """Whether its worker may go on with it where so many bytes are needed next."""
+    def fit(self, size: int) -> bool:
+        """Be an arena of so many bytes, for the same worker; False where there is no room."""
         ...
 
     def close(self, *, unshared: bool = False) -> None:
@@ -60,24 +61,29 @@ class Arena(Protocol):
 class HostArena:
     """Anonymous shared memory (sandbox/pages.py)."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, kept: Kept = pages.trusted) -> None:
+        """`kept`: where its pages come from, and may go to."""
+        self._kept = kept
         self._pages = kept.take(size)
-        self.bytes = torch.frombuffer(self._pages.map, dtype=torch.uint8)
+        self.fit(size)
 
     def ticket(self) -> dict[str, Any]:
-        return {"kind": "host", "size": self.bytes.numel()}
+        return {"kind": "host", "size": self.bytes.numel(), "room": self._pages.size}
 
     @property
     def fds(self) -> list[int]:
         return [self._pages.fd]
 
-    def holds(self, size: int) -> bool:
-        return bool(size <= self.bytes.numel())
+    def fit(self, size: int) -> bool:
+        if size > self._pages.size:
+            return False
+        self.bytes = torch.frombuffer(self._pages.map, dtype=torch.uint8, count=size)
+        return True
 
     def close(self, *, unshared: bool = False) -> None:
         self.bytes = torch.empty(0, dtype=torch.uint8)
         if unshared:
-            kept.give(self._pages)
+            self._kept.give(self._pages)
         else:
             self._pages.close()
 
@@ -109,7 +115,7 @@ class DeviceArena:
     def fds(self) -> list[int]:
         return []
 
-    def holds(self, size: int) -> bool:
+    def fit(self, size: int) -> bool:
         return False  # a GPU's memory is planned to the byte
 
     def close(self, *, unshared: bool = False) -> None:
@@ -140,9 +146,13 @@ def pinned(shared: torch.Tensor) -> Iterator[None]:
         driver().call("cuMemHostUnregister", place)
 
 
-def allocate(size: int, device: str) -> Arena:
-    """A fresh arena of at least `size` bytes; raises OutOfMemoryError where there is no room."""
-    return DeviceArena(max(size, 1)) if device == "cuda" else HostArena(max(size, 1))
+def allocate(size: int, device: str, *, trusted: bool = True) -> Arena:
+    """A fresh arena of `size` bytes, on a GPU of at least so many; `trusted`: for a reference's
+    worker. Raises OutOfMemoryError where there is no room.
+    """
+    if device == "cuda":
+        return DeviceArena(max(size, 1))
+    return HostArena(max(size, 1), pages.trusted if trusted else pages.untrusted)
 
 
 def device_free_bytes() -> int:
@@ -192,11 +202,12 @@ class OpenedArena:
 
     def __init__(self, ticket: dict[str, Any], fd: int | None) -> None:
         self._pointer: ctypes.c_uint64 | None = None
+        self._map = mmap.mmap(-1, 1)
         if ticket["kind"] == "host":
             assert fd is not None
-            mapping = mmap.mmap(fd, ticket["size"])
+            self._map = mmap.mmap(fd, ticket["room"])
             os.close(fd)
-            self.bytes = torch.frombuffer(mapping, dtype=torch.uint8)
+            self.fit(ticket["size"])
             return
         torch.zeros(1, device="cuda")
         handle = _IpcHandle.from_buffer_copy(bytes.fromhex(ticket["handle"]))
@@ -206,6 +217,10 @@ class OpenedArena:
             "cuIpcOpenMemHandle_v2", ctypes.byref(self._pointer), handle, ctypes.c_uint(1)
         )
         self.bytes = _view(self._pointer.value, ticket["size"])
+
+    def fit(self, size: int) -> None:
+        """Be of another size, as the supervisor's end is now."""
+        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8, count=size)
 
     def close(self) -> None:
         """Unmap: the supervisor's free takes effect only when no process maps the memory."""

@@ -11,13 +11,16 @@ import fcntl
 import mmap
 import os
 import threading
+from pathlib import Path
 
 LEAST_BYTES = 1 << 20
 """Smaller ones are cheap, and would be many."""
 MOST_TIMES = 2
 """Memory more than so many times as large as what is asked for waits for something larger."""
-KEPT_SHARE = 1 / 16
-"""Of this machine's memory, kept in all."""
+MOST_ENTRIES = 64
+"""Each is an open file."""
+KEPT_SHARE, KEPT_BYTES = 1 / 32, 1 << 30
+"""Of the memory that this process may use, and at most: kept for each side."""
 
 
 class Pages:
@@ -33,9 +36,19 @@ class Pages:
         self.map = mmap.mmap(self.fd, size)
 
     def wipe(self) -> None:
-        """Zeros, as in fresh pages: what an ended worker wrote is nobody's business."""
-        # By memset: torch would wake threads of ours, which then spin.
-        ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(self.map)), 0, self.size)
+        """Zeros, as in fresh pages: what an ended worker wrote is nobody's business. Pages that
+        were never touched stay away.
+        """
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        end = 0
+        while True:
+            try:
+                first = os.lseek(self.fd, end, os.SEEK_DATA)
+            except OSError:  # nothing but a hole is left
+                return
+            end = os.lseek(self.fd, first, os.SEEK_HOLE)
+            # By memset: torch would wake threads of ours, which then spin.
+            ctypes.memset(start + first, 0, end - first)
 
     def close(self) -> None:
         """The mapping goes with its last view."""
@@ -68,7 +81,7 @@ class Kept:
         pages.wipe()
         with self._lock:
             self._free.append(pages)
-            while sum(p.size for p in self._free) > self._limit:
+            while sum(p.size for p in self._free) > self._limit or len(self._free) > MOST_ENTRIES:
                 self._free.pop(0).close()
 
 
@@ -78,8 +91,26 @@ def _rounded(size: int) -> int:
     return size if size < LEAST_BYTES else -(-size // step) * step
 
 
-def _machine_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def _usable_bytes() -> int:
+    """Of this machine's memory, or of the container's."""
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(most, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no such limit, or "max"
+        return most
 
 
-kept = Kept(int(KEPT_SHARE * _machine_bytes()))
+def _one_node() -> bool:
+    """Whether all memory is equally far."""
+    try:
+        return Path("/sys/devices/system/node/online").read_text().strip() == "0"
+    except OSError:
+        return False
+
+
+_limit = min(int(KEPT_SHARE * _usable_bytes()), KEPT_BYTES)
+trusted = Kept(_limit)
+"""Of references' workers."""
+untrusted = Kept(_limit if _one_node() else 0)
+"""Of candidates': whoever maps a file may say on which node its pages are to be, which outlasts the
+process, so that a candidate could slow down another one, or the reference."""

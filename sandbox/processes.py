@@ -30,6 +30,14 @@ class Process:
     pid: int
     group: int
     state: str
+    threads: int = 1
+
+    @property
+    def gone(self) -> bool:
+        """Ended, and none of its threads is in the kernel still: one that copies there goes on for
+        seconds, whatever kills it.
+        """
+        return self.ended and self.threads <= 1
 
     @property
     def ended(self) -> bool:
@@ -46,7 +54,7 @@ def kill_tree(pgid: int, uid: int | None = None) -> None:
 
     def gone() -> bool:
         _signal(pgid, signal.SIGKILL)
-        alive = count_processes(pgid) > 0
+        alive = any(p.group == pgid and not p.gone for p in _processes())
         for pid in _processes_of(uid) if uid is not None else ():
             _kill(pid)
             alive = True
@@ -244,13 +252,13 @@ def _process(pid: int) -> Process | None:
     if stat is None:
         return None
     # The command in parentheses may itself contain spaces and parentheses (proc(5)).
-    state, _, group = stat.rpartition(")")[2].split()[:3]
-    return Process(pid, int(group), state)
+    fields = stat.rpartition(")")[2].split()
+    return Process(pid, int(fields[2]), fields[0], int(fields[17]))
 
 
 def _processes_of(uid: int) -> Iterator[int]:
     for process in _processes():
-        if not process.ended:
+        if not process.gone:
             fields = _status(process.pid)
             if "Uid" in fields and int(fields["Uid"].split()[0]) == uid:
                 yield process.pid

@@ -124,6 +124,7 @@ class Zygote:
                     err.started()
         worker = Worker(self, pid, Channel(ours, nonce), scratch, slot, (out, err))
         worker.memory_limit_bytes = memory_limit_bytes
+        worker.trusted = role == "reference"
         return worker
 
     def wait(self, pid: int, timeout_s: float) -> int | None:

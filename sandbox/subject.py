@@ -115,10 +115,10 @@ class Subject:
         """
         if self.layouts.get(name) == layout and name in self.arenas:
             return
-        same = name in self.arenas and self.arenas[name].holds(layout.bytes)
+        same = name in self.arenas and self.arenas[name].fit(max(layout.bytes, 1))
         if not same:
             self.detach(name)
-            self.arenas[name] = memory.allocate(layout.bytes, self.task.device)
+            self.arenas[name] = self.allocate(layout.bytes, self.task.device)
         arena, self.layouts[name] = self.arenas[name], layout
         self.solo = ()
         self.worker.arena_bytes = self.arena_bytes
@@ -128,11 +128,15 @@ class Subject:
             self.config.load_timeout_s,
             fds=[] if same else arena.fds,
             name=name,
-            ticket=None if same else arena.ticket(),
+            ticket={"kind": "same", "size": arena.bytes.numel()} if same else arena.ticket(),
             leaves=[leaf.to_json() for leaf in layout.leaves],
             sets=layout.sets,
             tree=tree or {},
         )
+
+    def allocate(self, size: int, device: str) -> Arena:
+        """An arena for this worker."""
+        return memory.allocate(size, device, trusted=self.worker.trusted)
 
     @property
     def arena_bytes(self) -> int:
@@ -232,7 +236,7 @@ class Subject:
         memory, with the way of its inputs into the arena; `warm`: a set to keep warm on.
         """
         if self._bell is None:
-            arena = memory.allocate(bell.HEADER_BYTES + len(values), "cpu")
+            arena = self.allocate(bell.HEADER_BYTES + len(values), "cpu")
             limit_s = self.config.load_timeout_s
             self.request("bell", limit_s, fds=arena.fds, ticket=arena.ticket())
             self._bell = Bell(arena.bytes)
@@ -276,8 +280,10 @@ class Subject:
         mapped = sum(self._mapped.values())
         wait = self.task.device == "cuda" and mapped > SLOWLY_FREED_BYTES
         left = memory.others_free_bytes() + mapped - self.arena_bytes if wait else 0
-        self.worker.close()
-        for name in list(self.arenas):
-            self.detach(name, unshared=self.worker.leaves_nothing)
+        try:
+            self.worker.close()
+        finally:
+            for name in list(self.arenas):
+                self.detach(name, unshared=self.worker.left_nothing)
         if wait:
             memory.wait_for_device(left, memory.others_free_bytes, memory.STEADY_S)

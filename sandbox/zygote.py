@@ -76,7 +76,10 @@ def preload(imports: Sequence[str]) -> None:
     import sandbox.worker.main  # noqa: F401
 
     for name in imports:
-        importlib.import_module(name)
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001  who needs it imports it again, and fails alone
+            sys.stderr.write(f"{name} cannot be imported ahead: {error}\n")
     if imports and torch.version.cuda is not None and not forks_have_cuda():
         # One of them touched the driver: start over without them.
         os.execv(sys.executable, [sys.executable, "-m", "sandbox.zygote", sys.argv[1]])

@@ -9,6 +9,8 @@ kernel is of a candidate that cannot be called like this.
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +20,11 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sandbox import trees
+from sandbox import memory, trees
+from sandbox.trees import Leaf
 from sandbox.worker import models
+
+logger = logging.getLogger(__name__)
 
 LIKELY_GPU = {
     "name": "NVIDIA GPU",
@@ -75,44 +80,68 @@ def shared(capability: int) -> dict[str, int]:
     }
 
 
+def described(
+    reference: str, shapes: Sequence[Sequence[Sequence[Any]]], folder: Path
+) -> list[dict[str, Any]]:
+    """What calls of a task are made from, per shape, a list of (constant, value): constructor
+    arguments and inputs, of which there are no values. In a process of its own: the candidate sees
+    no reference.
+    """
+    task = models.load_module(reference, "reference", folder)
+    found = []
+    for constants in shapes:
+        vars(task).update((name, value) for name, value in constants)
+        init = models.cast(list(task.get_init_inputs()), "cpu", torch.float32)
+        with without_device(), FakeTensorMode(allow_non_fake_inputs=True):
+            tree, tensors = trees.flatten(task.get_inputs(), torch.is_tensor)
+            leaves = [memory.describe(tensor).to_json() for tensor in tensors]
+        found.append({"init": models.encode(init), "tree": tree, "leaves": leaves})
+    return found
+
+
 def compile_ahead(
     source: str,
-    reference: str,
-    shapes: Sequence[Sequence[Sequence[Any]]],
+    calls: Sequence[dict[str, Any]],
     dtype: torch.dtype,
     capability: int,
     folder: Path,
+    seconds: float = 45.0,
 ) -> tuple[int, str]:
-    """Call the candidate once per shape of its task, a list of (constant, value).
+    """Make these calls (`described`), beginning no new compilation after so many seconds.
 
     `capability`: 90 for sm_90. Returns how many kernels were compiled, and why no more were where
     the candidate could not be called to its end.
     """
     compiled: list[Any] = []
     problem = ""
-    with elsewhere(capability, compiled):
+    with elsewhere(capability, compiled, time.monotonic() + seconds):
         try:
             module = models.load_module(source, "candidate", folder)
-            task = models.load_module(reference, "reference", folder)
-            for constants in shapes:
-                vars(task).update((name, value) for name, value in constants)
-                call(module.ModelNew, task, dtype)
+            for asked in calls:
+                call(module.ModelNew, asked, dtype)
         except Exception as error:  # noqa: BLE001  candidates raise anything; the run says what
             problem = f"{type(error).__name__}: {error}"
     link(compiled)
     return len(compiled), problem[:500]
 
 
-def call(kind: Any, task: Any, dtype: torch.dtype) -> None:
+class OutOfTime(Exception):
+    """What is left is compiled in the run."""
+
+
+def call(kind: Any, asked: dict[str, Any], dtype: torch.dtype) -> None:
     """One call as the run makes it, on tensors without memory."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
-        init = models.cast(list(task.get_init_inputs()), "cpu", torch.float32)
+    init = models.decode(asked["init"])
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         model = models.construct(kind, init, 0)
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             # A build of torch without CUDA cannot move one there, and can make one there.
-            kept = tensor.dtype if not tensor.is_floating_point() else dtype
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=kept, device="cuda")
+            return absent(tensor.shape, tensor.stride(), tensor.dtype)
+
+        def absent(shape: Any, stride: Any, kind: torch.dtype) -> torch.Tensor:
+            kept = dtype if kind.is_floating_point else kind
+            return torch.empty_strided(shape, stride, dtype=kept, device="cuda")
 
         for module in model.modules():
             for name, tensor in module._parameters.items():
@@ -121,15 +150,30 @@ def call(kind: Any, task: Any, dtype: torch.dtype) -> None:
             for name, tensor in module._buffers.items():
                 if tensor is not None:
                     module._buffers[name] = moved(tensor)
-        tree, tensors = trees.flatten(task.get_inputs(), torch.is_tensor)
-        model(*trees.unflatten(tree, [moved(tensor) for tensor in tensors]))
-        del fake
+        leaves = [Leaf.from_json(leaf) for leaf in asked["leaves"]]
+        inputs = [absent(leaf.shape, leaf.stride, memory.dtype_of(leaf)) for leaf in leaves]
+        model(*trees.unflatten(asked["tree"], inputs))
 
 
 @contextlib.contextmanager
-def elsewhere(capability: int, compiled: list[Any]) -> Iterator[None]:
+def without_device() -> Iterator[None]:
+    """torch's fake tensors leave the device alone, whoever says that there is one."""
+    from torch._subclasses import fake_tensor
+
+    with contextlib.ExitStack() as stack:
+        for name in ("init_gpu_context", "init_cuda_context"):  # by version
+            stack.enter_context(mock.patch.object(fake_tensor, name, create=True))
+        always = property(lambda self: True, lambda self, value: None)
+        stack.enter_context(
+            mock.patch.object(FakeTensorMode, "avoid_device_init", always, create=True)
+        )
+        yield
+
+
+@contextlib.contextmanager
+def elsewhere(capability: int, compiled: list[Any], until: float) -> Iterator[None]:
     """As on a machine with that GPU, as far as a candidate asks; every kernel that is launched is
-    compiled, and listed once.
+    compiled, and listed once, until that time (time.monotonic).
     """
     from torch._subclasses.fake_tensor import FakeTensor
     from triton.runtime import driver
@@ -142,15 +186,26 @@ def elsewhere(capability: int, compiled: list[Any]) -> Iterator[None]:
     def compiling(
         self: Any, *arguments: Any, grid: Any, warmup: bool = False, **options: Any
     ) -> Any:
+        if time.monotonic() > until:
+            raise OutOfTime
         kernel = run(self, *arguments, grid=grid, warmup=True, **options)
         if kernel is not None and all(kernel is not known for known in compiled):
             compiled.append(kernel)
         return kernel
 
-    def every_configuration(
-        self: Any, *arguments: Any, warmup: bool = False, **options: Any
-    ) -> Any:
-        return self.warmup(*arguments, **options)
+    def every_configuration(self: Any, *arguments: Any, **options: Any) -> None:
+        self.nargs = dict(zip(self.arg_names, arguments, strict=False))
+        for configuration in self.prune_configs(options):
+            chosen = {**options, **configuration.all_kwargs()}
+            try:
+                if configuration.pre_hook is not None:
+                    configuration.pre_hook({**self.nargs, **chosen})
+                self.fn.run(*arguments, **chosen)
+            except OutOfTime:
+                raise
+            except Exception as error:  # noqa: BLE001  the run leaves it out as well
+                logger.debug("%s: %s", configuration, error)
+        self.nargs = None
 
     major, minor = divmod(capability, 10)
     gpu = SimpleNamespace(**LIKELY_GPU, major=major, minor=minor)
@@ -165,6 +220,7 @@ def elsewhere(capability: int, compiled: list[Any]) -> Iterator[None]:
         "get_device_properties": lambda device=None: gpu,
     }
     with (
+        without_device(),
         mock.patch.object(JITFunction, "run", compiling),
         mock.patch.object(Autotuner, "run", every_configuration),
         # Fresh memory is aligned, and so are tensors that begin where it does.
@@ -194,10 +250,10 @@ def movable_cache() -> None:
     known = FileCacheManager.get_group
 
     def get_group(self: Any, filename: str) -> Any:
-        found = known(self, filename)
-        path = Path(self.cache_dir) / f"__grp__{filename}"
-        if found or not path.exists():
-            return found
-        return {p.name: str(p) for p in path.parent.iterdir() if not p.name.startswith("__grp__")}
+        folder = Path(self.cache_dir)
+        if not (folder / f"__grp__{filename}").is_file():
+            return known(self, filename)
+        own = [path for path in folder.iterdir() if not path.name.startswith("__grp__")]
+        return {path.name: str(path) for path in own if path.is_file()}
 
     FileCacheManager.get_group = get_group

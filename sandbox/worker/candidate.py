@@ -104,11 +104,15 @@ class BuildSession(Session):
             note = f"{type(error).__name__}: {error}"
         return {"artifacts": made.artifacts, "missing": made.missing, "note": note[:2000]}
 
+    def do_describe(self, request: Request, fds: list[int]) -> Request:
+        """What calls of a task are made from; no candidate's code runs in this process."""
+        return {"calls": ahead.described(request["task"], request["shapes"], self.folder)}
+
     def do_foresee(self, request: Request, fds: list[int]) -> Request:
         """Call the candidate without a GPU, so that Triton compiles what it launches."""
-        dtype, capability = getattr(torch, request["dtype"]), request["capability"]
+        dtype = getattr(torch, request["dtype"])
         count, problem = ahead.compile_ahead(
-            request["source"], request["task"], request["shapes"], dtype, capability, self.folder
+            request["source"], request["calls"], dtype, request["capability"], self.folder
         )
         return {"kernels": count, "problem": problem}
 

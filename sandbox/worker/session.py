@@ -71,12 +71,14 @@ class Session:
 
     def do_attach(self, request: Request, fds: list[int]) -> Request:
         """Open an arena under a name (`inputs`, `slots`, `state`); the previous one is dropped.
-        Without a ticket that one stays, with other leaves.
+        With the ticket of the same that one stays, with other leaves.
         """
-        if request["ticket"] is not None:
-            self.drop(request["name"])
-            fd = fds.pop(0) if fds else None
-            self.arenas[request["name"]] = memory.OpenedArena(request["ticket"], fd)
+        name, ticket = request["name"], request["ticket"]
+        if ticket["kind"] == "same":
+            self.arenas[name].fit(ticket["size"])
+        else:
+            self.drop(name)
+            self.arenas[name] = memory.OpenedArena(ticket, fds.pop(0) if fds else None)
         layout = Layout(tuple(map(Leaf.from_json, request["leaves"])), request["sets"])
         setattr(self, request["name"], layout)
         if request["name"] == "inputs":

@@ -78,7 +78,8 @@ nvidia.CUDABackend.make_cubin = refused
 if sys.argv[1] == "movable":
     ahead.movable_cache()
 source, task, folder = map(Path, sys.argv[2:])
-said = ahead.compile_ahead(source.read_text(), task.read_text(), [[]], torch.float32, 90, folder)
+calls = ahead.described(task.read_text(), [[]], folder)
+said = ahead.compile_ahead(source.read_text(), calls, torch.float32, 90, folder)
 print(*said)
 """
 
@@ -123,6 +124,37 @@ def test_every_shape_of_a_task_is_compiled_for(builder: Builder) -> None:
     task = Task("test/double", DOUBLE, "cuda", dtype="float16", shapes=shapes)
     found = builder.build(triton(TUNED, task), FAST, task)
     assert len(binaries(found)) == 6, "4097 is no multiple of 16, which Triton compiles apart"
+
+
+@needs_triton
+def test_a_configuration_that_does_not_compile_leaves_the_others(builder: Builder) -> None:
+    bad = "    tl.static_assert(BLOCK != 256)\n    tl.store("
+    source = TUNED.replace("    tl.store(", bad, 1)
+    task = Task("test/double", DOUBLE, "cuda", dtype="float16")
+    assert len(binaries(builder.build(triton(source, task), FAST, task))) == 2
+
+
+@needs_triton
+def test_a_configuration_may_prepare_itself(builder: Builder) -> None:
+    hook = "lambda names: names['x'].zero_() if names['BLOCK'] > 1 else 1 / 0"
+    source = TUNED.replace('{"BLOCK": block}', '{"BLOCK": block}, pre_hook=' + hook)
+    task = Task("test/double", DOUBLE, "cuda", dtype="float16")
+    assert len(binaries(builder.build(triton(source, task), FAST, task))) == 3
+
+
+@needs_triton
+def test_constants_on_the_gpu_are_made_without_one(builder: Builder) -> None:
+    line = "x = x + torch.tensor([1.0], device=x.device, dtype=x.dtype)"
+    source = TUNED.replace("        y = torch.empty_like(x)\n", f"        {line}\n        y = x\n")
+    task = Task("test/double", DOUBLE, "cuda", dtype="float16")
+    assert len(binaries(builder.build(triton(source, task), FAST, task))) == 3
+
+
+@needs_triton
+def test_the_candidate_sees_no_reference(builder: Builder) -> None:
+    look = "import sys\nif 'reference' in sys.modules: raise SystemExit\n"
+    task = Task("test/double", DOUBLE, "cuda", dtype="float16")
+    assert len(binaries(builder.build(triton(look + TUNED, task), FAST, task))) == 3
 
 
 @needs_triton
@@ -175,7 +207,7 @@ def test_where_triton_fails_ahead_the_run_decides(
 def test_nothing_is_compiled_ahead_without_a_task_or_a_gpu(
     builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(builder, "_worker", None)  # would raise
+    monkeypatch.setattr(builder, "_worker", None)  # it would raise
     assert builder.build(triton("1"), FAST).kernels is None
     monkeypatch.setattr(builder, "_capability", None)
     assert builder.build(triton("1"), replace(FAST), TASK).kernels is None

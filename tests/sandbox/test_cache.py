@@ -8,6 +8,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from sandbox.cache import KEEP_S, LEFTOVER_S, Shelf, locked, read_json, temporary_of, write_json
 
 PROCESSES = multiprocessing.get_context("spawn")
@@ -22,7 +24,10 @@ def entry(shelf: Shelf, name: str, size: int, age_s: float) -> Path:
     return shelf.put(name, made)
 
 
-def test_the_entries_used_longest_ago_leave_first(tmp_path: Path) -> None:
+def test_the_entries_used_longest_ago_leave_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.cache.TRIM_EVERY", 1 << 30)  # only when it is asked to
     shelf = Shelf(tmp_path / "shelf", 2500)
     for age, name in enumerate(("newest", "middle", "oldest")):
         entry(shelf, name, 1000, KEEP_S + 100 * (age + 1))

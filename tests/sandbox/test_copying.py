@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.copying import copy_folder
+from sandbox.handle import remove_tree
 
 LIMIT = 1 << 20
 
@@ -55,3 +56,25 @@ def test_what_is_named_by_its_content_is_copied_once_and_counts_as_used(source: 
     kept.write_text("xxx")
     copy_folder(source, "from", source / "to", LIMIT)
     assert kept.read_text() == "333", "a name may be used again elsewhere"
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Path:
+    """Nested deeper than Python's stack, as no path could name it."""
+    root = tmp_path / "deep"
+    root.mkdir()
+    folder = os.open(root, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=folder)
+        inner = os.open("d", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    os.close(folder)
+    return root
+
+
+def test_folders_nested_without_end_are_refused_and_removed(deep: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nested deeper"):
+        copy_folder(deep, ".", tmp_path / "copy", LIMIT)
+    remove_tree(deep)
+    assert not deep.exists()

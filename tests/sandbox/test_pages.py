@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from sandbox import memory, pages
+from sandbox import memory, pages, processes
 from sandbox.evaluator import LocalEvaluator
-from sandbox.memory import HostArena
+from sandbox.memory import HostArena, OpenedArena
 from sandbox.pages import Kept, Pages
 from sandbox.trees import Layout, Leaf
 from sandbox.types import Candidate, Language, Status
 from sandbox.worker.session import Session
-from tests.sandbox.conftest import FAST, SCALE, forward, task_of
+from tests.sandbox.conftest import FAST, LINEAR, SCALE, forward, task_of
 
 MIB = 1 << 20
 
@@ -25,28 +28,52 @@ def file_of(given: Pages) -> int:
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
-    """Memory that only this test's arenas take and give."""
-    own = Kept(1024 * MIB)
-    monkeypatch.setattr(memory, "kept", own)
-    return own
+def kept() -> Kept:
+    return Kept(1024 * MIB)
 
 
 def test_memory_of_an_ended_worker_is_all_zeros_for_the_next(kept: Kept) -> None:
-    first = HostArena(3 * MIB)
+    first = HostArena(3 * MIB, kept)
     known = os.fstat(first.fds[0]).st_ino
     first.bytes.fill_(7)
     first.close(unshared=True)
-    second = HostArena(3 * MIB - 5)
+    second = HostArena(3 * MIB - 5, kept)
     assert os.fstat(second.fds[0]).st_ino == known
     assert not second.bytes.any()
 
 
 def test_memory_that_a_worker_may_still_map_is_not_used_again(kept: Kept) -> None:
-    first = HostArena(3 * MIB)
+    first = HostArena(3 * MIB, kept)
     known = os.fstat(first.fds[0]).st_ino
     first.close()
-    assert os.fstat(HostArena(3 * MIB).fds[0]).st_ino != known
+    assert os.fstat(HostArena(3 * MIB, kept).fds[0]).st_ino != known
+
+
+def test_an_arena_has_the_size_that_was_asked_for(kept: Kept) -> None:
+    """Whole arenas are copied into each other, whatever memory each happens to have."""
+    HostArena(3 * MIB, kept).close(unshared=True)
+    arena = HostArena(2 * MIB + 64, kept)
+    assert arena.bytes.numel() == arena.ticket()["size"] == 2 * MIB + 64
+    other = OpenedArena(arena.ticket(), os.dup(arena.fds[0]))
+    assert other.bytes.numel() == 2 * MIB + 64
+    assert arena.fit(2 * MIB + 65)
+    assert arena.bytes.numel() == 2 * MIB + 65
+    assert not arena.fit(4 * MIB)
+
+
+def test_what_a_candidate_had_serves_no_reference() -> None:
+    arena = memory.allocate(3 * MIB, "cpu", trusted=False)
+    known = os.fstat(arena.fds[0]).st_ino
+    arena.close(unshared=True)
+    assert os.fstat(memory.allocate(3 * MIB, "cpu").fds[0]).st_ino != known
+
+
+def test_pages_that_were_never_touched_stay_away_when_others_are_wiped() -> None:
+    pages = Pages(64 * MIB)
+    pages.map[10 * MIB] = 1
+    pages.wipe()
+    assert pages.map[10 * MIB] == 0
+    assert os.fstat(pages.fd).st_blocks * 512 < MIB
 
 
 def test_large_memory_waits_for_large_arenas() -> None:
@@ -98,7 +125,7 @@ def test_a_worker_goes_on_with_an_arena_under_another_layout(tmp_path: Path) -> 
         session.do_attach(
             {
                 "name": "slots",
-                "ticket": arena.ticket() if anew else None,
+                "ticket": arena.ticket() if anew else {"kind": "same", "size": 4096},
                 "leaves": [leaf.to_json()],
                 "sets": sets,
             },
@@ -117,8 +144,10 @@ def test_a_worker_goes_on_with_an_arena_under_another_layout(tmp_path: Path) -> 
 
 
 def test_the_memory_of_one_candidate_serves_the_next(
-    evaluator: LocalEvaluator, kept: Kept, monkeypatch: pytest.MonkeyPatch
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for side in ("trusted", "untrusted"):
+        monkeypatch.setattr(pages, side, Kept(1024 * MIB))
     made: list[int] = []
     fresh = Pages.__init__
 
@@ -137,3 +166,43 @@ def test_the_memory_of_one_candidate_serves_the_next(
         made.clear()
     if os.getuid() == 0:  # a slot has a uid of its own
         assert counts[2] < counts[0] / 2, counts
+
+
+def test_states_of_a_megabyte_fit_whatever_memory_each_side_has(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted = Kept(1024 * MIB)
+    monkeypatch.setattr(pages, "trusted", trusted)
+    task = task_of(LINEAR.replace("33", "520"))
+    source = LINEAR.replace("33", "520").replace("class Model(", "class ModelNew(")
+    for number in range(2):
+        trusted.give(Pages(2 * MIB - 4096 * number))
+        same = Candidate(task.id, Language.TORCH, f"{source}\n# {number}")
+        found = evaluator.evaluate(task, same, FAST)
+        assert found.status is Status.PASSED, found.detail
+
+
+def test_no_pages_are_given_away_while_a_thread_of_theirs_is_in_the_kernel(tmp_path: Path) -> None:
+    """Its leader is a zombie at once; a copy of half a gigabyte goes on."""
+    copying = (
+        "import mmap, os, sys, threading, time\n"
+        "file = os.open(sys.argv[1], os.O_RDONLY)\n"
+        "arena = mmap.mmap(-1, 512 << 20)\n"
+        "def copy():\n"
+        "    print('copies', flush=True)\n"
+        "    os.preadv(file, [arena], 0)\n"
+        "threading.Thread(target=copy).start()\n"
+        "time.sleep(60)\n"
+    )
+    sparse = tmp_path / "sparse"
+    with sparse.open("wb") as file:
+        file.truncate(512 << 20)
+    command = [sys.executable, "-c", copying, str(sparse)]
+    worker = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == b"copies\n"
+    time.sleep(0.02)
+    processes.kill_tree(worker.pid)
+    # Neither reaped nor waited for: what is left of it is the leader's entry.
+    assert len(os.listdir(f"/proc/{worker.pid}/task")) == 1
+    worker.wait()
