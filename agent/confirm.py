@@ -12,7 +12,7 @@ from agent.journal import Recorded
 from sandbox.types import Evaluation
 
 DISAGREEMENT = 0.10
-"""Confirmations this far outside the search's interval, as a ratio, make no promotion."""
+"""A confirmation whose interval lies this far off the search's, as a ratio, makes no promotion."""
 UNLIKELY_SPEEDUP = 3.0
 """From here a figure is confirmed before anything is compared with it, or proposed after it."""
 BETTER = 1.1
@@ -32,15 +32,17 @@ def wins(evaluation: Evaluation) -> bool:
 
 
 def agree(search: Evaluation, confirmation: Evaluation) -> bool:
-    """Whether the confirmation's figure lies in the search's interval, give or take 10 %.
+    """Whether both figures may be of one speedup: their intervals meet, give or take 10 %.
 
-    The interval, because a search decides on one pair: its figure alone is noise by design.
+    Intervals on both sides, because a search decides on one pair, whose figure alone is noise by
+    design, and a shared CPU runs one side's kind of work 1.8 times slower for seconds on end and
+    the other's 1.4 times: what was 13x then is 9.2x [7, 12] afterwards, and a win.
     """
     first, second = search.speedup, confirmation.speedup
     if first is None or second is None:
         return False
     slack = 1 + DISAGREEMENT
-    return first.low / slack <= second.value <= first.high * slack
+    return first.low <= second.high * slack and second.low <= first.high * slack
 
 
 def upheld(search: Evaluation, confirmation: Evaluation) -> bool:

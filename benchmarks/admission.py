@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.keeping import header
 from benchmarks.kernelbench_verdicts import version
 from kernelbench.admission import read_rows
 from kernelbench.published_flaws import PUBLISHED, PublishedList
@@ -38,8 +36,7 @@ def main() -> None:
     rows = {short_id(row): row for path in options.rows for row in read_rows(path)}
     record = {
         "schema_version": 1,
-        "date": datetime.now(UTC).isoformat(),
-        "command": shlex.join(["python", "-m", "benchmarks.admission", *sys.argv[1:]]),
+        **header("admission"),
         "checkout": None if options.checkout is None else version(options.checkout),
         "environments": distinct([dict(row.environment) for row in rows.values()]),
         "configs": distinct([row.config_id for row in rows.values()]),

@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import resource
-import shlex
 import statistics
 import subprocess
 import sys
@@ -25,11 +24,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.candidates.extensions import TEMPLATES, source
+from benchmarks.keeping import header
 from sandbox.build import Builder
 from sandbox.device import arch_list
 from sandbox.light import Ways
@@ -80,8 +79,7 @@ def main() -> None:
                 print(f"{name:36} {way:24} {seconds}", flush=True)
     finally:  # one build that fails does not lose those before it
         record = {
-            "date": datetime.now(UTC).isoformat(),
-            "command": shlex.join(["python", "-m", "benchmarks.builds", *sys.argv[1:]]),
+            **header("builds"),
             "cores": len(os.sched_getaffinity(0)),
             "toolchain": toolchain(os.environ["TORCH_CUDA_ARCH_LIST"], Ways()),
             "rows": rows,

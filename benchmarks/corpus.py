@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.keeping import keep_json, stop_cleanly
+from benchmarks.keeping import header, keep_json, stop_cleanly
 from sandbox.evaluator import LocalEvaluator
 from sandbox.types import SCHEMA_VERSION
 from tests.exploits.corpus import Entry, Kind, load_corpus
@@ -47,8 +45,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     record = {
         "schema_version": SCHEMA_VERSION,
-        "date": datetime.now(UTC).isoformat(),
-        "command": shlex.join(["python", "-m", "benchmarks.corpus", *sys.argv[1:]]),
+        **header("corpus"),
         "environment": dict(evaluator.facts.environment),
         "not_started": [name for name, _, _ in chosen],
         "rows": rows,

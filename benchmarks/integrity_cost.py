@@ -15,19 +15,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.keeping import keep_json, stop_cleanly
+from benchmarks.keeping import header, keep_json, stop_cleanly
 from benchmarks.null_experiment import itself
 from kernelbench.suite import load_tasks
 from sandbox import merging, run, stand, verify
@@ -81,8 +78,7 @@ def main() -> None:
     evaluator = LocalEvaluator(options.device)
     rows: list[dict[str, Any]] = []
     record: dict[str, Any] = {
-        "date": datetime.now(UTC).isoformat(),
-        "command": shlex.join(["python", "-m", "benchmarks.integrity_cost", *sys.argv[1:]]),
+        **header("integrity_cost"),
         "environment": evaluator.facts.environment,
         "rows": rows,
     }

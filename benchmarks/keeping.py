@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,12 @@ def stop_cleanly() -> None:
     exception does: results are kept and workers end.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def header(benchmark: str) -> dict[str, str]:
+    """What every record begins with: when it was made, and by which command."""
+    command = ["python", "-m", f"benchmarks.{benchmark}", *sys.argv[1:]]
+    return {"date": datetime.now(UTC).isoformat(), "command": shlex.join(command)}
 
 
 def keep_json(path: Path, record: Any) -> None:

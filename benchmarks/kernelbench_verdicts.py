@@ -9,18 +9,16 @@ has the status it must get; a row whose status is another one counts as a failur
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from benchmarks.candidates.catalogue import probes
 from benchmarks.candidates.probe import Probe
-from benchmarks.keeping import keep_json, stop_cleanly
+from benchmarks.keeping import header, keep_json, stop_cleanly
 from kernelbench.checkout import checkout_version
 from kernelbench.suite import load_tasks
 from sandbox.evaluator import LocalEvaluator
@@ -52,8 +50,7 @@ def main() -> None:
     started = time.monotonic()
     evaluator = LocalEvaluator("cuda")
     record = {
-        "date": datetime.now(UTC).isoformat(),
-        "command": shlex.join(["python", "-m", "benchmarks.kernelbench_verdicts", *sys.argv[1:]]),
+        **header("kernelbench_verdicts"),
         "checkout": version(options.checkout),
         "config": CONFIG.__dict__,
         "environment": evaluator.facts.environment,

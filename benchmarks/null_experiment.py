@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
-import sys
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.keeping import keep_json, stop_cleanly
+from benchmarks.keeping import header, keep_json, stop_cleanly
 from kernelbench.suite import load_tasks
 from sandbox.errors import WarpsmithError
 from sandbox.evaluator import LocalEvaluator
@@ -41,8 +38,7 @@ def main() -> None:
     config = EvalConfig(baselines=(), min_pairs=options.pairs, max_pairs=max(options.pairs, 2))
     rows: list[dict[str, Any]] = []
     record = {
-        "date": datetime.now(UTC).isoformat(),
-        "command": shlex.join(["python", "-m", "benchmarks.null_experiment", *sys.argv[1:]]),
+        **header("null_experiment"),
         "environment": evaluator.facts.environment,
         "rows": rows,
     }

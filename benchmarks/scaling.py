@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import sys
 import time
 from collections import Counter
 from concurrent.futures import Future, ProcessPoolExecutor, wait
-from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,7 +21,7 @@ from typing import Any
 
 from agent.ray_engine import RayEngine
 from benchmarks.candidates.mixed import Sample, mixed
-from benchmarks.keeping import keep_json, stop_cleanly
+from benchmarks.keeping import header, keep_json, stop_cleanly
 from benchmarks.stream import BUSY, CONFIG, admitted
 from kernelbench.suite import load_tasks
 from sandbox.evaluator import LocalEvaluator, ahead
@@ -48,8 +45,7 @@ def main() -> None:
         tasks, environment = pool.submit(prepared, *asked).result()
     runs: list[dict[str, Any]] = []
     record = {
-        "date": datetime.now(UTC).isoformat(),
-        "command": shlex.join(["python", "-m", "benchmarks.scaling", *sys.argv[1:]]),
+        **header("scaling"),
         "environment": environment,
         "runs": runs,
     }

@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import secrets
-import shlex
 import statistics
 import sys
 import tempfile
@@ -24,12 +23,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 import torch
 
+from benchmarks.keeping import header
 from benchmarks.soak_candidates import candidates, kinds, task
 from sandbox.cache import write_text
 from sandbox.evaluator import LocalEvaluator
@@ -251,8 +250,7 @@ def load(path: Path) -> list[Row]:
 
 def save(path: Path, rows: Sequence[Row], environment: dict[str, str]) -> None:
     head = {
-        "date": datetime.now(UTC).isoformat(),
-        "command": shlex.join(["python", "-m", "benchmarks.soak", *sys.argv[1:]]),
+        **header("soak"),
         "environment": environment,
         "statuses": {s.value: sum(row.status == s for row in rows) for s in Status},
         "columns": list(Row.__dataclass_fields__),

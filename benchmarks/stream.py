@@ -13,18 +13,15 @@ leave out what came before the pipeline was full.
 from __future__ import annotations
 
 import argparse
-import shlex
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.candidates.mixed import Sample, mixed
-from benchmarks.keeping import keep_json, stop_cleanly
+from benchmarks.keeping import header, keep_json, stop_cleanly
 from kernelbench.suite import load_tasks
 from sandbox.errors import InvalidReference, SandboxFault
 from sandbox.evaluator import LocalEvaluator, ahead
@@ -58,8 +55,7 @@ def main() -> None:
     prepared_s = time.monotonic() - began
     samples = mixed(tasks, options.candidates, salt=str(time.time_ns()))
     head = {
-        "date": datetime.now(UTC).isoformat(),
-        "command": shlex.join(["python", "-m", "benchmarks.stream", *sys.argv[1:]]),
+        **header("stream"),
         "environment": evaluator.facts.environment,
         "ahead": most,
         "prepared_s": round(prepared_s, 1),

@@ -20,7 +20,7 @@ import torch
 
 from sandbox import pages
 from sandbox.errors import DeviceError
-from sandbox.pages import Kept
+from sandbox.pages import Kept, Pages
 from sandbox.trees import Layout, Leaf, stride_class
 
 FREED_WITHIN_S = 3.0
@@ -61,10 +61,10 @@ class Arena(Protocol):
 class HostArena:
     """Anonymous shared memory (sandbox/pages.py)."""
 
-    def __init__(self, size: int, kept: Kept = pages.trusted) -> None:
-        """`kept`: where its pages come from, and may go to."""
+    def __init__(self, size: int, kept: Kept = pages.trusted, *, fresh: bool = False) -> None:
+        """`kept`: where its pages come from, unless they are to be `fresh`, and may go to."""
         self._kept = kept
-        self._pages = kept.take(size)
+        self._pages = Pages(size) if fresh else kept.take(size)
         self.fit(size)
 
     def ticket(self) -> dict[str, Any]:
@@ -146,13 +146,14 @@ def pinned(shared: torch.Tensor) -> Iterator[None]:
         driver().call("cuMemHostUnregister", place)
 
 
-def allocate(size: int, device: str, *, trusted: bool = True) -> Arena:
-    """A fresh arena of `size` bytes, on a GPU of at least so many; `trusted`: for a reference's
-    worker. Raises OutOfMemoryError where there is no room.
+def allocate(size: int, device: str, *, trusted: bool = True, fresh: bool = False) -> Arena:
+    """An arena of `size` bytes, on a GPU of at least so many; `trusted`: for a reference's worker;
+    `fresh`: in memory that no worker had before. Raises OutOfMemoryError where there is no room.
     """
     if device == "cuda":
         return DeviceArena(max(size, 1))
-    return HostArena(max(size, 1), pages.trusted if trusted else pages.untrusted)
+    kept = pages.trusted if trusted else pages.untrusted
+    return HostArena(max(size, 1), kept, fresh=fresh)
 
 
 def device_free_bytes() -> int:

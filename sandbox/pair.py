@@ -124,6 +124,8 @@ class ProcessPair:
         """Attach arenas, give both sides one state, make first calls, time the reference solo."""
         total = self.plan.sets + self.plan.warm
         for side in (self.reference, self.candidate):
+            # Where memory lies is a chance that the pairs behind a figure must not share.
+            side.fresh = self.strict
             side.attach_all(self.signature, total, self.plan.sets)
         self.given.share_state()
         # A warm reference has values there, from before this candidate was begun: they do for what

@@ -84,6 +84,8 @@ class Subject:
         self.stage = stage
         self.arenas: dict[str, Arena] = {}
         self.layouts: dict[str, Layout] = {}
+        self.fresh = False
+        """Its arenas take memory that none had before."""
         self.idle = tree.IdleClock(worker.pid)
         self.threads_before = 0
         self.solo: tuple[Alone, ...] = ()
@@ -136,7 +138,7 @@ class Subject:
 
     def allocate(self, size: int, device: str) -> Arena:
         """An arena for this worker."""
-        return memory.allocate(size, device, trusted=self.worker.trusted)
+        return memory.allocate(size, device, trusted=self.worker.trusted, fresh=self.fresh)
 
     @property
     def arena_bytes(self) -> int:

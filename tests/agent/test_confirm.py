@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from agent.engine import LocalEngine
 from agent.journal import Journal
 from agent.lanes import LanePool, NoLane
 from agent.scripted import ScriptedEvaluator, scripted_evaluation
-from sandbox.types import EvalConfig, Status
+from sandbox.types import EvalConfig, Interval, Status
 from tests.agent.scripts import calls, campaign, candidate, local_engine, script
 
 
@@ -23,9 +24,27 @@ def evaluation(speedup: float, status: Status = Status.PASSED):
     ("search", "confirmation", "agrees"),
     [(2.0, 2.0, True), (2.0, 1.8, True), (2.0, 1.7, False), (2.0, 2.2, True), (2.0, 2.4, False)],
 )
-def test_figures_agree_within_ten_per_cent_of_the_searchs_interval(search, confirmation, agrees):
+def test_figures_agree_within_ten_per_cent_of_their_intervals(search, confirmation, agrees):
     assert agree(evaluation(search), evaluation(confirmation)) is agrees
     assert upheld(evaluation(search), evaluation(confirmation)) is agrees
+
+
+@pytest.mark.parametrize(
+    ("search", "confirmation", "agrees"),
+    [
+        ((13.1, 11.9, 14.5), (9.2, 7.0, 12.2), True),
+        ((2.0, 1.8, 2.2), (1.2, 1.01, 1.6), False),
+        ((1.5, 1.4, 1.6), (2.5, 1.74, 3.6), True),
+        ((1.5, 1.4, 1.6), (2.5, 1.77, 3.6), False),
+    ],
+)
+def test_a_confirmation_agrees_as_far_as_it_is_sure_itself(search, confirmation, agrees):
+    first, second = (
+        replace(found, timing=replace(found.timing, speedup=Interval(*interval)))
+        for interval in (search, confirmation)
+        if (found := evaluation(2.0)).timing is not None
+    )
+    assert agree(first, second) is agrees
 
 
 def test_a_confirmation_that_fails_upholds_nothing():
