@@ -53,7 +53,7 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(RUN) -m pip install -q --disable-pip-version-check -e '.[dev$(if $(EXTRA),,$(COMMA)cuda13)]'
+	$(RUN) -m pip install -q --disable-pip-version-check -e '.[dev,train$(if $(EXTRA),,$(COMMA)cuda13)]'
 	@touch $@
 
 COMMA := ,
@@ -91,7 +91,7 @@ lint: $(DEV_STAMP)
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-test-full: $(DEV_STAMP) $(TRAIN_STAMP) ## The long suites and training as well
+test-full: $(DEV_STAMP) ## The long suites as well
 	PATH="$(BIN):$$PATH" $(RUN) -m pytest -m 'not gpu and not alone' $(PARALLEL)
 	PATH="$(BIN):$$PATH" $(RUN) -m pytest $(ALONE) -m 'alone and not gpu'
 
