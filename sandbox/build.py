@@ -85,11 +85,9 @@ class Builder:
         self._toolchain = digest(toolchain(arch, ways))
         self._folder = root / "builds"
         self._shelf = Shelf(self._folder, LIMITS["builds"])
-        self._zygote = Zygote(
-            "cpu",
-            environment={"TORCH_CUDA_ARCH_LIST": arch} if arch else {},
-            imports=FORESEEING if self._capability else (),
-        )
+        self._zygote = Zygote("cpu", environment={"TORCH_CUDA_ARCH_LIST": arch} if arch else {})
+        self._foreseeing = Zygote("cpu", imports=FORESEEING)
+        """Begun by the first Triton candidate: no other waits for its imports."""
         self._preludes = Preludes(root / "preludes", self._zygote, self._quiet)
 
     def build(
@@ -125,6 +123,7 @@ class Builder:
 
     def close(self) -> None:
         self._zygote.close()
+        self._foreseeing.close()
 
     def _known(self, key: str) -> BuildReport | None:
         """What was built before; None for a miss."""
@@ -148,8 +147,8 @@ class Builder:
                 return self._foresee_to(staging, candidate, config, task, key)
             return self._compile_to(staging, candidate, config, key)
 
-    def _worker(self, config: EvalConfig) -> Worker:
-        return self._zygote.spawn(
+    def _worker(self, zygote: Zygote, config: EvalConfig) -> Worker:
+        return zygote.spawn(
             "build",
             memory_limit_bytes=config.memory_limit_bytes,
             log_limit_bytes=config.log_limit_bytes,
@@ -166,7 +165,7 @@ class Builder:
         (staging / "report.json").write_text(json.dumps({"failure": None, "log": ""}))
         calls = self._calls(task, config)
         if calls is not None:
-            worker = self._worker(config)
+            worker = self._worker(self._foreseeing, config)
             try:
                 said = self._ask(
                     worker,
@@ -189,7 +188,7 @@ class Builder:
     def _calls(self, task: Task, config: EvalConfig) -> list[Any] | None:
         """What calls of the task are made from, found once; None where that cannot be told."""
         if task.hash not in self._described:
-            worker = self._worker(config)
+            worker = self._worker(self._foreseeing, config)
             try:
                 shapes = [shape.constants for shape in task.shapes]
                 said = self._ask(worker, config, "describe", task=task.source, shapes=shapes)
@@ -214,7 +213,7 @@ class Builder:
     def _compile_to(
         self, staging: Path, candidate: Candidate, config: EvalConfig, key: str
     ) -> BuildReport:
-        worker = self._worker(config)
+        worker = self._worker(self._zygote, config)
         failure, missing = None, None
         try:
             with self._quiet.beside(worker):
