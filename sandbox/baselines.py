@@ -113,6 +113,7 @@ class Baselines:
         cores = len(os.sched_getaffinity(0))
         beside = cores // CORES_PER_COMPILER
         rivals = deque[Subject]()
+        references = dict[int, Subject]()
         timed = []
         try:
             compile_all = partial(self.compile_ahead, task, config, signature, rivals)
@@ -120,7 +121,7 @@ class Baselines:
                 if ahead and beside:
                     pool.submit(compile_all, range(config.min_pairs), beside)
                 with stage("null"):
-                    null = self.null(task, config, signature, scheme)
+                    null = self.null(task, config, signature, scheme, references)
                 with stage("compile"):
                     pool.shutdown()
                     if ahead and not beside:  # the first's code serves the others
@@ -129,10 +130,14 @@ class Baselines:
             for name in names:
                 with stage(f"baseline {name}"):
                     mine = rivals if name == "compile" else deque[Subject]()
-                    timed.append(self.baseline(task, config, signature, scheme, name, null, mine))
+                    timed.append(
+                        self.baseline(task, config, signature, scheme, name, null, mine, references)
+                    )
         finally:
-            for subject in rivals:
-                self.stand.retire(subject)
+            if ended := [*rivals, *references.values()]:
+                for subject in ended:
+                    self.stand.retire(subject)
+                self.stand.settle()
         found = tuple(baseline for baseline, _ in timed)
         quiet = bool(null.log_ratios) and 2 * null.floor <= math.log(WIDE)
         kept = {
@@ -186,10 +191,17 @@ class Baselines:
         except (WorkerFailed, SandboxFault) as failed:
             logger.info("nothing is compiled ahead: %s", failed)
 
-    def null(self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan) -> Null:
+    def null(
+        self,
+        task: Task,
+        config: EvalConfig,
+        signature: Signature,
+        scheme: Plan,
+        references: dict[int, Subject],
+    ) -> Null:
         """The reference against itself, over fresh process pairs."""
         try:
-            rounds = self.race(task, config, signature, scheme, None, deque())
+            rounds = self.race(task, config, signature, scheme, None, deque(), references)
         except WorkerFailed as failed:
             raise reference_failed(task, failed) from failed
         return Null(tuple(pair.log_speedup for pair in summarise(rounds)))
@@ -203,12 +215,13 @@ class Baselines:
         name: str,
         null: Null,
         ready: deque[Subject],
+        references: dict[int, Subject],
     ) -> tuple[Baseline, bool]:
         """One baseline against eager, and whether it will stay so: a time-out or a disturbance may
-        pass. Its failure is recorded, not raised. `ready`: workers of it, which are used up.
+        pass. Its failure is recorded, not raised. `ready` and `references` as in `race`.
         """
         try:
-            pairs = summarise(self.race(task, config, signature, scheme, name, ready))
+            pairs = summarise(self.race(task, config, signature, scheme, name, ready, references))
         except WorkerFailed as failed:
             kind, types = failed.failure.kind, set(failed.failure.types)
             lasting = kind is FailureKind.CLAIMED and not types & MEMORY_TYPES
@@ -227,37 +240,47 @@ class Baselines:
         scheme: Plan,
         wrap: str | None,
         ready: deque[Subject],
+        references: dict[int, Subject],
     ) -> list[RoundObservation]:
-        """Rounds of `min_pairs` pairs of the reference against itself, wrapped as `wrap` says; by
-        the workers that are ready, as far as they go.
+        """Rounds of `min_pairs` pairs of the reference against itself, wrapped as `wrap` says.
+
+        `ready`: workers of the wrapped one, which are used up. `references`: those of earlier races
+        by their pair, and of this one afterwards: a figure needs pairs of fresh processes, while
+        different figures may share them.
         """
-        start = partial(self._start_pair, task, config, signature, wrap, ready)
+        start = partial(self._start_pair, task, config, signature, wrap, ready, references)
         small = signature.input_bytes + signature.output_bytes <= BESIDE_BYTES
         rounds: list[RoundObservation] = []
         with ThreadPoolExecutor(1, "pair") as pool:
-            coming = deque([pool.submit(start)])
+            coming = deque([pool.submit(start, 0)])
             try:
                 for number in range(config.min_pairs):
-                    reference, rival = coming.popleft().result()
+                    rival = coming.popleft().result()
                     try:
                         last = number + 1 == config.min_pairs
                         if small and not last:
-                            coming.append(pool.submit(start))
-                        rounds += self._rounds(number, reference, rival, signature, scheme)
+                            coming.append(pool.submit(start, number + 1))
+                        with on_failure(partial(self._drop, references, number)):
+                            rounds += self._rounds(
+                                number, references[number], rival, signature, scheme
+                            )
+                            if not small:
+                                references[number].rest()
                         if number == 0 and wrap in COMPILED:
                             self.keep_compiled(rival, self._kept())
                     finally:
                         self.stand.retire(rival)
-                        self.stand.retire(reference)
                     if not small and not last:
-                        coming.append(pool.submit(start))
+                        coming.append(pool.submit(start, number + 1))
             finally:
                 for unused in coming:
                     if unused.exception() is None:
-                        for side in unused.result():
-                            self.stand.retire(side)
+                        self.stand.retire(unused.result())
         self.stand.settle()
         return rounds
+
+    def _drop(self, references: dict[int, Subject], number: int) -> None:
+        self.stand.retire(references.pop(number))
 
     def _rounds(
         self, number: int, reference: Subject, rival: Subject, signature: Signature, scheme: Plan
@@ -287,9 +310,14 @@ class Baselines:
         signature: Signature,
         wrap: str | None,
         ready: deque[Subject],
-    ) -> tuple[Subject, Subject]:
-        """The reference and its rival, open; while another pair is timed they stand still."""
-        rivals = self.stand if wrap is None else self.compilers
+        references: dict[int, Subject],
+        number: int,
+    ) -> Subject:
+        """The reference, unless it is there, and its rival, open; while another pair is timed they
+        stand still.
+        """
+        # Only what compiles needs those that have imported it; the others are kept ready.
+        rivals = self.compilers if wrap in COMPILED else self.stand
         preload = [(self._kept(), INDUCTOR_CACHE)] if wrap in COMPILED else []
         eager, other = Opening(known=signature), Opening(wrap=wrap, known=signature)
 
@@ -298,7 +326,12 @@ class Baselines:
                 return ready.popleft()
             return rivals.reference(task, config, other, preload)[0]
 
-        return self.stand.start_both(lambda: self.stand.reference(task, config, eager)[0], rival)
+        if number in references:
+            return rival()
+        references[number], found = self.stand.start_both(
+            lambda: self.stand.reference(task, config, eager)[0], rival
+        )
+        return found
 
     def keep_compiled(self, subject: Subject, kept: Path) -> None:
         """Inductor's results and precompiled headers, for the next pairs and the next tasks."""
