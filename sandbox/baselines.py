@@ -264,8 +264,8 @@ class Baselines:
                             rounds += self._rounds(
                                 number, references[number], rival, signature, scheme
                             )
-                            if not small:
-                                references[number].rest()
+                        if not small:  # its memory is the next one's
+                            self._drop(references, number)
                         if number == 0 and wrap in COMPILED:
                             self.keep_compiled(rival, self._kept())
                     finally:

@@ -172,10 +172,10 @@ class LocalEvaluator:
                 return replace(invalid, detail=str(error))
             except (SandboxFault, DeviceError, OSError, torch.OutOfMemoryError) as error:
                 result = judge.fault(task.id, candidate.id, config, str(error))
-            if self.device == "cuda" and result.status is Status.SANDBOX_ERROR:
-                torch.cuda.empty_cache()
             if result.status is not Status.SANDBOX_ERROR:
                 break
+            if self.device == "cuda":
+                self._make_room()
             logger.warning("attempt %d on %s: %s", attempt + 1, task.id, result.detail)
         total = time.monotonic() - start
         return replace(result, seconds={**result.seconds, "total": total})
@@ -249,6 +249,13 @@ class LocalEvaluator:
         for key in [k for k, v in self._prepared.items() if isinstance(v, Preparation)]:
             del self._prepared[key]
 
+    def _make_room(self) -> None:
+        """On a GPU, where a shortage of memory may be what went wrong."""
+        with self._hold(""):
+            self._forget_cases()
+            self._preparer.warm.rest()
+        torch.cuda.empty_cache()
+
     def cool(self) -> None:
         """End the references that are kept warm for further candidates."""
         with self._hold(""):
@@ -286,12 +293,14 @@ class LocalEvaluator:
                     seconds["wait"] = time.monotonic() - begin
                     # Again, since later tasks may have displaced it meanwhile.
                     preparation = self._preparation(key, task, config)
+                    null, baselines = preparation.null, preparation.baselines
                     run.measure(preparation, to_beat)
+                    del preparation  # gigabytes, which the next to hold the device may need
             finally:
                 observation = run.finish()
         self._settle()
-        result = judge.judge(observation, preparation.null, config)
-        baselines = preparation.baselines if result.timing is not None else ()
+        result = judge.judge(observation, null, config)
+        baselines = baselines if result.timing is not None else ()
         return replace(result, baselines=baselines, seconds={**seconds, **result.seconds})
 
     def _settle(self) -> None:
@@ -309,6 +318,8 @@ class LocalEvaluator:
                 found = self._preparer.prepare(task, config, started)
             except InvalidReference as error:
                 found = str(error)  # the exception's frames hold gigabytes of cases
+            if isinstance(found, str) and self.device == "cuda":
+                torch.cuda.empty_cache()
             self._prepared[key] = found
             self._forget()
         elif started is not None:

@@ -10,7 +10,7 @@ from sandbox.types import Task
 
 
 class NoRoom(InvalidReference):
-    """The reference ran out of memory beside what was planned for its calls."""
+    """Not one call fits, or the reference ran out of memory beside what was planned for it."""
 
 
 def reference_failed(task: Task, failed: WorkerFailed) -> Exception:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sandbox.errors import InvalidReference
+from sandbox.invalid import NoRoom
 from sandbox.subject import Signature
 from sandbox.types import EvalConfig
 
@@ -51,7 +51,7 @@ def plan(signature: Signature, config: EvalConfig, free_bytes: int) -> Plan:
     """As many sets as fill `batch_ms` and fit: inputs and slots on both sides, outputs retained on
     both.
 
-    Raises InvalidReference when not even one set fits.
+    Raises NoRoom when not even one set fits.
     """
     budget = MEMORY_SHARE * free_bytes
     per_set = 2 * signature.input_bytes + 4 * signature.output_bytes
@@ -66,7 +66,7 @@ def plan(signature: Signature, config: EvalConfig, free_bytes: int) -> Plan:
         if fits >= 1:
             affordable = max(LEAST_SETS, int(FILL_S / max(signature.fill_s, 1e-7)))
             return Plan(max(1, min(wanted, fits, affordable, config.max_sets)), warm)
-    raise InvalidReference(
+    raise NoRoom(
         f"one input set needs {(per_set + warm_bytes) >> 20} MiB for both sides; "
         f"{int(budget) >> 20} MiB are free: use a smaller shape or a larger device"
     )

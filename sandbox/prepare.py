@@ -117,6 +117,7 @@ class Preparer:
             except NoRoom as error:
                 refused = str(error)  # the exception's frames hold gigabytes of cases
             started = None
+            self.forget()
             self.warm.cool()
             self.stand.settle()
             logger.info("once more with the room of everything else: %s", refused)
@@ -136,7 +137,7 @@ class Preparer:
         if task.device == "cuda":
             torch.cuda.empty_cache()  # the plan counts what the driver has
         room = int(share * free_bytes(task.device))
-        scheme = plan(pools[0].signature, config, room)
+        scheme = self.plan(pools[0].signature, config, share)
         if not known and scheme.bytes(pools[0].signature) > ROOM_SHARE * room:
             self.warm.rest()
             self.stand.settle()
@@ -144,7 +145,7 @@ class Preparer:
             task, config, pools[0].signature, scheme, self.stage
         )
         short = replace(config, batch_ms=min(config.batch_ms, config.search_batch_ms))
-        search = plan(pools[0].signature, short, int(share * free_bytes(task.device)))
+        search = self.plan(pools[0].signature, short, share)
         return Preparation(
             task,
             pools,
@@ -156,6 +157,14 @@ class Preparer:
             self.floor_s(pools[0].signature, search),
             dict(self.stage.seconds),
         )
+
+    def plan(self, signature: Signature, config: EvalConfig, share: float) -> Plan:
+        """For this share of the free memory; what needs more of it to fit at all has all of it."""
+        room = free_bytes(self.facts.device)
+        try:
+            return plan(signature, config, int(share * room))
+        except NoRoom:
+            return plan(signature, config, room)
 
     def pools(self, task: Task, config: EvalConfig, *, randomise: bool) -> tuple[Pool, ...]:
         """The secret cases of every shape."""

@@ -21,6 +21,8 @@ from sandbox.subject import Subject
 
 SHARE = (1 - MEMORY_SHARE) / 2
 """Of a GPU's memory: one side's part of what the plan leaves to both."""
+SHORTAGE = "OutOfMemoryError"
+"""As torch and cupy call it, on a GPU."""
 CONTEXT_BYTES = 1 << 30
 """Beside it: what CUDA and its libraries take in any process is about half of this."""
 
@@ -41,21 +43,29 @@ def refuse_hoard(candidate: Subject, gpu: GpuWatch | None, memory_bytes: int) ->
 
 @contextmanager
 def room_beside(candidate: Subject, memory_bytes: int) -> Iterator[None]:
-    """Where our own memory on the GPU runs out in the block, and the candidate's end sets more than
-    its share free, WorkerFailed is raised; else DeviceError.
+    """Where a GPU's memory runs out in the block, for us, the reference or the candidate, tell
+    whose fault that is: raises WorkerFailed where the candidate held more than its share, or lacked
+    memory although it had its share; else DeviceError.
     """
+    failed: WorkerFailed | None = None
     try:
         yield
         return
     except (memory.OutOfMemoryError, torch.OutOfMemoryError) as error:
         words = str(error)
+    except WorkerFailed as error:
+        if candidate.task.device == "cpu" or SHORTAGE not in error.failure.types:
+            raise
+        failed, words = error, str(error)
     torch.cuda.empty_cache()  # out here: the exception's frames held tensors
     free = memory.steady_free_bytes()
     candidate.worker.close()
     memory.wait_for_device(free + most(memory_bytes))
-    held = memory.device_free_bytes() - free
-    if held > most(memory_bytes):
-        raise _hoards(candidate, held)
+    left = memory.device_free_bytes()
+    if left - free > most(memory_bytes):
+        raise _hoards(candidate, left - free)
+    if failed is not None and failed.failure.stage != "reference" and left > most(memory_bytes):
+        raise failed
     raise DeviceError(words)
 
 

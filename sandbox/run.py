@@ -122,6 +122,8 @@ class Run:
             self.note(failure=blame(failed.failure))
         finally:
             self.dismiss()
+            self.pools = ()
+            del self.preparation
 
     def finish(self) -> Observation:
         """What was seen, once the last worker is gone. Raises SandboxFault for one that survives

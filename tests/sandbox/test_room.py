@@ -12,7 +12,7 @@ from sandbox import memory
 from sandbox.errors import DeviceError
 from sandbox.gpu_state import NOT_AVAILABLE, GpuWatch
 from sandbox.handle import WorkerFailed
-from sandbox.observation import FailureKind
+from sandbox.observation import Failure, FailureKind
 from sandbox.room import refuse_hoard, room_beside
 from sandbox.worker.main import claim
 
@@ -32,7 +32,8 @@ class Device:
 
     @property
     def candidate(self) -> Any:
-        return SimpleNamespace(worker=self.worker, stage="verify")
+        task = SimpleNamespace(device="cuda")
+        return SimpleNamespace(worker=self.worker, stage="verify", task=task)
 
     def close(self) -> None:
         self.free, self.held = self.free + self.held, 0
@@ -56,6 +57,36 @@ def test_beside_a_modest_candidate_the_shortage_is_ours(monkeypatch) -> None:
     device = Device(monkeypatch, 2 * GIB)
     with pytest.raises(DeviceError, match="no room"), room_beside(device.candidate, ALL):
         raise memory.OutOfMemoryError("no room")
+
+
+@pytest.mark.parametrize(
+    ("stage", "held", "left", "whose"),
+    [
+        ("verify", 2, 1, DeviceError),
+        ("verify", 2, 30, WorkerFailed),
+        ("verify", 30, 1, WorkerFailed),
+        ("reference", 2, 30, DeviceError),
+        ("reference", 30, 1, WorkerFailed),
+    ],
+    ids=["it lacked its share", "it had its share", "it took more", "reference", "left it none"],
+)
+def test_a_shortage_that_a_worker_tells_of_is_its_own_if_it_had_its_share(
+    monkeypatch, stage: str, held: int, left: int, whose: type[Exception]
+) -> None:
+    device = Device(monkeypatch, held * GIB)
+    device.free = left * GIB
+    claimed = Failure(stage, FailureKind.CLAIMED, ("OutOfMemoryError",), "no room")
+    with pytest.raises(whose), room_beside(device.candidate, ALL):
+        raise WorkerFailed(claimed)
+    assert device.held == 0
+
+
+def test_what_a_worker_lacks_on_the_host_is_left_alone(monkeypatch) -> None:
+    device = Device(monkeypatch, 2 * GIB)
+    claimed = Failure("verify", FailureKind.CLAIMED, ("MemoryError",), "no room")
+    with pytest.raises(WorkerFailed), room_beside(device.candidate, ALL):
+        raise WorkerFailed(claimed)
+    assert device.held
 
 
 def test_memory_that_is_still_being_given_back_is_nobody_s(monkeypatch) -> None:
