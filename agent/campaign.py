@@ -381,6 +381,10 @@ class _Campaign:
         if evaluation.status is Status.SANDBOX_ERROR and not job.retried:
             self._push(run, job.kind, job.round, record, retried=True)
             return
+        if evaluation.status is Status.INVALID_REFERENCE:
+            # Nothing is known of the candidate: another call, with more room, say, may judge it.
+            self._end(run, Stage.INVALID, evaluation.detail)
+            return
         self.proven = self.proven or evaluation.status is not Status.SANDBOX_ERROR
         self.heart.count(evaluation)
         if job.kind is Kind.CONFIRM:
@@ -388,8 +392,6 @@ class _Campaign:
         else:
             reward, function = reward_of(self.learner, record, evaluation)
             self.journal.record_evaluation(run.task, evaluation, reward=reward, function=function)
-        if evaluation.status is Status.INVALID_REFERENCE:
-            self._end(run, Stage.INVALID, evaluation.detail)
         self.on_event(self._report(run))
 
     def _failed(self, job: Job, error: WarpsmithError) -> None:

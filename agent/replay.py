@@ -24,7 +24,7 @@ from agent.proposers import model_proposer
 from agent.runs import RUNS, open_run
 from agent.types import FIRST_TURN, Attempt, Measured, Proposal, Proposer, Turn
 from sandbox.errors import ConfigError, InvalidReference, SandboxFault
-from sandbox.types import Candidate, EvalConfig, Evaluation, Status, Task
+from sandbox.types import Candidate, EvalConfig, Evaluation, Task
 
 T = TypeVar("T")
 SHOWN_CHARACTERS = 120
@@ -49,18 +49,20 @@ class ReplayEngine:
         self._tasks = {task.id: task for task in journal.tasks()}
         self._measured = {id: journal.measured(id) or Measured() for id in self._tasks}
         self._invalid: dict[str, str] = {}
+        self._unprepared: set[str] = set()
+        """Those of the invalid ones that were so before anything was proposed."""
         self._records: dict[str, Recorded] = {}
         for id in self._tasks:
             records = journal.proposals(id)
             self._records |= {r.proposal.candidate.id: r for r in records if not r.duplicate}
             stage, _, reason = (journal.last_event("stage", id) or "").partition(" ")
-            judged = [r.evaluation for r in records if r.evaluation is not None]
-            by_evaluation = any(e.status is Status.INVALID_REFERENCE for e in judged)
-            if stage == Stage.INVALID.value and not by_evaluation:
+            if stage == Stage.INVALID.value:
                 self._invalid[id] = reason
+                if not records:
+                    self._unprepared.add(id)
 
     def submit_prepare(self, task: Task, config: EvalConfig) -> Future[Measured]:
-        if task.id in self._invalid:
+        if task.id in self._unprepared:
             return _failed(InvalidReference(self._invalid[task.id]))
         return _done(self._measured.get(task.id, Measured()))
 
@@ -81,6 +83,8 @@ class ReplayEngine:
         if record is not None:
             confirming = self._confirms and to_beat is None
             evaluation = record.confirmation if confirming else record.evaluation
+        if evaluation is None and task.id in self._invalid:
+            return _failed(InvalidReference(self._invalid[task.id]))
         if evaluation is None:
             return _failed(NotRecorded("the journal ends here"))
         return _done(evaluation)

@@ -18,6 +18,7 @@ from typing import Any
 from sandbox import copying
 from sandbox.cache import LIMITS, Shelf, read_json, write_json
 from sandbox.cleanup import on_failure
+from sandbox.device import free_bytes
 from sandbox.errors import SandboxFault
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import reference_failed
@@ -46,6 +47,9 @@ be no better."""
 BESIDE_BYTES = 1 << 30
 """Inputs and outputs of a call up to which workers are opened, and their code compiled, while
 others are timed."""
+KEPT_SHARE = 0.2
+"""Of free memory that the pairs of a race may take for their references to serve the next race: a
+plan fills the memory with a single pair."""
 TIMING_FIELDS = (
     "tf32",
     "torch_default_precision",
@@ -250,6 +254,7 @@ class Baselines:
         """
         start = partial(self._start_pair, task, config, signature, wrap, ready, references)
         small = signature.input_bytes + signature.output_bytes <= BESIDE_BYTES
+        kept = config.min_pairs * scheme.bytes(signature) <= KEPT_SHARE * free_bytes(task.device)
         rounds: list[RoundObservation] = []
         with ThreadPoolExecutor(1, "pair") as pool:
             coming = deque([pool.submit(start, 0)])
@@ -264,7 +269,7 @@ class Baselines:
                             rounds += self._rounds(
                                 number, references[number], rival, signature, scheme
                             )
-                        if not small:  # its memory is the next one's
+                        if not kept:  # its memory is the next one's
                             self._drop(references, number)
                         if number == 0 and wrap in COMPILED:
                             self.keep_compiled(rival, self._kept())

@@ -112,8 +112,9 @@ class ProcessPair:
         self.strict = strict
         self.overhead_s = 0.0
         self.secret = random.Random(secrets.randbits(64))
-        own = not signature.aliases and not signature.mutates
-        self.keepsake = Keepsake(candidate, able=own)
+        self.own = judged and not signature.aliases and not signature.mutates
+        """The candidate's outputs are memory of their own, which their caller may write to."""
+        self.keepsake = Keepsake(candidate, able=self.own)
         self.handed_over = HandedOver(candidate)
         self.keep: int | None = None
         """Position, in the next batch, of the call whose output is kept; None once one is."""
@@ -329,8 +330,10 @@ class ProcessPair:
                         self.candidate.poison("inputs", *span(batch))
                         self.synchronize()
             keep = self.keep if not single else None
-            seconds, claim = self.candidate.collect(batch, keep=keep)
+            seconds, claim = self.candidate.collect(batch, keep=keep, spoil=self.own)
             collect += seconds
+            if self.own:
+                self.candidate.spoil()
             case = case.worst(
                 CaseObservation(
                     case.name,

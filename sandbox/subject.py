@@ -252,20 +252,35 @@ class Subject:
         return time.perf_counter() - start
 
     def collect(
-        self, sets: list[int], *, look: bool = False, keep: int | None = None
+        self,
+        sets: list[int],
+        *,
+        look: bool = False,
+        keep: int | None = None,
+        spoil: bool = False,
     ) -> tuple[float, dict[str, Any]]:
         """Seconds to copy the outputs to their slots, and what the worker claims about them.
 
         `look`: say also which outputs share memory, where no figure is taken. `keep`: hold the
-        output of the call at this position.
+        output of the call at this position. `spoil`: hold the others until `spoil` is asked.
         """
         self.finish_ours()
         start = time.perf_counter()
         limit_s = self.config.run_timeout_s
         claim = self.worker.request(
-            "collect", stage=self.stage, timeout_s=limit_s, sets=sets, look=look, keep=keep
+            "collect",
+            stage=self.stage,
+            timeout_s=limit_s,
+            sets=sets,
+            look=look,
+            keep=keep,
+            spoil=spoil,
         )
         return time.perf_counter() - start, claim
+
+    def spoil(self) -> None:
+        """Have outputs that were collected changed in place, as their caller may: untimed."""
+        self.request("spoil", self.config.run_timeout_s)
 
     def claim(self) -> RuntimeClaim:
         """What the worker says of its process."""

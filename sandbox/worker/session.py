@@ -54,6 +54,8 @@ class Session:
         """A set whose slot has its output before the rest is collected."""
         self.kept: list[Any] = []
         """The tensors of one call's output, held while others are made."""
+        self.spent: list[Any] = []
+        """Tensors that were handed over and are still to be spoilt."""
 
     def do_setup(self, request: Request, fds: list[int]) -> Request:
         """Device, threads and precision policy; on a GPU the context is created here."""
@@ -210,7 +212,9 @@ class Session:
         self.synchronize()
 
     def do_collect(self, request: Request, fds: list[int]) -> Request:
-        """Copy the retained outputs to their slots and describe them."""
+        """Copy the retained outputs to their slots and describe them; `spoil`: hold them until they
+        are.
+        """
         described: list[int] = []
         kinds: list[Any] = []
         outputs: list[Any] = []
@@ -225,12 +229,29 @@ class Session:
                 break
         self.synchronize()
         shared = self.sharing(outputs) if request.get("look") else []
-        if request.get("keep") is not None:
-            self.kept = outputs[request["keep"]]
+        keep = request.get("keep")
+        if keep is not None:
+            self.kept = outputs[keep]
+        if request.get("spoil"):
+            self.spent = [t for i, tensors in enumerate(outputs) if i != keep for t in tensors]
         self.results.clear()
         self.hasty = None
         gc.enable()
         return {"kinds": kinds, "sets": described, "sharing": shared}
+
+    def do_spoil(self, request: Request, fds: list[int]) -> Request:
+        """Change outputs that were handed over, in place, and let go of them: they are the
+        caller's, and memory that is used again holds nothing that is known.
+        """
+        for tensor in self.spent:
+            with contextlib.suppress(Exception):  # one row expanded, or what is no plain tensor
+                if tensor.is_floating_point() or tensor.is_complex():
+                    tensor.fill_(torch.nan)
+                else:
+                    tensor.bitwise_not_()
+        self.spent = []
+        self.synchronize()
+        return {}
 
     def do_recollect(self, request: Request, fds: list[int]) -> Request:
         """Copy the output that was kept to a slot once more."""

@@ -16,7 +16,7 @@ from agent.scripted import ScriptedEvaluator, ScriptedProposer
 from agent.types import FIRST_TURN
 from rewards import speedup
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault
-from sandbox.types import Language, Status
+from sandbox.types import Evaluation, Language, Status
 from tests.agent.scripts import (
     calls,
     campaign,
@@ -189,6 +189,22 @@ def test_a_reference_found_invalid_while_measuring_ends_its_task(tmp_path):
     [row] = campaign(tmp_path, {"a": SOFTMAX}, engine).tasks
     engine.close()
     assert (row.stage, row.tried) == (Stage.INVALID, 0)
+
+
+class NoRoomNow(ScriptedEvaluator):
+    def evaluate(self, task, candidate, config, *, to_beat=None):
+        status = Status.INVALID_REFERENCE
+        return Evaluation(task.id, candidate.id, config.id, status, detail="no room")
+
+
+def test_candidates_of_a_reference_that_was_invalid_once_are_judged_by_the_next_call(tmp_path):
+    engine = LocalEngine(NoRoomNow)
+    [row] = campaign(tmp_path, {"a": SOFTMAX}, engine).tasks
+    engine.close()
+    assert (row.stage, row.tried, row.reason) == (Stage.INVALID, 0, "no room")
+    [row] = campaign(tmp_path, {"a": SOFTMAX}).tasks
+    assert row.stage is Stage.DONE
+    assert row.tried == len(SOFTMAX)
 
 
 class Unprepared(ScriptedEvaluator):
