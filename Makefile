@@ -29,7 +29,7 @@ EXTRA := $(if $(filter 12,$(CUDA)),cuda12,$(if $(CUDA),cuda13,))
 
 TRAIN ?= small
 DEMO ?= runs/train-demo
-DEMO_RUN ?=
+DEMO_RUN ?= benchmarks/demo
 DEMO_NAME := demo-$(shell date +%Y%m%d-%H%M%S)
 PIECE_S ?= 480
 SEED ?= 0
@@ -75,8 +75,7 @@ train-demo: $(TRAIN_STAMP) ## Proof of the loop: data, SFT, self-supervised, RL,
 	  --piece-s $(PIECE_S) --seed $(SEED)
 
 # DEMO_RUN is a recorded run's folder; its decisions are made again from its journal, into a new run.
-demo: $(STAMP) ## Replay the recorded run DEMO_RUN without GPU, key or network, and open its report
-	@test -n "$(DEMO_RUN)" || { echo "make demo needs a recorded run: make demo DEMO_RUN=runs/NAME"; exit 1; }
+demo: $(STAMP) ## Replay a recorded H200 campaign (or DEMO_RUN) without GPU, key or network; open its report
 	$(RUN) warpsmith.py replay $(DEMO_RUN) --name $(DEMO_NAME)
 	$(RUN) warpsmith.py export $(DEMO_NAME) --to runs/$(DEMO_NAME)/kernels
 	$(RUN) warpsmith.py report $(DEMO_NAME)

@@ -26,6 +26,7 @@ from sandbox.types import Candidate, Evaluation, Language, Task, digest
 
 FILE = "journal.sqlite"
 COMMAND = "command"
+REPLAY = "replay"
 """Kind of the event for a command line that started or resumed the run; its detail is JSON."""
 EVENT = "INSERT INTO events VALUES (NULL, ?, ?, ?, ?, ?, ?)"
 
@@ -173,6 +174,10 @@ class Journal:
     def starts(self) -> int:
         """How often the run was started or resumed."""
         return len(self.events("start"))
+
+    def replays(self) -> str | None:
+        """The run that this one replays: its evaluations took their seconds there."""
+        return next(iter(self.events(REPLAY)), None)
 
     def tasks(self) -> list[Task]:
         rows = self._database.execute("SELECT record FROM tasks ORDER BY rowid")

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from agent.campaign import run_campaign
 from agent.config import OptimizeConfig, validate
 from agent.features.proposer import FeatureProposer
-from agent.journal import FILE, Journal, Recorded
+from agent.journal import FILE, REPLAY, Journal, Recorded
 from agent.models.replay import ReplayModel
 from agent.outcome import CampaignResult, Stage
 from agent.proposers import model_proposer
@@ -136,6 +136,7 @@ def replay_run(
         if config.asked or config.local is not None:
             inner = model_proposer(config, model, recorded.facts(), recorded.memory())
         with open_run(name, config, runs) as journal:
+            journal.record_event(REPLAY, detail=folder.name)
             journal.record_facts(recorded.facts())
             journal.record_memory(recorded.memory())
             result = run_campaign(

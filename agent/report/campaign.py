@@ -190,7 +190,8 @@ def _cost(spent: Spending, journal: Journal) -> Tile:
         parts.append(f"{spent.replies:,} replies, {tokens:,} tokens")
     if spent.usd is not None:
         return Tile("cost", f"${spent.usd:,.2f}", ", ".join([duration(wall_s), *parts]))
-    return Tile("time", duration(wall_s), ", ".join(parts))
+    label = "time" if journal.replays() is None else "replayed in"
+    return Tile(label, duration(wall_s), ", ".join(parts))
 
 
 def _wall_seconds(journal: Journal) -> float:
@@ -249,6 +250,8 @@ def _time_notes(journal: Journal) -> tuple[str, ...]:
     pulses = [json.loads(pulse) for pulse in journal.events(EVENT)]
     if not pulses or not pulses[-1]["elapsed_s"]:
         return ()
+    if (replayed := journal.replays()) is not None:
+        return (f"A replay of {replayed}: evaluations, and their seconds, are that run's.",)
     last = pulses[-1]
     elapsed, lanes = last["elapsed_s"], last["lanes"]
     rate, busy = 60 * last["evaluations"] / elapsed, last["held_s"] / (elapsed * lanes)
