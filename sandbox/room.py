@@ -42,11 +42,12 @@ def refuse_hoard(candidate: Subject, gpu: GpuWatch | None, memory_bytes: int) ->
 
 
 @contextmanager
-def room_beside(candidate: Subject, memory_bytes: int) -> Iterator[None]:
+def room_beside(candidate: Subject, memory_bytes: int, needed_bytes: int = 0) -> Iterator[None]:
     """Where a GPU's memory runs out in the block, for us, the reference or the candidate, tell
     whose fault that is: raises WorkerFailed where the candidate held more than its share, or lacked
-    memory although it had its share; else DeviceError.
+    memory although it had its share; else DeviceError. `needed_bytes`: its share, if that is more.
     """
+    share = max(most(memory_bytes), needed_bytes)
     failed: WorkerFailed | None = None
     try:
         yield
@@ -60,11 +61,11 @@ def room_beside(candidate: Subject, memory_bytes: int) -> Iterator[None]:
     torch.cuda.empty_cache()  # out here: the exception's frames held tensors
     free = memory.steady_free_bytes()
     candidate.worker.close()
-    memory.wait_for_device(free + most(memory_bytes))
+    memory.wait_for_device(free + share)
     left = memory.device_free_bytes()
-    if left - free > most(memory_bytes):
+    if left - free > share:
         raise _hoards(candidate, left - free)
-    if failed is not None and failed.failure.stage != "reference" and left > most(memory_bytes):
+    if failed is not None and failed.failure.stage != "reference" and left > share:
         raise failed
     raise DeviceError(words)
 

@@ -27,6 +27,7 @@ from sandbox.observation import (
     RoundObservation,
 )
 from sandbox.pair import ProcessPair
+from sandbox.plan import Plan
 from sandbox.pool import Pool, timed_bounds
 from sandbox.prepare import ROOM_SHARE, Preparation, Preparer
 from sandbox.provenance import provenance
@@ -173,7 +174,11 @@ class Run:
                 if matched == "seed" and not cases:
                     self.pools = self.seeded_pools()
                     matched = self.stand.open_candidate(subject, self.pools[number].signature)
-            with self.stage("verify"), room_beside(subject, self.facts.memory_bytes):
+            signature, count = self.pools[number].signature, len(self.pools[number].cases)
+            one_side = Plan(count, 0).bytes(signature) // 2
+            self.make_room(None, one_side)
+            needed = own_bytes(signature, count)
+            with self.stage("verify"), room_beside(subject, self.facts.memory_bytes, needed):
                 subject.stage = "verify"
                 cases += verify(subject, self.pools[number], matched, self.synchronize)
             self.note(cases=tuple(cases), parameters=matched)
@@ -272,7 +277,7 @@ class Run:
         self, number: int, bounds: tuple[Errors, ...]
     ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
         self.dismiss()
-        self.make_room(None)
+        self.make_room(None, self.plan.bytes(self.pools[0].signature))
         task, config = self.task, self.config
         seeded = self.observation.parameters == "seed"
         opening = Opening(randomise=not seeded, known=self.pools[0].signature)
@@ -313,10 +318,12 @@ class Run:
         *,
         new_weights: bool,
     ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
-        with room_beside(subject, self.facts.memory_bytes), self.stand.undisturbed():
+        signature = self.pools[0].signature
+        needed = own_bytes(signature, self.plan.sets)
+        with room_beside(subject, self.facts.memory_bytes, needed), self.stand.undisturbed():
             with self.stage("warm"):
                 subject.stage = "time"
-                self.make_room(reference)
+                self.make_room(reference, self.plan.bytes(signature))
                 pair = ProcessPair(
                     number,
                     reference,
@@ -340,9 +347,8 @@ class Run:
             return False
         return hopeless(self.observation.rounds, self.preparation.null, self.config, self.to_beat)
 
-    def make_room(self, reference: Subject | None) -> None:
-        """A large task's pair has the memory of idle references and of workers that ended."""
-        needed = self.plan.bytes(self.pools[0].signature)
+    def make_room(self, reference: Subject | None, needed: int) -> None:
+        """A large task has the memory of idle references and of workers that ended."""
         if needed > ROOM_SHARE * free_bytes(self.task.device):
             self.preparer.warm.rest(reference)
             self.stand.settle()
@@ -374,6 +380,13 @@ class Run:
 
     def end(self, subject: Subject) -> None:
         self.ended = subject, self.stand.retire(subject)
+
+
+def own_bytes(signature: Signature, calls: int) -> int:
+    """What a candidate may hold at once for so many calls: their outputs, and as much again as one
+    call takes, twice.
+    """
+    return calls * signature.output_bytes + 2 * (signature.input_bytes + signature.output_bytes)
 
 
 def blame(failure: Failure) -> Failure:

@@ -81,6 +81,16 @@ def test_a_shortage_that_a_worker_tells_of_is_its_own_if_it_had_its_share(
     assert device.held == 0
 
 
+def test_the_share_of_large_calls_is_what_they_need(monkeypatch) -> None:
+    claimed = Failure("verify", FailureKind.CLAIMED, ("OutOfMemoryError",), "no room")
+    device = Device(monkeypatch, 20 * GIB)
+    with pytest.raises(DeviceError), room_beside(device.candidate, ALL, 30 * GIB):
+        raise WorkerFailed(claimed)
+    device = Device(monkeypatch, 20 * GIB)
+    with pytest.raises(WorkerFailed), room_beside(device.candidate, ALL):
+        raise WorkerFailed(claimed)
+
+
 def test_what_a_worker_lacks_on_the_host_is_left_alone(monkeypatch) -> None:
     device = Device(monkeypatch, 2 * GIB)
     claimed = Failure("verify", FailureKind.CLAIMED, ("MemoryError",), "no room")
