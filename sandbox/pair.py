@@ -332,15 +332,10 @@ class ProcessPair:
             keep = self.keep if not single else None
             seconds, claim = self.candidate.collect(batch, keep=keep, spoil=self.own)
             collect += seconds
-            if self.own:
+            differs = structure(claim, self.signature, len(batch))
+            if self.own and not any(differs.values()):
                 self.candidate.spoil()
-            case = case.worst(
-                CaseObservation(
-                    case.name,
-                    inputs_mutated=mutated,
-                    **structure(claim, self.signature, len(batch)),
-                )
-            )
+            case = case.worst(CaseObservation(case.name, inputs_mutated=mutated, **differs))
             if keep is not None:
                 self.keepsake.take(sets[keep])
             if single:

@@ -216,6 +216,8 @@ def zygote_environment(device: str, index: int, threads: int) -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
         "MAX_JOBS": str(max(threads, 2)),
+        # Else Inductor may start a pool of processes, and threads for it, when it is imported.
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
         "USER": "worker",

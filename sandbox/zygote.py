@@ -11,12 +11,14 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import logging
 import os
 import signal
 import socket
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,9 +68,11 @@ def preload(imports: Sequence[str]) -> None:
     """Import what every worker needs; nothing here may start a thread or touch a device."""
     import torch
 
+    # Libraries' own threads do not reach a fork; whoever looks at a campaign should not wonder.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # "no CUDA runtime"
     # cpp_extension asks for a device when it is imported, which initialises the driver, and a
-    # process
-    # forked after that has no CUDA.
+    # process forked after that has no CUDA.
     available, torch.cuda.is_available = torch.cuda.is_available, lambda: False
     import torch.utils.cpp_extension
 

@@ -132,16 +132,22 @@ def _add(sums: dict[str, float], seconds: Mapping[str, float]) -> None:
             sums[stage] = sums.get(stage, 0.0) + value
 
 
+WRONG = (Status.WRONG_VALUE, Status.WRONG_SHAPE, Status.WRONG_DTYPE)
+
+
 def _caught(records: Sequence[Recorded]) -> list[Caught]:
     caught = []
     for place, record in enumerate(records):
         found = record.evaluation
         for each in (found, record.confirmation):
-            if each is not None and each.status is Status.REWARD_HACK:
+            if each is None:
+                continue
+            late = each is not found and each.status in WRONG
+            if late or each.status is Status.REWARD_HACK:
                 candidate = record.proposal.candidate
                 layers = tuple(str(e.layer) for e in each.suspicions)
-                detail = visible(each.detail)
-                caught.append(Caught(candidate.task_id, candidate.id, place, detail, layers))
+                detail = visible(f"when confirmed: {each.detail}" if late else each.detail)
+                caught.append(Caught(candidate.task_id, candidate.id, place, detail, layers, late))
                 break
     return caught
 
@@ -175,7 +181,10 @@ def _tiles(found: Gathered, summary: Summary | None, journal: Journal) -> tuple[
     tiles.append(Tile("confirmed wins", f"{wins} of {len(found.rows)}", counted(others)))
     tried = sum(found.statuses.values())
     passed = found.statuses[Status.PASSED.value]
-    caught = counted([(passed, "correct"), (len(found.caught), "caught cheating")])
+    late = sum(each.late for each in found.caught)
+    cheats = len(found.caught) - late
+    parts = [(passed, "correct"), (cheats, "caught cheating"), (late, "refused when confirmed")]
+    caught = counted(parts)
     tiles.append(Tile("candidates", f"{tried:,}", caught))
     tiles.append(_cost(found.spent, journal))
     return tuple(tiles)

@@ -101,7 +101,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Caught:
-    """A candidate that cheated."""
+    """A candidate that cheated, or was right in the search and not when it was confirmed."""
 
     task_id: str
     candidate_id: str
@@ -109,6 +109,8 @@ class Caught:
     """Among the task's candidates, where the page has them."""
     detail: str
     layers: tuple[str, ...] = ()
+    late: bool = False
+    """Only when it was confirmed, and by its values."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from agent.journal import FILE, Journal, Purpose
 from agent.replay import replay_run
+from agent.report.campaign import campaign_page
 from sandbox.types import Status
 
 DEMO = Path(__file__).parents[2] / "benchmarks" / "demo"
@@ -32,3 +33,13 @@ def test_a_cheat_that_led_its_search_was_caught_when_it_was_confirmed() -> None:
     assert caught.confirmation is not None
     assert caught.confirmation.status is Status.WRONG_VALUE
     assert purposes == {Purpose.SEARCH, Purpose.CONFIRM}
+
+
+def test_its_report_names_what_was_caught() -> None:
+    with Journal(DEMO, read_only=True) as journal:
+        page = campaign_page(journal)
+    assert {(c.task_id, c.late) for c in page.caught} == {
+        ("builtin/group_norm", False),
+        ("builtin/group_norm", True),
+    }
+    assert any(c.detail.startswith("when confirmed: timed rounds") for c in page.caught)
