@@ -24,7 +24,7 @@ from agent.proposers import model_proposer
 from agent.runs import RUNS, open_run
 from agent.types import FIRST_TURN, Attempt, Measured, Proposal, Proposer, Turn
 from sandbox.errors import ConfigError, InvalidReference, SandboxFault
-from sandbox.types import Candidate, EvalConfig, Evaluation, Task
+from sandbox.types import Candidate, EvalConfig, Evaluation, Status, Task
 
 T = TypeVar("T")
 SHOWN_CHARACTERS = 120
@@ -55,9 +55,8 @@ class ReplayEngine:
         for id in self._tasks:
             records = journal.proposals(id)
             self._records |= {r.proposal.candidate.id: r for r in records if not r.duplicate}
-            stage, _, reason = (journal.last_event("stage", id) or "").partition(" ")
-            if stage == Stage.INVALID.value:
-                self._invalid[id] = reason
+            if _ended_invalid(journal, id):
+                _, _, self._invalid[id] = (journal.last_event("stage", id) or "").partition(" ")
                 if not records:
                     self._unprepared.add(id)
 
@@ -168,7 +167,10 @@ def differences(recorded: Journal, replayed: Journal, *, rewards: bool = True) -
     """The first difference of every task that has one; in rewards too, unless told otherwise."""
     pairs = ((t.id, recorded.proposals(t.id), replayed.proposals(t.id)) for t in recorded.tasks())
     resumed = recorded.starts() > 1
-    found = (_first(_differing(id, was, now, resumed, rewards)) for id, was, now in pairs)
+    invalid = {t.id for t in recorded.tasks() if _ended_invalid(recorded, t.id)}
+    found = (
+        _first(_differing(id, was, now, resumed, rewards, id in invalid)) for id, was, now in pairs
+    )
     return [difference for difference in found if difference is not None]
 
 
@@ -178,6 +180,7 @@ def _differing(
     now: Sequence[Recorded],
     resumed: bool,
     rewards: bool,
+    invalid: bool,
 ) -> Iterable[Difference]:
     # A run that was stopped confirmed its best then; in one go that one need not be the best.
     partly = resumed or any(record.pending for record in was)
@@ -185,13 +188,28 @@ def _differing(
         left, right = _decisions(before), _decisions(after)
         if partly and after.confirmation is None:
             del left["confirmation"]
-        if not rewards:
+        # Which candidates were judged before a task turned out to be invalid is a matter of time.
+        unjudged = invalid and (unknown(before) or unknown(after))
+        if unjudged:
+            del left["evaluation"]
+        if unjudged or not rewards:
             del left["reward"]
         for what, value in left.items():
             if value != right[what]:
                 yield Difference(task_id, number, what, value, right[what])
     if len(was) != len(now):
         yield Difference(task_id, min(len(was), len(now)), "their number", len(was), len(now))
+
+
+def _ended_invalid(journal: Journal, task_id: str) -> bool:
+    stage = journal.last_event("stage", task_id) or ""
+    return stage.partition(" ")[0] == Stage.INVALID.value
+
+
+def unknown(record: Recorded) -> bool:
+    """Nothing was found out about it; journals once held that as an evaluation."""
+    found = record.evaluation
+    return found is None or found.status is Status.INVALID_REFERENCE
 
 
 def _decisions(record: Recorded) -> dict[str, Any]:

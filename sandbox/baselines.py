@@ -254,7 +254,8 @@ class Baselines:
         """
         start = partial(self._start_pair, task, config, signature, wrap, ready, references)
         small = signature.input_bytes + signature.output_bytes <= BESIDE_BYTES
-        kept = config.min_pairs * scheme.bytes(signature) <= KEPT_SHARE * free_bytes(task.device)
+        one = scheme.bytes(signature) + 2 * signature.state_bytes
+        kept = config.min_pairs * one <= KEPT_SHARE * free_bytes(task.device)
         rounds: list[RoundObservation] = []
         with ThreadPoolExecutor(1, "pair") as pool:
             coming = deque([pool.submit(start, 0)])

@@ -172,10 +172,11 @@ class LocalEvaluator:
                 return replace(invalid, detail=str(error))
             except (SandboxFault, DeviceError, OSError, torch.OutOfMemoryError) as error:
                 result = judge.fault(task.id, candidate.id, config, str(error))
+                short = isinstance(error, DeviceError | torch.OutOfMemoryError)
+                if short and self.device == "cuda" and attempt + 1 < ATTEMPTS:
+                    self._make_room()
             if result.status is not Status.SANDBOX_ERROR:
                 break
-            if self.device == "cuda":
-                self._make_room()
             logger.warning("attempt %d on %s: %s", attempt + 1, task.id, result.detail)
         total = time.monotonic() - start
         return replace(result, seconds={**result.seconds, "total": total})
@@ -251,10 +252,13 @@ class LocalEvaluator:
 
     def _make_room(self) -> None:
         """On a GPU, where a shortage of memory may be what went wrong."""
-        with self._hold(""):
-            self._forget_cases()
-            self._preparer.warm.rest()
-        torch.cuda.empty_cache()
+        try:
+            with self._hold(""):
+                self._forget_cases()
+                self._preparer.warm.rest()
+            torch.cuda.empty_cache()
+        except (SandboxFault, DeviceError, OSError, RuntimeError) as error:
+            logger.warning("no room could be made: %s", error)  # the next attempt says what is
 
     def cool(self) -> None:
         """End the references that are kept warm for further candidates."""

@@ -24,25 +24,19 @@ ZEROS = 0.01
 """Share of zeros from which they may mean something: a triangle, a mask, a sparse matrix."""
 
 Change = Callable[[Sequence[torch.Tensor], random.Random], bool]
-"""Changes inputs in place, floating ones where there are any; False where that would say nothing,
-or break what they are.
-"""
+"""Changes floating inputs in place; False where that would say nothing, or break what they are."""
 
 
 def flatten(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
     """Each value's sign times the cube root of its size: order, zeros, ones and symmetry stay."""
-    floating = [tensor for tensor in inputs if tensor.is_floating_point()]
-    for tensor in floating:
+    for tensor in inputs:
         tensor.copy_(tensor.double().abs().pow(FLATTENED).copysign(tensor.double()))
-    return bool(floating)
+    return bool(inputs)
 
 
 def change_one(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
     """One element of one tensor moves to the far end of that tensor's own range."""
     able = [t for t in inputs if t.numel() > 1 and not _few_values(t) and not _symmetric(t)]
-    floating = [tensor for tensor in able if tensor.is_floating_point()]
-    # Integers in order, or each there once, say where things are.
-    able = floating or [tensor for tensor in able if _repeats(tensor)]
     if not able:
         return False
     tensor = secret.choice(able)
@@ -50,7 +44,7 @@ def change_one(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
     for _ in range(FEW_VALUES):
         place = tuple(secret.randrange(size) for size in tensor.shape)
         value = float(tensor[place])
-        if value != 0.0 or not floating:  # a zero may be one by construction
+        if value != 0.0:  # a zero may be one by construction
             tensor[place] = low if value - low > high - value else high
             return True
     return False
@@ -58,7 +52,6 @@ def change_one(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
 
 def permute(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
     """The samples (dimension 0) of all tensors that have equally many, in another order."""
-    inputs = [tensor for tensor in inputs if tensor.is_floating_point()]
     count = next((t.shape[0] for t in inputs if t.ndim > 1), 0)
     able = [t for t in inputs if t.ndim > 1 and t.shape[0] == count]
     if count < 2 or any(_symmetric(t) or _zeros(t) > ZEROS for t in able):
@@ -81,15 +74,6 @@ CHANGES: Mapping[str, Change] = {
 
 def _few_values(tensor: torch.Tensor) -> bool:
     return bool(tensor.flatten()[:SAMPLED].unique().numel() <= FEW_VALUES)
-
-
-def _repeats(tensor: torch.Tensor) -> bool:
-    """Whether values come again, in no order: neither offsets nor a permutation."""
-    if tensor.dtype is torch.bool:
-        return False
-    flat = tensor.flatten()
-    ordered = bool((flat[1:] >= flat[:-1]).all()) or bool((flat[1:] <= flat[:-1]).all())
-    return not ordered and flat.unique().numel() < flat.numel()
 
 
 def _zeros(tensor: torch.Tensor) -> float:

@@ -112,9 +112,7 @@ class ProcessPair:
         self.strict = strict
         self.overhead_s = 0.0
         self.secret = random.Random(secrets.randbits(64))
-        self.own = judged and not signature.aliases and not signature.mutates
-        """The candidate's outputs are memory of their own, which their caller may write to."""
-        self.keepsake = Keepsake(candidate, able=self.own)
+        self.keepsake = Keepsake(candidate, able=signature.owns)
         self.handed_over = HandedOver(candidate)
         self.keep: int | None = None
         """Position, in the next batch, of the call whose output is kept; None once one is."""
@@ -265,6 +263,11 @@ class ProcessPair:
             case = replace(case, stale=not self.keepsake.intact())
         elif not single:
             self.keep = None
+        if self.signature.owns and self.judged and not single and not self.last:
+            # Now that all is compared: its code runs here, and nobody's clock.
+            self.candidate.idle.end()
+            self.candidate.spoil()
+            self.candidate.idle.begin()
         mine, its = turns[self.reference], turns[self.candidate]
         return (
             RoundObservation(
@@ -307,6 +310,7 @@ class ProcessPair:
                 keep = None if single else self.keep
                 collect += self.reference.collect(batch, keep=keep)[0]
         finally:
+            self.reference.worker.thaw()
             self.candidate.worker.thaw()
             self.candidate.idle.begin()
         return Turn(together(spent), collect, statistics.median(paces))
@@ -330,11 +334,11 @@ class ProcessPair:
                         self.candidate.poison("inputs", *span(batch))
                         self.synchronize()
             keep = self.keep if not single else None
-            seconds, claim = self.candidate.collect(batch, keep=keep, spoil=self.own)
+            # A lone call's output goes at once, as the reference's does: the next takes its memory.
+            spoil = self.signature.owns and not single
+            seconds, claim = self.candidate.collect(batch, keep=keep, spoil=spoil)
             collect += seconds
             differs = structure(claim, self.signature, len(batch))
-            if self.own and not any(differs.values()):
-                self.candidate.spoil()
             case = case.worst(CaseObservation(case.name, inputs_mutated=mutated, **differs))
             if keep is not None:
                 self.keepsake.take(sets[keep])

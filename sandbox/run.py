@@ -162,7 +162,9 @@ class Run:
         """
         cases: list[CaseObservation] = []
         for number in self.preparation.order:
-            with self.stage("open"), room_beside(subject, self.facts.memory_bytes):
+            signature, count = self.pools[number].signature, len(self.pools[number].cases)
+            needed = own_bytes(signature, count)
+            with self.stage("open"), room_beside(subject, self.facts.memory_bytes, needed):
                 subject.stage = "load"
                 if cases:
                     subject.release()
@@ -174,10 +176,8 @@ class Run:
                 if matched == "seed" and not cases:
                     self.pools = self.seeded_pools()
                     matched = self.stand.open_candidate(subject, self.pools[number].signature)
-            signature, count = self.pools[number].signature, len(self.pools[number].cases)
             one_side = Plan(count, 0).bytes(signature) // 2
             self.make_room(None, one_side)
-            needed = own_bytes(signature, count)
             with self.stage("verify"), room_beside(subject, self.facts.memory_bytes, needed):
                 subject.stage = "verify"
                 cases += verify(subject, self.pools[number], matched, self.synchronize)
@@ -303,7 +303,7 @@ class Run:
         assert self.loaded is not None
         try:
             yield from self.race(0, reference, self.loaded, bounds, new_weights=True)
-        except WorkerFailed:
+        except Exception:  # whatever it was, the reference stopped in the middle of something
             self.preparer.warm.cool(self.task, self.config)
             raise
         finally:
@@ -383,10 +383,11 @@ class Run:
 
 
 def own_bytes(signature: Signature, calls: int) -> int:
-    """What a candidate may hold at once for so many calls: their outputs, and as much again as one
-    call takes, twice.
+    """What a candidate may hold at once for so many calls: their outputs, its parameters twice, and
+    twice what one call takes.
     """
-    return calls * signature.output_bytes + 2 * (signature.input_bytes + signature.output_bytes)
+    one_call = signature.input_bytes + signature.output_bytes + signature.state_bytes
+    return calls * signature.output_bytes + 2 * one_call
 
 
 def blame(failure: Failure) -> Failure:

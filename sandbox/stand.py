@@ -150,6 +150,7 @@ class Stand:
             mutates=seen["mutates"],
             moves_state=seen["moves_state"],
             aliases=seen["aliases"],
+            lends=seen["lends"],
             latency_s=seen["latency_s"],
             fill_s=seen["fill_s"],
         )

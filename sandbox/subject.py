@@ -51,6 +51,18 @@ class Signature:
     latency_s: float
     fill_s: float
     """Seconds to make one input set: single-threaded and slow on the CPU."""
+    lends: bool = False
+    """Its outputs are memory that it gives out again and again, such as a mask it keeps."""
+
+    @property
+    def owns(self) -> bool:
+        """Every output is memory of its own, which its caller may keep and write to."""
+        return not self.aliases and not self.mutates and not self.lends
+
+    @property
+    def state_bytes(self) -> int:
+        """Of parameters and buffers."""
+        return sum(leaf.bytes for _, leaf in self.state)
 
     @property
     def input_bytes(self) -> int:

@@ -101,13 +101,10 @@ class _Checker:
             for i in batch:
                 subject.poison("inputs", i, 1)
             self.synchronize()
-        own = not signature.aliases and not signature.mutates
-        _, claim = subject.collect(calls, look=True, spoil=own)
+        _, claim = subject.collect(calls, look=True, spoil=signature.owns)
         differs = structure(claim, signature, len(calls))
-        if own and not any(differs.values()):
-            subject.spoil()
         state_differs = self.state_differs(batch[-1])
-        return [
+        found = [
             (
                 i,
                 replace(
@@ -120,6 +117,9 @@ class _Checker:
             )
             for i in batch
         ]
+        if signature.owns and not any(differs.values()):
+            subject.spoil()  # last: until then its code could still write what is compared
+        return found
 
     def elsewhere(self, batch: list[int], repeats: Sequence[int]) -> int | None:
         """The set in whose place the last call is made, in haste; None where it is not."""
