@@ -335,7 +335,7 @@ class ProcessPair:
                         self.synchronize()
             keep = self.keep if not single else None
             # A lone call's output goes at once, as the reference's does: the next takes its memory.
-            spoil = self.signature.owns and not single
+            spoil = self.judged and self.signature.owns and not single and not self.last
             seconds, claim = self.candidate.collect(batch, keep=keep, spoil=spoil)
             collect += seconds
             differs = structure(claim, self.signature, len(batch))

@@ -147,6 +147,32 @@ def test_a_reference_without_room_is_tried_once_more_with_less_beside_it(
         assert shares[1] < 0.7 * shares[0]
 
 
+def test_outputs_are_held_only_until_they_are_spoilt(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, spoilt = list[bool](), list[Subject]()
+    collect, spoil = Subject.collect, Subject.spoil
+
+    def collected(subject: Subject, sets: list[int], **more: Any) -> Any:
+        held.append(bool(more.get("spoil")))
+        return collect(subject, sets, **more)
+
+    def spoils(subject: Subject) -> None:
+        spoilt.append(subject)
+        spoil(subject)
+
+    monkeypatch.setattr(Subject, "collect", collected)
+    monkeypatch.setattr(Subject, "spoil", spoils)
+    task = task_of(SCALE.replace("1.0", "2.625"))
+    evaluator.prepare(task, FAST)
+    # A null experiment whose second side held its outputs found it two to eight times slower.
+    assert len(held) > 2
+    assert not any(held)
+    candidate = Candidate(task.id, Language.TORCH, renamed(SCALE.replace("1.0", "2.625")))
+    assert evaluator.evaluate(task, candidate, FAST).status is Status.PASSED
+    assert 0 < sum(held) == len(spoilt)
+
+
 def test_a_large_task_is_prepared_with_nothing_kept_of_others(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
