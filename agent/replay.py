@@ -55,8 +55,8 @@ class ReplayEngine:
         for id in self._tasks:
             records = journal.proposals(id)
             self._records |= {r.proposal.candidate.id: r for r in records if not r.duplicate}
-            if _ended_invalid(journal, id):
-                _, _, self._invalid[id] = (journal.last_event("stage", id) or "").partition(" ")
+            if (reason := _why_invalid(journal, id)) is not None:
+                self._invalid[id] = reason
                 if not records:
                     self._unprepared.add(id)
 
@@ -167,7 +167,7 @@ def differences(recorded: Journal, replayed: Journal, *, rewards: bool = True) -
     """The first difference of every task that has one; in rewards too, unless told otherwise."""
     pairs = ((t.id, recorded.proposals(t.id), replayed.proposals(t.id)) for t in recorded.tasks())
     resumed = recorded.starts() > 1
-    invalid = {t.id for t in recorded.tasks() if _ended_invalid(recorded, t.id)}
+    invalid = {t.id for t in recorded.tasks() if _why_invalid(recorded, t.id) is not None}
     found = (
         _first(_differing(id, was, now, resumed, rewards, id in invalid)) for id, was, now in pairs
     )
@@ -189,7 +189,7 @@ def _differing(
         if partly and after.confirmation is None:
             del left["confirmation"]
         # Which candidates were judged before a task turned out to be invalid is a matter of time.
-        unjudged = invalid and (unknown(before) or unknown(after))
+        unjudged = invalid and (_unknown(before) or _unknown(after))
         if unjudged:
             del left["evaluation"]
         if unjudged or not rewards:
@@ -201,12 +201,13 @@ def _differing(
         yield Difference(task_id, min(len(was), len(now)), "their number", len(was), len(now))
 
 
-def _ended_invalid(journal: Journal, task_id: str) -> bool:
-    stage = journal.last_event("stage", task_id) or ""
-    return stage.partition(" ")[0] == Stage.INVALID.value
+def _why_invalid(journal: Journal, task_id: str) -> str | None:
+    """None where its task did not end so."""
+    stage, _, reason = (journal.last_event("stage", task_id) or "").partition(" ")
+    return reason if stage == Stage.INVALID.value else None
 
 
-def unknown(record: Recorded) -> bool:
+def _unknown(record: Recorded) -> bool:
     """Nothing was found out about it; journals once held that as an evaluation."""
     found = record.evaluation
     return found is None or found.status is Status.INVALID_REFERENCE

@@ -263,7 +263,7 @@ class ProcessPair:
             case = replace(case, stale=not self.keepsake.intact())
         elif not single:
             self.keep = None
-        if self.signature.owns and self.judged and not single and not self.last:
+        if self.spoils(single):
             # Now that all is compared: its code runs here, and nobody's clock.
             self.candidate.idle.end()
             self.candidate.spoil()
@@ -283,6 +283,10 @@ class ProcessPair:
             ),
             case,
         )
+
+    def spoils(self, single: bool) -> bool:
+        """Whether a round's outputs are held until it has been compared, and then spoilt."""
+        return self.judged and self.signature.owns and not single and not self.last
 
     def why_void(self, mine: Turn, its: Turn, calls: int, single: bool) -> str:
         """Why a round does not count; empty where it does."""
@@ -335,7 +339,7 @@ class ProcessPair:
                         self.synchronize()
             keep = self.keep if not single else None
             # A lone call's output goes at once, as the reference's does: the next takes its memory.
-            spoil = self.judged and self.signature.owns and not single and not self.last
+            spoil = self.spoils(single)
             seconds, claim = self.candidate.collect(batch, keep=keep, spoil=spoil)
             collect += seconds
             differs = structure(claim, self.signature, len(batch))
