@@ -6,11 +6,14 @@ what ran, never a figure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 
 CALLS = 5
 ROWS = 64
@@ -34,13 +37,36 @@ def profile(
             with torch.profiler.record_function(CALL):
                 kept.append(call())
         synchronize()
-    rows = []
-    for event in seen.key_averages():
-        on_device = event.device_type != DeviceType.CPU
-        if on_device != (device == "cuda") or (on_device and event.key == CALL):
-            continue
-        spent_us = event.self_device_time_total if on_device else event.self_cpu_time_total
-        if spent_us > 0:
-            rows.append([event.key, spent_us * 1e-6 / CALLS])
+    spent_us = on_device(seen) if device == "cuda" else on_host(seen)
+    rows = [[name, us * 1e-6] for name, us in spent_us.items() if us > 0]
     rows.sort(key=lambda row: -row[1])
     return {"rows": rows[:ROWS]}
+
+
+def on_device(seen: torch.profiler.profile) -> dict[str, float]:
+    """Microseconds a call by kernel or copy: the mean, since a device's times are its own."""
+    return {
+        event.key: event.self_device_time_total / CALLS
+        for event in seen.key_averages()
+        if event.device_type != DeviceType.CPU and event.key != CALL
+    }
+
+
+def on_host(seen: torch.profiler.profile) -> dict[str, float]:
+    """Microseconds a call by operator: the median call's, since where a busy core's other work
+    fell is no property of the candidate.
+    """
+    calls = [self_times([event]) for event in seen.events() or () if event.name == CALL]
+    names = set().union(*calls)
+    return {name: statistics.median(call[name] for call in calls) for name in names}
+
+
+def self_times(events: Iterable[FunctionEvent]) -> Counter[str]:
+    """Microseconds within `events` and what they called, each time counted once."""
+    found: Counter[str] = Counter()
+    waiting = list(events)
+    while waiting:
+        event = waiting.pop()
+        found[event.name] += event.self_cpu_time_total
+        waiting += event.cpu_children
+    return found
