@@ -37,6 +37,9 @@ SPARE_OUTPUTS = 2
 """More than a batch's, while the allocator grows: once an output is kept, what was freed around it
 no longer fits, and the candidate's next batch took three times as long (CPU; the reference's heap
 is larger by what its inputs were made in)."""
+RESERVED_OUTPUTS = 8
+"""More than a batch's, for which a side's heap has room from the start: what is kept leaves gaps
+that nothing fits, and new memory in a timed batch took five times as long as the work (CPU)."""
 RESTYLED_ROUNDS = 2
 """Of a pair, before which parameters change: never none, so that frozen weights cannot be lucky."""
 MET_BY = 3
@@ -105,6 +108,8 @@ class ProcessPair:
             and not signature.moves_state
         )
         """Lone calls begin by a bell instead of the pipe."""
+        self.used_up = not signature.mutates and not signature.aliases
+        """A call's inputs are poisoned once it is "done": no output needs them."""
         self.last = False
         self.poisoned = 0
         """The candidate's first so many input sets hold nothing since they were used."""
@@ -133,6 +138,8 @@ class ProcessPair:
             self.given.fill(total)
         self.given.share_inputs(total)
         for side in (self.reference, self.candidate):
+            if not side.solo:
+                side.reserve(self.plan.sets + RESERVED_OUTPUTS)
             side.worker.send("warm", stage=side.stage, sets=self.plan.warm_sets)
         for side in (self.reference, self.candidate):
             start = time.perf_counter()
@@ -229,7 +236,6 @@ class ProcessPair:
         sets = list(range(self.count(single=single)))
         self.secret.shuffle(sets)
         self.given.fill(len(sets))
-        self.candidate.poison("slots", 0, len(sets))
         if len(sets) > self.poisoned:
             self.candidate.poison("inputs", 0, len(sets))
         turns: dict[Subject, Turn] = {}
@@ -303,11 +309,13 @@ class ProcessPair:
             self.ready(self.reference)
             for batch in goes(sets, single):
                 spent.append(self.timed(self.reference, batch, single))
-                # What the candidate's outputs wait for, the reference's wait for too: a pause
-                # between "done" and collect makes collect slower.
+                # What happens to the candidate between "done" and collect happens to the reference
+                # too, memory traffic included: a pause makes collect slower, and so do cold caches.
                 self.reference.worker.freeze()
                 paces.append(self.pace(single))
                 self.given.unchanged(*span(batch))
+                if self.used_up:
+                    self.given.rewrite(*span(batch))
                 self.reference.poison("slots", *span(batch))
                 self.synchronize()
                 self.reference.worker.thaw()
@@ -334,9 +342,10 @@ class ProcessPair:
                 paces.append(self.pace(single))
                 if not self.signature.mutates:
                     mutated = not self.given.unchanged(*span(batch))
-                    if not self.signature.aliases:
-                        self.candidate.poison("inputs", *span(batch))
-                        self.synchronize()
+                if self.used_up:
+                    self.candidate.poison("inputs", *span(batch))
+                self.candidate.poison("slots", *span(batch))
+                self.synchronize()
             keep = self.keep if not single else None
             # A lone call's output goes at once, as the reference's does: the next takes its memory.
             spoil = self.spoils(single)
@@ -350,7 +359,7 @@ class ProcessPair:
                 with self.frozen():
                     self.handed_over.take(batch[0])
                     self.synchronize()
-        if not self.signature.mutates and not self.signature.aliases:
+        if self.used_up:
             self.poisoned = max(self.poisoned, len(sets))
         self.candidate.idle.begin()
         return Turn(together(spent), collect, statistics.median(paces)), case

@@ -216,6 +216,10 @@ class Subject:
         """Seconds to wait awake for what is timed: only where that takes no core from the work."""
         return 0.0 if self.worker.core is None else AWAKE_S
 
+    def reserve(self, count: int) -> None:
+        """Have room for so many sets' outputs."""
+        self.request("reserve", self.config.run_timeout_s, count=count)
+
     def warm(self, sets: list[int]) -> None:
         """Warm up for the "go" that follows."""
         self.request("warm", self.config.run_timeout_s, sets=sets, awake_s=self.awake_s)

@@ -38,9 +38,8 @@ def profile(
                 kept.append(call())
         synchronize()
     spent_us = on_device(seen) if device == "cuda" else on_host(seen)
-    rows = [[name, us * 1e-6] for name, us in spent_us.items() if us > 0]
-    rows.sort(key=lambda row: -row[1])
-    return {"rows": rows[:ROWS]}
+    longest = sorted(spent_us.items(), key=lambda row: -row[1])[:ROWS]
+    return {"rows": [[name, us * 1e-6] for name, us in longest if us > 0]}
 
 
 def on_device(seen: torch.profiler.profile) -> dict[str, float]:

@@ -28,6 +28,8 @@ LATE_CYCLES = 2_000_000
 """A millisecond: longer than the host takes to launch an ordinary call."""
 LONG_WARM_S, LONG_WARM_CALLS = 0.2, 512
 """Once a pair: a ring of buffers comes round to an output that is kept."""
+PIECE_BYTES = 16 << 20
+"""Small enough for the heap; what is larger is mapped afresh for every tensor."""
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 SPOILT = 85
 """In outputs of integers: it fits all types, and is True."""
@@ -131,6 +133,17 @@ class Session:
             if tensor is not None:
                 memory.leaf_view(self.arenas["state"].bytes, self.state, 0, index).copy_(tensor)
         self.synchronize()
+        return {}
+
+    def do_reserve(self, request: Request, fds: list[int]) -> Request:
+        """Touch heap for so many sets' outputs, in order: where pages lie is up to who touches them
+        first, and those of a transpose's output took twice as long to read.
+        """
+        left = request["count"] * self.slots.stride if self.device == "cpu" else 0
+        pieces = []
+        while left > 0:
+            pieces.append(torch.empty(min(left, PIECE_BYTES), dtype=torch.uint8).zero_())
+            left -= PIECE_BYTES
         return {}
 
     def do_warm(self, request: Request, fds: list[int]) -> Request:
