@@ -25,6 +25,10 @@ class DeviceError(WarpsmithError):
     """The device, driver or compiler that a call needs is missing or unusable."""
 
 
+class Crowded(DeviceError):
+    """A candidate lacked memory of a device while idle workers may have had it."""
+
+
 class InvalidReference(WarpsmithError):
     """The task itself cannot be scored: failing, stochastic, constant or data-dependent
     reference.
@@ -33,3 +37,7 @@ class InvalidReference(WarpsmithError):
 
 class SandboxFault(WarpsmithError):
     """Our machinery failed, not the candidate: retried, reported, never scored."""
+
+
+class Shortage(SandboxFault):
+    """The device had no room left for a task that is prepared."""

@@ -13,16 +13,25 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from sandbox import judge
+from sandbox import judge, memory
 from sandbox.admission import Admission
 from sandbox.build import Builder
 from sandbox.cache import cache_root
 from sandbox.device import DeviceFacts, device_facts
-from sandbox.errors import DeviceError, InvalidReference, SandboxFault, TaskError
+from sandbox.errors import (
+    Crowded,
+    DeviceError,
+    InvalidReference,
+    SandboxFault,
+    Shortage,
+    TaskError,
+)
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import reference_failed
 from sandbox.prepare import Preparation, Preparer
@@ -35,6 +44,7 @@ from sandbox.types import Candidate, EvalConfig, Evaluation, Request, Status, Ta
 from sandbox.validate import validate
 
 logger = logging.getLogger(__name__)
+Done = TypeVar("Done")
 
 AHEAD = 6
 """On a GPU: loading takes about three times as long as holding the device (measured, H200), and a
@@ -123,6 +133,8 @@ class LocalEvaluator:
         self._preparing: dict[str, threading.Event] = {}
         """Tasks whose reference some thread loads: others load their candidates meanwhile."""
         self._prepared: OrderedDict[str, Preparation | str] = OrderedDict()
+        self._admitted: set[str] = set()
+        """Tasks that were prepared once: no later failure says anything of the task."""
 
     def _ready(self, asked: int | None) -> int:
         """Workers of each side that are kept waiting: on the CPU a fork is quick enough."""
@@ -147,11 +159,13 @@ class LocalEvaluator:
         found = self._prepared.get(key)  # without a turn: the candidate is to be loaded meanwhile
         if found is not None:
             return valid(found)
-        with self._our_faults(task):
-            if self._preparer.is_timed(task, config):
-                return self._prepare_beside(key, task, config)
-            with self._turns.alone(), self._hold(key):
-                return self._preparation(key, task, config)
+        return self._ours(task, partial(self._prepare, key, task, config))
+
+    def _prepare(self, key: str, task: Task, config: EvalConfig) -> Preparation:
+        if self._preparer.is_timed(task, config):
+            return self._prepare_beside(key, task, config)
+        with self._turns.alone(), self._hold(key):
+            return self._preparation(key, task, config)
 
     def evaluate(
         self, task: Task, candidate: Candidate, config: EvalConfig, *, to_beat: float | None = None
@@ -164,17 +178,19 @@ class LocalEvaluator:
         """
         start = time.monotonic()
         for attempt in range(ATTEMPTS):
+            short = crowded = False
             try:
-                result = self._evaluate(task, candidate, config, to_beat)
+                result = self._evaluate(task, candidate, config, to_beat, again=attempt > 0)
             except InvalidReference as error:
                 self._settle()
                 invalid = Evaluation(task.id, candidate.id, config.id, Status.INVALID_REFERENCE)
                 return replace(invalid, detail=str(error))
             except (SandboxFault, DeviceError, OSError, torch.OutOfMemoryError) as error:
                 result = judge.fault(task.id, candidate.id, config, str(error))
-                short = isinstance(error, DeviceError | torch.OutOfMemoryError)
-                if short and self.device == "cuda" and attempt + 1 < ATTEMPTS:
-                    self._make_room()
+                short = isinstance(error, DeviceError | Shortage | torch.OutOfMemoryError)
+                crowded = isinstance(error, Crowded)
+            if short and self.device == "cuda" and attempt + 1 < ATTEMPTS:
+                self._make_room(cases=not crowded)  # out here: the exception's frames hold those
             if result.status is not Status.SANDBOX_ERROR:
                 break
             logger.warning("attempt %d on %s: %s", attempt + 1, task.id, result.detail)
@@ -188,25 +204,28 @@ class LocalEvaluator:
         """
         self._refuse_other_device(task)
         try:
-            with self._our_faults(task), self._turns.alone(), self._hold(task.hash):
-                return validate(self._stand, self._preparer, task, config, compiled=compiled)
+            return self._ours(task, partial(self._validate, task, config, compiled))
         finally:
             self._stand.settle()
             if self.device == "cuda":
                 torch.cuda.empty_cache()
 
-    @contextmanager
-    def _our_faults(self, task: Task) -> Iterator[None]:
+    def _validate(self, task: Task, config: EvalConfig, compiled: bool) -> Admission:
+        with self._turns.alone(), self._hold(task.hash):
+            return validate(self._stand, self._preparer, task, config, compiled=compiled)
+
+    def _ours(self, task: Task, work: Callable[[], Done]) -> Done:
         """What went wrong with one task is no reason to give up the others."""
-        fault = ""
         try:
-            yield
-        except (DeviceError, OSError, torch.OutOfMemoryError) as error:
-            fault = f"{task.id}: {error}"
-        if fault:  # out here: the first exception's frames hold gigabytes of cases
-            if self.device == "cuda":
-                torch.cuda.empty_cache()
-            raise SandboxFault(fault)
+            return work()
+        except (memory.OutOfMemoryError, torch.OutOfMemoryError) as error:
+            fault: SandboxFault = Shortage(f"{task.id}: {error}")
+        except (DeviceError, OSError) as error:
+            fault = SandboxFault(f"{task.id}: {error}")
+        # Out here: the first exception's frames hold gigabytes of cases.
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+        raise fault
 
     def _refuse_other_device(self, task: Task) -> None:
         if task.device != self.device:
@@ -250,11 +269,14 @@ class LocalEvaluator:
         for key in [k for k, v in self._prepared.items() if isinstance(v, Preparation)]:
             del self._prepared[key]
 
-    def _make_room(self) -> None:
-        """On a GPU, where a shortage of memory may be what went wrong."""
+    def _make_room(self, *, cases: bool) -> None:
+        """On a GPU, where a shortage of memory may be what went wrong; `cases`: of what is kept
+        for other tasks too.
+        """
         try:
             with self._hold(""):
-                self._forget_cases()
+                if cases:
+                    self._forget_cases()
                 self._preparer.warm.rest()
             torch.cuda.empty_cache()
         except (SandboxFault, DeviceError, OSError, RuntimeError) as error:
@@ -278,7 +300,13 @@ class LocalEvaluator:
         self._zygote.close()
 
     def _evaluate(
-        self, task: Task, candidate: Candidate, config: EvalConfig, to_beat: float | None
+        self,
+        task: Task,
+        candidate: Candidate,
+        config: EvalConfig,
+        to_beat: float | None,
+        *,
+        again: bool,
     ) -> Evaluation:
         start = time.monotonic()
         key = f"{task.hash}-{config.id}"
@@ -287,7 +315,7 @@ class LocalEvaluator:
         first = self.prepare(task, config).first if another is None else None
         seconds = {"prepare": time.monotonic() - start}
         with self._turns.under_way():
-            run = Run(self._bench, task, candidate, config)
+            run = Run(self._bench, task, candidate, config, again=again)
             try:
                 run.load(first)
                 begin = time.monotonic()
@@ -324,6 +352,10 @@ class LocalEvaluator:
                 found = str(error)  # the exception's frames hold gigabytes of cases
             if isinstance(found, str) and self.device == "cuda":
                 torch.cuda.empty_cache()
+            if isinstance(found, str) and key in self._admitted:
+                raise SandboxFault(f"it was valid before: {found}")
+            if isinstance(found, Preparation):
+                self._admitted.add(key)
             self._prepared[key] = found
             self._forget()
         elif started is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from sandbox import memory
 from sandbox.baselines import Baselines
 from sandbox.cleanup import on_failure
 from sandbox.device import DeviceFacts, free_bytes
@@ -106,7 +107,8 @@ class Preparer:
     def prepare(
         self, task: Task, config: EvalConfig, started: Subject | None = None
     ) -> Preparation:
-        """Raises InvalidReference where the task cannot be scored.
+        """Raises InvalidReference where the task cannot be scored, memory.OutOfMemoryError where we
+        ran out of memory.
 
         `started` is a reference worker with the task loaded, whose start could be done before.
         """
@@ -114,21 +116,28 @@ class Preparer:
         for share in (1.0, LESS_SHARE):
             try:
                 return self._prepare(task, config, started, share)
-            except NoRoom as error:
-                refused = str(error)  # the exception's frames hold gigabytes of cases
+            except NoRoom as error:  # whose frames hold gigabytes of cases
+                refused: Exception = NoRoom(str(error))
+            except (memory.OutOfMemoryError, torch.OutOfMemoryError) as error:
+                refused = memory.OutOfMemoryError(str(error))
             started = None
             self.forget()
             self.warm.cool()
             self.stand.settle()
+            if task.device == "cuda":
+                torch.cuda.empty_cache()
             logger.info("once more with the room of everything else: %s", refused)
-        raise NoRoom(refused)
+        raise refused
 
     def _prepare(
         self, task: Task, config: EvalConfig, started: Subject | None, share: float
     ) -> Preparation:
         """Planned for this share of the free memory."""
         known = self.is_timed(task, config)
-        subject, pools = self._pools(task, config, started, randomise=True)
+        try:
+            subject, pools = self._pools(task, config, started, randomise=True)
+        except WorkerFailed as failed:
+            raise reference_failed(task, failed) from failed
         if known:
             subject.rest()
             self.warm.keep(task, config, subject)
@@ -167,7 +176,9 @@ class Preparer:
             return plan(signature, config, room)
 
     def pools(self, task: Task, config: EvalConfig, *, randomise: bool) -> tuple[Pool, ...]:
-        """The secret cases of every shape."""
+        """The secret cases of every shape. Raises WorkerFailed where the reference fails, and
+        InvalidReference where they cannot be scored.
+        """
         subject, pools = self._pools(task, config, None, randomise=randomise)
         subject.close()
         return pools
@@ -193,8 +204,8 @@ class Preparer:
                     with self.stage("sensitivity"):
                         refuse_ignored_inputs(subject, pools[shape], config)
             return subject, tuple(pools[shape] for shape in range(len(task.shapes)))
-        except WorkerFailed as failed:
-            raise reference_failed(task, failed) from failed
+        except NoRoom as error:
+            raise NoRoom(f"{task.id}: {error}") from None
         except InvalidReference as error:
             raise InvalidReference(f"{task.id}: {error}") from None
 

@@ -6,21 +6,25 @@ the supervisor's arenas and comparisons fail instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
 from sandbox import memory
-from sandbox.errors import DeviceError
+from sandbox.errors import Crowded, DeviceError
 from sandbox.gpu_state import GpuWatch
 from sandbox.handle import WorkerFailed
+from sandbox.judge import MEMORY_TYPES
 from sandbox.observation import Failure, FailureKind
 from sandbox.plan import MEMORY_SHARE
-from sandbox.subject import Subject
+from sandbox.subject import Signature, Subject
 
 SHARE = (1 - MEMORY_SHARE) / 2
 """Of a GPU's memory: one side's part of what the plan leaves to both."""
+UNCROWDED = 0.7
+"""Of a GPU's memory: with so much left beside it, a candidate lacked nothing that others held."""
 SHORTAGE = "OutOfMemoryError"
 """As torch and cupy call it, on a GPU."""
 CONTEXT_BYTES = 1 << 30
@@ -30,6 +34,26 @@ CONTEXT_BYTES = 1 << 30
 def most(memory_bytes: int) -> int:
     """What a candidate may hold of a GPU with so much memory, before it is in others' way."""
     return int(SHARE * memory_bytes) + CONTEXT_BYTES
+
+
+def own_bytes(signature: Signature, calls: int) -> int:
+    """What a candidate may hold at once for so many calls: their outputs, its parameters twice, and
+    twice what one call takes.
+    """
+    one_call = signature.input_bytes + signature.output_bytes + signature.state_bytes
+    return calls * signature.output_bytes + 2 * one_call
+
+
+def blame(failure: Failure) -> Failure:
+    """A reference that fails beside a candidate is our fault, unless the host's memory was taken
+    from it (a GPU's: `room_beside`).
+    """
+    if failure.stage != "reference":
+        return failure
+    if MEMORY_TYPES & set(failure.types):
+        words = "the candidate left no memory for the reference"
+        return Failure("time", FailureKind.MEMORY, message=words)
+    return replace(failure, kind=FailureKind.FAULT)
 
 
 def refuse_hoard(candidate: Subject, gpu: GpuWatch | None, memory_bytes: int) -> None:
@@ -42,10 +66,22 @@ def refuse_hoard(candidate: Subject, gpu: GpuWatch | None, memory_bytes: int) ->
 
 
 @contextmanager
-def room_beside(candidate: Subject, memory_bytes: int, needed_bytes: int = 0) -> Iterator[None]:
+def room_beside(
+    candidate: Subject | None,
+    device: str,
+    memory_bytes: int,
+    needed_bytes: int = 0,
+    *,
+    settle: Callable[[], object] = lambda: None,
+    crowded: bool = False,
+) -> Iterator[None]:
     """Where a GPU's memory runs out in the block, for us, the reference or the candidate, tell
     whose fault that is: raises WorkerFailed where the candidate held more than its share, or lacked
-    memory although it had its share; else DeviceError. `needed_bytes`: its share, if that is more.
+    memory although it had its share; else DeviceError.
+
+    `candidate`: None where it is to be started in the block. `needed_bytes`: its share, if that is
+    more. `settle` waits for workers that are ending. `crowded`: idle workers may hold memory, which
+    it could have another time; then Crowded is raised where it has its share, but not nearly all.
     """
     share = max(most(memory_bytes), needed_bytes)
     failed: WorkerFailed | None = None
@@ -55,17 +91,21 @@ def room_beside(candidate: Subject, memory_bytes: int, needed_bytes: int = 0) ->
     except (memory.OutOfMemoryError, torch.OutOfMemoryError) as error:
         words = str(error)
     except WorkerFailed as error:
-        if candidate.task.device == "cpu" or SHORTAGE not in error.failure.types:
+        if device == "cpu" or SHORTAGE not in error.failure.types:
             raise
         failed, words = error, str(error)
     torch.cuda.empty_cache()  # out here: the exception's frames held tensors
+    settle()
     free = memory.steady_free_bytes()
-    candidate.worker.close()
-    memory.wait_for_device(free + share)
+    if candidate is not None:
+        candidate.worker.close()
+        memory.wait_for_device(free + share)
     left = memory.device_free_bytes()
-    if left - free > share:
+    if candidate is not None and left - free > share:
         raise _hoards(candidate, left - free)
     if failed is not None and failed.failure.stage != "reference" and left > share:
+        if crowded and left < UNCROWDED * memory_bytes:
+            raise Crowded(words)
         raise failed
     raise DeviceError(words)
 

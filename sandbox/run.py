@@ -15,24 +15,24 @@ from pathlib import Path
 from sandbox import copying, layers, merging
 from sandbox.build import CACHE_LIMIT, Builder
 from sandbox.device import DeviceFacts, free_bytes
+from sandbox.errors import DeviceError, InvalidReference
 from sandbox.handle import WorkerFailed
-from sandbox.judge import MEMORY_TYPES, judge_case
+from sandbox.invalid import NoRoom
+from sandbox.judge import judge_case
 from sandbox.observation import (
     CaseObservation,
     Errors,
-    Failure,
-    FailureKind,
     Observation,
     Provenance,
     RoundObservation,
 )
 from sandbox.pair import ProcessPair
 from sandbox.plan import Plan
-from sandbox.pool import Pool, timed_bounds
+from sandbox.pool import timed_bounds
 from sandbox.prepare import ROOM_SHARE, Preparation, Preparer
 from sandbox.provenance import provenance
 from sandbox.ready import PROFILED
-from sandbox.room import refuse_hoard, room_beside
+from sandbox.room import SHORTAGE, blame, own_bytes, refuse_hoard, room_beside
 from sandbox.stages import Stages
 from sandbox.stand import Stand
 from sandbox.static.scan import scan
@@ -62,12 +62,22 @@ class Bench:
 class Run:
     """State of one evaluation: `load`, then `measure` while the device is held, then `finish`."""
 
-    def __init__(self, bench: Bench, task: Task, candidate: Candidate, config: EvalConfig) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        task: Task,
+        candidate: Candidate,
+        config: EvalConfig,
+        *,
+        again: bool = False,
+    ) -> None:
+        """`again`: room was made for it; what it lacks now, it lacks."""
         self.stand, self.builder, self.preparer = bench.stand, bench.builder, bench.preparer
         self.facts, self.synchronize = bench.facts, bench.synchronize
         self.task = task
         self.candidate = candidate
         self.config = config
+        self.again = again
         self.stage = Stages()
         self.observation = Observation(task.id, candidate.id, language=candidate.language)
         self.preload: list[tuple[Path, str]] = []
@@ -75,6 +85,8 @@ class Run:
         self.walls = ""
         self.loaded: Subject | None = None
         """Frozen until it is measured: its code has run."""
+        self.starved = False
+        """It is not loaded for want of a GPU's memory, which others hold."""
         self.ended: tuple[Subject, Future[None]] | None = None
         self.watched: Future[None] | None = None
         """The end of the profiled worker, whose output says nothing."""
@@ -94,7 +106,9 @@ class Run:
                         refuse_hoard(self.loaded, self.stand.gpu, self.facts.memory_bytes)
         except WorkerFailed as failed:
             self.dismiss()
-            self.note(failure=failed.failure)
+            self.starved = self.task.device == "cuda" and SHORTAGE in failed.failure.types
+            if not self.starved:
+                self.note(failure=failed.failure)
 
     def measure(self, preparation: Preparation, to_beat: float | None) -> None:
         """Verify and time what was loaded, if anything, up to the first failure."""
@@ -110,9 +124,11 @@ class Run:
         )
         if to_beat is None:
             self.preparer.warm.cool(self.task, self.config)  # all pairs will be fresh
-        if self.loaded is None:
-            return
         try:
+            if self.starved:
+                self.load_again()
+            if self.loaded is None:
+                return
             self.loaded.worker.thaw()
             self.check(self.loaded, Path(self.kept.name))
             if self.loaded is not None and self.sound() and self.unmasked():
@@ -143,6 +159,13 @@ class Run:
             environment["gpu_watch"] = self.stand.gpu.sees
         return self.note(seconds=dict(self.stage.seconds), environment=environment)
 
+    def load_again(self) -> None:
+        """While the device is held, with what idle workers had."""
+        self.preparer.warm.rest()
+        self.stand.settle()
+        with self.stage("load"), self.beside(None, self.pools[0].signature, 1):
+            self.loaded = self.start(first=self.preparation.first)
+
     def note(self, **seen: object) -> Observation:
         self.observation = replace(self.observation, **seen)  # type: ignore[arg-type]
         return self.observation
@@ -163,22 +186,21 @@ class Run:
         cases: list[CaseObservation] = []
         for number in self.preparation.order:
             signature, count = self.pools[number].signature, len(self.pools[number].cases)
-            needed = own_bytes(signature, count)
-            with self.stage("open"), room_beside(subject, self.facts.memory_bytes, needed):
+            with self.stage("open"), self.beside(subject, signature, count):
                 subject.stage = "load"
                 if cases:
                     subject.release()
                 matched = self.stand.open_candidate(subject, self.pools[number].signature)
-                if matched == "seed" and self.config.require_matched_parameters:
-                    self.note(rejected=UNMATCHED, parameters=matched)
-                    self.dismiss()
-                    return
                 if matched == "seed" and not cases:
-                    self.pools = self.seeded_pools()
+                    refused = self.reseed(subject)
+                    if refused:
+                        self.note(rejected=refused, parameters=matched)
+                        self.dismiss()
+                        return
                     matched = self.stand.open_candidate(subject, self.pools[number].signature)
             one_side = Plan(count, 0).bytes(signature) // 2
             self.make_room(None, one_side)
-            with self.stage("verify"), room_beside(subject, self.facts.memory_bytes, needed):
+            with self.stage("verify"), self.beside(subject, signature, count):
                 subject.stage = "verify"
                 cases += verify(subject, self.pools[number], matched, self.synchronize)
             self.note(cases=tuple(cases), parameters=matched)
@@ -188,11 +210,22 @@ class Run:
                 copying.copy_folder(subject.worker.scratch, name, kept / name, CACHE_LIMIT)
                 self.preload.append((kept / name, name))
 
-    def seeded_pools(self) -> tuple[Pool, ...]:
-        """Cases whose parameters are as constructed, for candidates matched only by a shared
-        seed.
+    def reseed(self, subject: Subject) -> str:
+        """Cases whose parameters are as constructed, for candidates matched only by a shared seed;
+        returns why there are none.
         """
-        return self.preparer.pools(self.task, self.config, randomise=False)
+        if self.config.require_matched_parameters:
+            return UNMATCHED
+        subject.worker.freeze()  # the reference is examined beside it
+        try:
+            self.pools = self.preparer.pools(self.task, self.config, randomise=False)
+        except NoRoom as error:
+            raise DeviceError(str(error)) from None
+        except InvalidReference as error:
+            return f"{UNMATCHED}; with the parameters that are constructed, {error}"
+        finally:
+            subject.worker.thaw()
+        return ""
 
     def sound(self) -> bool:
         """Whether timing is worth while: there are cases, and every one passes."""
@@ -277,17 +310,17 @@ class Run:
         self, number: int, bounds: tuple[Errors, ...]
     ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
         self.dismiss()
-        self.make_room(None, self.plan.bytes(self.pools[0].signature))
-        task, config = self.task, self.config
+        task, config, signature = self.task, self.config, self.pools[0].signature
+        self.make_room(None, self.plan.bytes(signature) + 4 * signature.state_bytes)
         seeded = self.observation.parameters == "seed"
-        opening = Opening(randomise=not seeded, known=self.pools[0].signature)
-        with self.stage("start"):
+        opening = Opening(randomise=not seeded, known=signature)
+        with self.stage("start"), self.beside(None, signature, self.plan.sets):
             (reference, signature), subject = self.stand.start_both(
                 lambda: self.stand.reference(task, config, opening),
                 lambda: self.start(first=opening.known),
             )
         try:
-            with self.stage("start"):
+            with self.stage("start"), self.beside(subject, signature, self.plan.sets):
                 self.stand.open_candidate(subject, signature)
             yield from self.race(number, reference, subject, bounds, new_weights=not seeded)
         finally:
@@ -297,10 +330,10 @@ class Run:
     def warm_pair(
         self, bounds: tuple[Errors, ...]
     ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
-        with self.stage("start"):
-            known = self.preparation.signature
-            reference = self.preparer.warm.get(self.task, self.config, known)
         assert self.loaded is not None
+        known = self.preparation.signature
+        with self.stage("start"), self.beside(self.loaded, known, self.plan.sets):
+            reference = self.preparer.warm.get(self.task, self.config, known)
         try:
             yield from self.race(0, reference, self.loaded, bounds, new_weights=True)
         except Exception:  # whatever it was, the reference stopped in the middle of something
@@ -319,8 +352,7 @@ class Run:
         new_weights: bool,
     ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
         signature = self.pools[0].signature
-        needed = own_bytes(signature, self.plan.sets)
-        with room_beside(subject, self.facts.memory_bytes, needed), self.stand.undisturbed():
+        with self.beside(subject, signature, self.plan.sets), self.stand.undisturbed():
             with self.stage("warm"):
                 subject.stage = "time"
                 self.make_room(reference, self.plan.bytes(signature))
@@ -328,7 +360,7 @@ class Run:
                     number,
                     reference,
                     subject,
-                    self.pools[0].signature,
+                    signature,
                     self.plan,
                     self.config,
                     self.synchronize,
@@ -346,6 +378,19 @@ class Run:
         if self.to_beat is None:
             return False
         return hopeless(self.observation.rounds, self.preparation.null, self.config, self.to_beat)
+
+    def beside(
+        self, subject: Subject | None, signature: Signature, calls: int
+    ) -> contextlib.AbstractContextManager[None]:
+        """A block of so many calls in which a GPU's memory may run out, and whose fault that is."""
+        return room_beside(
+            subject,
+            self.task.device,
+            self.facts.memory_bytes,
+            own_bytes(signature, calls),
+            settle=self.stand.settle,
+            crowded=not self.again,
+        )
 
     def make_room(self, reference: Subject | None, needed: int) -> None:
         """A large task has the memory of idle references and of workers that ended."""
@@ -380,23 +425,3 @@ class Run:
 
     def end(self, subject: Subject) -> None:
         self.ended = subject, self.stand.retire(subject)
-
-
-def own_bytes(signature: Signature, calls: int) -> int:
-    """What a candidate may hold at once for so many calls: their outputs, its parameters twice, and
-    twice what one call takes.
-    """
-    one_call = signature.input_bytes + signature.output_bytes + signature.state_bytes
-    return calls * signature.output_bytes + 2 * one_call
-
-
-def blame(failure: Failure) -> Failure:
-    """A reference that fails beside a candidate is our fault, unless the memory was taken from
-    it.
-    """
-    if failure.stage != "reference":
-        return failure
-    if MEMORY_TYPES & set(failure.types):
-        words = "the candidate left no memory for the reference"
-        return Failure("time", FailureKind.MEMORY, message=words)
-    return replace(failure, kind=FailureKind.FAULT)

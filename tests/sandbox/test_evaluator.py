@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import weakref
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from sandbox import memory
 from sandbox.baselines import Baselines
 from sandbox.errors import DeviceError, InvalidReference
 from sandbox.evaluator import LocalEvaluator
 from sandbox.handle import WorkerFailed
+from sandbox.invalid import NoRoom
 from sandbox.observation import Failure, FailureKind, RoundObservation
 from sandbox.plan import Plan, plan
+from sandbox.prepare import LESS_SHARE
 from sandbox.records import from_record, to_record
 from sandbox.stages import Stages
 from sandbox.subject import Signature, Subject
@@ -42,6 +47,65 @@ def test_an_invalid_reference_is_remembered(
     monkeypatch.setattr(evaluator._zygote, "spawn", None)  # no worker is started any more
     second = evaluator.evaluate(task, candidate, FAST)
     assert (first.status, first.detail) == (second.status, second.detail)
+
+
+def test_a_task_that_was_valid_does_not_become_invalid(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_of(SCALE.replace("3.0", "3.25"))
+    candidate = Candidate(task.id, Language.TORCH, forward("return y"))
+    assert evaluator.evaluate(task, candidate, FAST).status is Status.PASSED
+    evaluator._forget_cases()
+
+    def no_room(*args: object) -> None:
+        raise NoRoom("not now")
+
+    monkeypatch.setattr(evaluator._preparer, "prepare", no_room)
+    found = evaluator.evaluate(task, candidate, FAST)
+    assert found.status is Status.SANDBOX_ERROR, found.detail
+    assert "not now" in found.detail
+
+
+def test_room_is_made_once_nothing_holds_a_tasks_cases(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cases:
+        """Gigabytes."""
+
+    held: list[weakref.ref[Cases]] = []
+    alive: list[object] = []
+
+    def evaluate(*args: object, **options: object) -> None:
+        cases = Cases()
+        held.append(weakref.ref(cases))
+        raise torch.OutOfMemoryError("no room")
+
+    def make_room(*, cases: bool) -> None:
+        alive.extend(each() for each in held)
+
+    monkeypatch.setattr(evaluator, "device", "cuda")
+    monkeypatch.setattr(evaluator, "_evaluate", evaluate)
+    monkeypatch.setattr(evaluator, "_settle", lambda: None)
+    monkeypatch.setattr(evaluator, "_make_room", make_room)
+    found = evaluator.evaluate(task_of(SCALE), Candidate("t", Language.TORCH, ""), FAST)
+    assert found.status is Status.SANDBOX_ERROR
+    assert alive == [None]
+
+
+def test_a_task_for_which_we_run_out_of_memory_is_planned_smaller(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[float] = []
+
+    def prepare(task: Task, config: EvalConfig, started: object, share: float) -> str:
+        shares.append(share)
+        if share == 1.0:
+            raise memory.OutOfMemoryError("no room")
+        return "prepared"
+
+    monkeypatch.setattr(evaluator._preparer, "_prepare", prepare)
+    assert evaluator._preparer.prepare(task_of(SCALE), FAST) == "prepared"
+    assert shares == [1.0, LESS_SHARE]
 
 
 def test_facts_and_null_experiments_are_kept_on_disk(

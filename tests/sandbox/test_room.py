@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sandbox import memory
-from sandbox.errors import DeviceError
+from sandbox.errors import Crowded, DeviceError
 from sandbox.gpu_state import NOT_AVAILABLE, GpuWatch
 from sandbox.handle import WorkerFailed
 from sandbox.observation import Failure, FailureKind
@@ -32,8 +32,7 @@ class Device:
 
     @property
     def candidate(self) -> Any:
-        task = SimpleNamespace(device="cuda")
-        return SimpleNamespace(worker=self.worker, stage="verify", task=task)
+        return SimpleNamespace(worker=self.worker, stage="verify")
 
     def close(self) -> None:
         self.free, self.held = self.free + self.held, 0
@@ -45,7 +44,7 @@ class Device:
 @pytest.mark.parametrize("shortage", [memory.OutOfMemoryError, torch.OutOfMemoryError])
 def test_a_candidate_that_took_the_memory_is_out_of_memory(monkeypatch, shortage) -> None:
     device = Device(monkeypatch, 70 * GIB)
-    with pytest.raises(WorkerFailed) as raised, room_beside(device.candidate, ALL):
+    with pytest.raises(WorkerFailed) as raised, room_beside(device.candidate, "cuda", ALL):
         raise shortage("no room")
     assert raised.value.failure.kind is FailureKind.MEMORY
     assert raised.value.failure.stage == "verify"
@@ -55,7 +54,7 @@ def test_a_candidate_that_took_the_memory_is_out_of_memory(monkeypatch, shortage
 
 def test_beside_a_modest_candidate_the_shortage_is_ours(monkeypatch) -> None:
     device = Device(monkeypatch, 2 * GIB)
-    with pytest.raises(DeviceError, match="no room"), room_beside(device.candidate, ALL):
+    with pytest.raises(DeviceError, match="no room"), room_beside(device.candidate, "cuda", ALL):
         raise memory.OutOfMemoryError("no room")
 
 
@@ -76,7 +75,7 @@ def test_a_shortage_that_a_worker_tells_of_is_its_own_if_it_had_its_share(
     device = Device(monkeypatch, held * GIB)
     device.free = left * GIB
     claimed = Failure(stage, FailureKind.CLAIMED, ("OutOfMemoryError",), "no room")
-    with pytest.raises(whose), room_beside(device.candidate, ALL):
+    with pytest.raises(whose), room_beside(device.candidate, "cuda", ALL):
         raise WorkerFailed(claimed)
     assert device.held == 0
 
@@ -84,17 +83,45 @@ def test_a_shortage_that_a_worker_tells_of_is_its_own_if_it_had_its_share(
 def test_the_share_of_large_calls_is_what_they_need(monkeypatch) -> None:
     claimed = Failure("verify", FailureKind.CLAIMED, ("OutOfMemoryError",), "no room")
     device = Device(monkeypatch, 20 * GIB)
-    with pytest.raises(DeviceError), room_beside(device.candidate, ALL, 30 * GIB):
+    with pytest.raises(DeviceError), room_beside(device.candidate, "cuda", ALL, 30 * GIB):
         raise WorkerFailed(claimed)
     device = Device(monkeypatch, 20 * GIB)
-    with pytest.raises(WorkerFailed), room_beside(device.candidate, ALL):
+    with pytest.raises(WorkerFailed), room_beside(device.candidate, "cuda", ALL):
         raise WorkerFailed(claimed)
+
+
+@pytest.mark.parametrize(
+    ("left", "crowded", "whose"),
+    [(30, True, Crowded), (30, False, WorkerFailed), (70, True, WorkerFailed)],
+    ids=["idle workers may have it", "room was made", "nearly all is free"],
+)
+def test_a_candidate_that_lacks_memory_has_what_idle_workers_held_first(
+    monkeypatch, left: int, crowded: bool, whose: type[Exception]
+) -> None:
+    device = Device(monkeypatch, 0)
+    device.free = left * GIB
+    claimed = Failure("load", FailureKind.CLAIMED, ("OutOfMemoryError",), "no room")
+    with pytest.raises(whose), room_beside(None, "cuda", ALL, crowded=crowded):
+        raise WorkerFailed(claimed)
+
+
+def test_workers_that_are_ending_are_waited_for_before_memory_is_counted(monkeypatch) -> None:
+    device = Device(monkeypatch, 2 * GIB)
+
+    def settle() -> None:  # what an earlier pair had is not this candidate's
+        device.free += 60 * GIB
+
+    with (
+        pytest.raises(DeviceError, match="no room"),
+        room_beside(device.candidate, "cuda", ALL, settle=settle),
+    ):
+        raise memory.OutOfMemoryError("no room")
 
 
 def test_what_a_worker_lacks_on_the_host_is_left_alone(monkeypatch) -> None:
     device = Device(monkeypatch, 2 * GIB)
     claimed = Failure("verify", FailureKind.CLAIMED, ("MemoryError",), "no room")
-    with pytest.raises(WorkerFailed), room_beside(device.candidate, ALL):
+    with pytest.raises(WorkerFailed), room_beside(device.candidate, "cpu", ALL):
         raise WorkerFailed(claimed)
     assert device.held
 
@@ -146,9 +173,9 @@ def test_our_own_arenas_are_not_what_others_take(monkeypatch: pytest.MonkeyPatch
 
 def test_other_errors_and_none_are_left_alone(monkeypatch) -> None:
     device = Device(monkeypatch, 70 * GIB)
-    with room_beside(device.candidate, ALL):
+    with room_beside(device.candidate, "cuda", ALL):
         pass
-    with pytest.raises(KeyError), room_beside(device.candidate, ALL):
+    with pytest.raises(KeyError), room_beside(device.candidate, "cuda", ALL):
         raise KeyError
     assert device.held
 

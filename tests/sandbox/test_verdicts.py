@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from sandbox.handle import WorkerFailed
+from sandbox.observation import Failure, FailureKind
 from sandbox.types import Language, Shape, Status
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, Evaluate, forward, renamed
 
@@ -110,6 +112,30 @@ def test_parameters_that_only_a_seed_matches_are_named_so(evaluate: Evaluate) ->
     lenient = replace(FAST, require_matched_parameters=False)
     found = evaluate(SEED_ONLY, LINEAR, config=lenient)
     assert (found.status, found.parameters) == (Status.PASSED, "seed"), found.detail
+
+
+def test_a_task_stays_valid_whose_reference_cannot_be_judged_as_constructed(
+    evaluate: Evaluate,
+) -> None:
+    """Such as with a last layer of zeros: the candidate asked for that, by other parameters."""
+    zeros = LINEAR.replace("torch.randn(n, n) / n**0.5", "torch.zeros(n, n)")
+    candidate = SEED_ONLY.replace("torch.randn(n, n) / n**0.5", "torch.zeros(n, n)")
+    lenient = replace(FAST, require_matched_parameters=False)
+    found = evaluate(candidate, zeros, config=lenient)
+    assert (found.status, found.parameters) == (Status.REJECTED, "seed"), found.detail
+    assert "all zeros passes" in found.detail
+
+
+def test_a_reference_that_dies_beside_a_candidate_is_our_fault(
+    evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*args: object, **options: object) -> None:
+        raise WorkerFailed(Failure("reference", FailureKind.DIED, message="killed"))
+
+    monkeypatch.setattr("sandbox.prepare.Preparer.pools", dies)
+    lenient = replace(FAST, require_matched_parameters=False)
+    found = evaluate(SEED_ONLY, LINEAR, config=lenient)
+    assert found.status is Status.SANDBOX_ERROR, found.detail
 
 
 def test_a_candidate_without_the_references_parameters_is_rejected(evaluate: Evaluate) -> None:
