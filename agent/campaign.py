@@ -64,13 +64,14 @@ def run_campaign(
     interrupted: Callable[[], bool] = lambda: False,
     on_pulse: Callable[[Pulse], None] = lambda _: None,
     learner: Learner | None = None,
+    apart: bool = False,
 ) -> CampaignResult:
     """Work on every task until its budget or its proposers end; resumes whatever the journal holds.
 
     `on_event` hears of every change of a task, `on_pulse` how busy the lanes are. A `learner`
-    learns whenever every task under way has had its round judged, and once at the end. Raises
-    DeviceError, NoLaneLeft or DiskFull where nothing more can be done; all that was finished is
-    then in the journal.
+    learns whenever every task under way has had its round judged, and once at the end. `apart`: as
+    a Schedule takes it. Raises DeviceError, NoLaneLeft or DiskFull where nothing more can be done;
+    all that was finished is then in the journal.
     """
     began_s = time.monotonic()
     runs = examine(tasks, proposers, interrupted)
@@ -78,7 +79,7 @@ def run_campaign(
     for run, share in zip(able_runs, first_candidates(config, len(able_runs)), strict=True):
         run.budget = share
     return _Campaign(
-        runs, engine, journal, config, on_event, interrupted, on_pulse, learner, began_s
+        runs, engine, journal, config, on_event, interrupted, on_pulse, learner, apart, began_s
     ).run()
 
 
@@ -95,13 +96,15 @@ class _Campaign:
         interrupted: Callable[[], bool],
         on_pulse: Callable[[Pulse], None],
         learner: Learner | None,
+        apart: bool,
         began_s: float,
     ) -> None:
         self.runs, self.engine, self.journal, self.config = runs, engine, journal, config
         self.on_event, self.interrupted = on_event, interrupted
         self.learner, self.began_s = learner, began_s
         self.heart = Heart(journal, engine.lanes, on_pulse)
-        self.schedule = Schedule(engine.lanes * engine.depth, thinkers=PROPOSERS_AT_ONCE)
+        places = engine.lanes * engine.depth
+        self.schedule = Schedule(places, thinkers=PROPOSERS_AT_ONCE, apart=apart)
         self.thinkers = LanePool("propose", [NoLane] * PROPOSERS_AT_ONCE)
         self.running: dict[Future[Any], Job] = {}
         self.waiting = deque(run for run in runs if run.proposers)

@@ -96,9 +96,11 @@ class Job:
 class Schedule:
     """Jobs that wait, and how many of each sort run."""
 
-    def __init__(self, places: int, *, thinkers: int) -> None:
-        """`places` for jobs on lanes, those included that a lane loads while it measures."""
-        self._places, self._thinkers = places, thinkers
+    def __init__(self, places: int, *, thinkers: int, apart: bool = False) -> None:
+        """`places` for jobs on lanes, those included that a lane loads while it measures; `apart`:
+        nothing is proposed while lanes work, since a model samples on what they measure on.
+        """
+        self._places, self._thinkers, self._apart = places, thinkers, apart
         self._proposals: list[Job] = []
         self._builds: list[Job] = []
         self._lane_jobs: list[Job] = []
@@ -131,11 +133,14 @@ class Schedule:
             yield job
 
     def _next(self) -> Job | None:
-        if self._proposals and self._running[Kind.PROPOSE] < self._thinkers:
+        proposing, on_lanes = self._running[Kind.PROPOSE], self.on_lanes
+        thinks = proposing < self._thinkers and not (self._apart and on_lanes)
+        measures = on_lanes < self._places and not (self._apart and proposing)
+        if self._proposals and thinks:
             return heapq.heappop(self._proposals)
         if self._builds:
             return heapq.heappop(self._builds)
-        if self._lane_jobs and self.on_lanes < self._places:
+        if self._lane_jobs and measures:
             return heapq.heappop(self._lane_jobs)
         return None
 

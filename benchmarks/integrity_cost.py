@@ -32,6 +32,7 @@ from sandbox.errors import WarpsmithError
 from sandbox.evaluator import LocalEvaluator
 from sandbox.given import Given
 from sandbox.keepsake import HandedOver, Keepsake
+from sandbox.pair import ProcessPair
 from sandbox.run import Run
 from sandbox.static.scan import Scan
 from sandbox.statistics import t_quantile
@@ -45,6 +46,8 @@ LAYERS: tuple[tuple[Any, str, Any], ...] = (
     (Keepsake, "wanted", lambda *_: False),
     (Subject, "grow_old", lambda *_: None),
     (HandedOver, "take", lambda *_: None),
+    (ProcessPair, "spoils", lambda *_: False),
+    (Subject, "spoil", lambda _: None),
     (merging, "suspected", lambda _: False),
     (Run, "look", lambda *_: None),
     (Run, "unmasked", lambda _: True),

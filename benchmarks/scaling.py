@@ -24,6 +24,7 @@ from benchmarks.candidates.mixed import Sample, mixed
 from benchmarks.keeping import header, keep_json, stop_cleanly
 from benchmarks.stream import BUSY, CONFIG, admitted
 from kernelbench.suite import load_tasks
+from sandbox.doctor import gpu_count
 from sandbox.evaluator import LocalEvaluator, ahead
 from sandbox.types import Evaluation, Task
 
@@ -39,6 +40,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     stop_cleanly()
+    numbers = [int(gpus) for gpus in options.gpus.split(",")]
+    if options.device == "cuda" and max(numbers) > gpu_count():
+        parser.error(f"--gpus {options.gpus}: this machine has {gpu_count()}")
     # In a process that ends: its context would lie on the first lane's GPU, as a stranger's.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         asked = options.device, options.suite, options.tasks
@@ -49,7 +53,7 @@ def main() -> None:
         "environment": environment,
         "runs": runs,
     }
-    for gpus in map(int, options.gpus.split(",")):
+    for gpus in numbers:
         salt = f"{time.time_ns()} {gpus} "
         samples = mixed(tasks, options.candidates, salt)
         runs.append(run(options.device, gpus, samples, tasks, options.seconds))

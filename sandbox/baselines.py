@@ -50,6 +50,9 @@ others are timed."""
 KEPT_SHARE = 0.2
 """Of free memory that the pairs of a race may take for their references to serve the next race: a
 plan fills the memory with a single pair."""
+FREE_SHARE = 0.5
+"""Of the memory that was free before a race: with less left, none of its references stays. What
+their calls take besides outputs is in no plan."""
 TIMING_FIELDS = (
     "tf32",
     "torch_default_precision",
@@ -182,6 +185,7 @@ class Baselines:
     ) -> None:
         kept = self._kept()
         try:
+            self.compilers.zygote.start()  # which imports for seconds, and keeps nobody waiting
             opening = Opening(wrap="compile", known=signature)
             preload = [(kept, INDUCTOR_CACHE)]
             subject, _ = self.compilers.reference(task, config, opening, preload)
@@ -255,7 +259,8 @@ class Baselines:
         start = partial(self._start_pair, task, config, signature, wrap, ready, references)
         small = signature.input_bytes + signature.output_bytes <= BESIDE_BYTES
         one = scheme.bytes(signature) + 2 * signature.state_bytes
-        kept = config.min_pairs * one <= KEPT_SHARE * free_bytes(task.device)
+        room = free_bytes(task.device)
+        few = config.min_pairs * one <= KEPT_SHARE * room
         rounds: list[RoundObservation] = []
         with ThreadPoolExecutor(1, "pair") as pool:
             coming = deque([pool.submit(start, 0)])
@@ -264,19 +269,22 @@ class Baselines:
                     rival = coming.popleft().result()
                     try:
                         last = number + 1 == config.min_pairs
-                        if small and not last:
+                        # The first one's compiled code serves the others, unless they have theirs.
+                        first = number == 0 and wrap in COMPILED and not ready
+                        early = small and not last and not first
+                        if early:
                             coming.append(pool.submit(start, number + 1))
                         with on_failure(partial(self._drop, references, number)):
                             rounds += self._rounds(
                                 number, references[number], rival, signature, scheme
                             )
-                        if not kept:  # its memory is the next one's
-                            self._drop(references, number)
+                        if not few or free_bytes(task.device) < FREE_SHARE * room:
+                            self._drop(references, number)  # its memory is the next one's
                         if number == 0 and wrap in COMPILED:
                             self.keep_compiled(rival, self._kept())
                     finally:
                         self.stand.retire(rival)
-                    if not small and not last:
+                    if not early and not last:
                         coming.append(pool.submit(start, number + 1))
             finally:
                 for unused in coming:

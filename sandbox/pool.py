@@ -87,11 +87,13 @@ class Pool:
 
     @property
     def bytes(self) -> int:
-        return sum(_bytes(case) for case in self.cases)
+        held: int = self.state.numel()
+        return held + sum(_bytes(case) for case in self.cases)
 
 
 def _bytes(case: Case) -> int:
-    return sum(t.numel() * t.element_size() for t in (case.inputs, *case.truth))
+    after = () if case.state_after is None else (case.state_after,)
+    return sum(t.numel() * t.element_size() for t in (case.inputs, *case.truth, *after))
 
 
 def build_pool(
@@ -126,6 +128,7 @@ def build_pool(
     if not large:
         subject.attach("oracle", truth)
     per_case = signature.input_bytes + 2 * truth.stride
+    per_case += signature.state_bytes if signature.moves_state else 0
     room = max(2, int(POOL_SHARE * free_bytes) // max(per_case, 1))
     cases = [maker.make("given", 1.0)]
     if large:

@@ -92,14 +92,16 @@ class Ready:
         return None
 
     def _refill(self, role: str) -> None:
-        # Where that fails, whoever asks next starts its own, and hears why.
-        with suppress(SandboxFault, WorkerFailed):
-            while self._lacks(role):
-                worker = self._make(role)
-                with self._changed:
-                    self._waiting[role].append(worker)
-                    self._changed.notify_all()
-        self._end_refill(role)
+        try:
+            # Where that fails, whoever asks next starts its own, and hears why.
+            with suppress(SandboxFault, WorkerFailed, OSError):
+                while self._lacks(role):
+                    worker = self._make(role)
+                    with self._changed:
+                        self._waiting[role].append(worker)
+                        self._changed.notify_all()
+        finally:
+            self._end_refill(role)  # whoever waits for it would wait for ever
 
     def _lacks(self, role: str) -> bool:
         count = 1 if role == PROFILED else self._count

@@ -110,7 +110,7 @@ class Session:
 
     def do_rest(self, request: Request, fds: list[int]) -> Request:
         """Keep the model, give all other memory back."""
-        self.kept = []
+        self.kept, self.spent = [], []
         self.results.clear()
         for name in list(self.arenas):
             self.drop(name)

@@ -13,8 +13,8 @@ def begun(schedule: Schedule) -> list[tuple[Kind, int]]:
     return [(j.kind, j.index) for j in schedule.begin()]
 
 
-def filled(*jobs: Job, places: int = 1) -> Schedule:
-    schedule = Schedule(places, thinkers=2)
+def filled(*jobs: Job, places: int = 1, apart: bool = False) -> Schedule:
+    schedule = Schedule(places, thinkers=2, apart=apart)
     for one in jobs:
         schedule.push(one)
     return schedule
@@ -37,6 +37,23 @@ def test_proposals_start_at_once_up_to_the_number_of_thinkers():
     proposals = [job(Kind.PROPOSE, index=i) for i in range(3)]
     schedule = filled(job(Kind.EVALUATE), *proposals)
     assert begun(schedule) == [(Kind.PROPOSE, 0), (Kind.PROPOSE, 1), (Kind.EVALUATE, 0)]
+
+
+def test_a_model_that_samples_on_the_lanes_device_never_does_while_they_measure():
+    proposals = [job(Kind.PROPOSE, index=i) for i in range(3)]
+    measured = job(Kind.EVALUATE)
+    schedule = filled(measured, *proposals, apart=True)
+    assert begun(schedule) == [(Kind.PROPOSE, 0), (Kind.PROPOSE, 1)]
+    schedule.ended(proposals[0])
+    assert begun(schedule) == [(Kind.PROPOSE, 2)]
+    for one in proposals[1:]:
+        assert begun(schedule) == []
+        schedule.ended(one)
+    assert begun(schedule) == [(Kind.EVALUATE, 0)]
+    schedule.push(job(Kind.PROPOSE, round=1))
+    assert begun(schedule) == []
+    schedule.ended(measured)
+    assert begun(schedule) == [(Kind.PROPOSE, 0)]
 
 
 def test_dropped_jobs_never_begin():

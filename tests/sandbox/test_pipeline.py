@@ -234,3 +234,21 @@ def test_a_constructor_that_fails_is_told_without_a_turn(evaluator: LocalEvaluat
     assert found.status is Status.RUNTIME_ERROR
     assert "no factor" in found.detail
     assert "open" not in found.seconds
+
+
+def test_who_waits_for_a_profiler_hears_when_none_can_be_started(
+    zygote: Zygote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as without a descriptor left: to wait on would be for ever."""
+    tried = threading.Event()
+
+    def no_descriptor(*args: object) -> Worker:
+        tried.set()
+        raise OSError(24, "too many open files")
+
+    ready = Ready(zygote, Quiet(freezes=False), 1)
+    monkeypatch.setattr(ready, "_make", no_descriptor)
+    ready.expect(PROFILED)
+    assert tried.wait(30)
+    assert ready.take(PROFILED, FAST) is None
+    ready.close()
