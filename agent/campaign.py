@@ -34,7 +34,7 @@ from agent.engine import Engine, sandbox_error
 from agent.examine import examine
 from agent.journal import Journal, Purpose, Recorded
 from agent.lanes import LaneLost, LanePool, NoLane
-from agent.learner import Learner, learn_from, reward_of
+from agent.learner import Learner, learn_from, reward_of, rollouts
 from agent.model import AwaitingReplies, ModelError
 from agent.outcome import CampaignResult, Stage, TaskReport, report
 from agent.rounds import proposing
@@ -246,13 +246,19 @@ class _Campaign:
             run.resting = True
 
     def _learn_if_all_rest(self) -> None:
-        """One update on one generation of rollouts: no task is a step behind the weights."""
+        """One update on one generation of rollouts: no task is a step behind the weights. Before
+        it, a further generation of the tasks that taught nothing.
+        """
         active = [run for run in self.runs if run.active]
         if not active or not all(run.resting for run in active) or not self.searching:
             return
         # In this thread: there is nothing else to do, and the journal has one writer.
-        learn_from(self.journal, self.learner)
-        for run in active:
+        assert self.learner is not None
+        again = self.learner.again(rollouts(self.journal))
+        once_more = [run for run in active if run.task.id in again]
+        if not once_more:
+            learn_from(self.journal, self.learner)
+        for run in once_more or active:
             run.resting = False
             self._push(run, Kind.PROPOSE, next_round(self.journal.proposals(run.task.id)))
 

@@ -84,6 +84,12 @@ class Learner(Protocol):
         """What a rollout is worth; pure."""
         ...
 
+    def again(self, rollouts: Sequence[Rollout]) -> frozenset[str]:
+        """Tasks that should have another round by the present weights before these change: from
+        what they have there is nothing to learn.
+        """
+        ...
+
     def learn(self, rollouts: Sequence[Rollout]) -> Lesson | None:
         """One update on those rollouts that the present weights wrote; None where there are none.
 

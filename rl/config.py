@@ -111,6 +111,12 @@ class GrpoConfig:
     loss: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = "dapo"
     scale: Literal["group", "batch", "none"] = "group"
     """What advantages are divided by; none leaves the difference from the group's mean."""
+    advantage: Literal["group", "leave-one-out"] = "group"
+    """What a reward is compared with: the mean of its group, or of the others in it (RLOO,
+    arXiv 2402.14740); the latter needs `scale: none`, which divides by nothing."""
+    resample: int = 1
+    """Further generations, by the same weights, of a task whose replies were all worth the same
+    (dynamic sampling: DAPO, arXiv 2503.14476), before an update goes on without it."""
     max_grad_norm: float = 0.1
     smooth_clip: float | None = None
     """CUDA-L1's clip of (r - mu) / sigma over this run's rewards; None leaves rewards alone."""
@@ -122,6 +128,10 @@ class GrpoConfig:
             raise ValueError(f"group is {self.group}; a baseline needs at least 2 replies")
         if not 1 <= self.turns <= 4 or not 0 <= self.discount <= 1:
             raise ValueError("expected turns in 1..4 and discount in 0..1")
+        if self.advantage == "leave-one-out" and self.scale != "none":
+            raise ValueError(f"advantage leave-one-out needs scale none, not {self.scale}")
+        if self.resample < 0:
+            raise ValueError(f"resample is {self.resample}; expected at least 0")
         if self.beta != 0:
             raise ValueError("beta other than 0 is not supported yet: it needs a reference model")
 

@@ -3,13 +3,14 @@
 Prompts are the campaign's own (its contrastive strategy, exemplars from the live journal; CUDA-L1,
 arXiv 2507.14111, stage 3). An update groups rollouts by prompt, normalises rewards in each group,
 and takes one GRPO step with DAPO's clipping; groups whose rewards are all equal have no gradient
-and are left out. Checkpoints: `learner/VERSION`, each complete or absent, so that kill -9 costs at
-most the update under way.
+and are left out, after their tasks were sampled again. Checkpoints: `learner/VERSION`, each
+complete or absent, so that kill -9 costs at most the update under way.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import time
@@ -73,6 +74,22 @@ class GrpoLearner:
     def reward(self, evaluation: Evaluation, reply: str | None) -> Reward:
         return score(evaluation, self.config.reward, reply)
 
+    def again(self, rollouts: Sequence[Rollout]) -> frozenset[str]:
+        tasks: dict[str, list[Rollout]] = defaultdict(list)
+        for rollout in rollouts:
+            if rollout.version == self.version:
+                tasks[rollout.task_id].append(rollout)
+        return frozenset(
+            task
+            for task, mine in tasks.items()
+            if self._generations(mine) <= self.config.rl.resample
+            and not any(_varies(group) for group in self._groups(mine, rollouts))
+        )
+
+    def _generations(self, rollouts: Sequence[Rollout]) -> int:
+        """Of one task by the present weights."""
+        return math.ceil(sum(not r.repair for r in rollouts) / self.config.rl.group)
+
     def learn(self, rollouts: Sequence[Rollout]) -> Lesson | None:
         fresh = [r for r in rollouts if r.version == self.version]
         if not fresh:
@@ -120,8 +137,16 @@ class GrpoLearner:
             key,
             [self.policy.prompt_ids(json.loads(rollout.prompt)) for rollout, _ in members],
             [self._tokens(rollout) for rollout, _ in members],
-            [value for _, value in members],
+            self._compared([value for _, value in members]),
         )
+
+    def _compared(self, values: list[float | None]) -> list[float | None]:
+        """Rewards such that, less their mean, they are what the config calls advantage."""
+        count = sum(value is not None for value in values)
+        if self.config.rl.advantage == "group" or count < 2:
+            return values
+        # r - mean(others) = n / (n - 1) (r - mean(all))
+        return [None if value is None else value * count / (count - 1) for value in values]
 
     def _tokens(self, rollout: Rollout) -> list[int]:
         kept = self.model.tokens.get(rollout.version, rollout.prompt, rollout.reply)

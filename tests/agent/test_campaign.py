@@ -11,6 +11,7 @@ from agent.campaign import run_campaign
 from agent.engine import LocalEngine
 from agent.journal import Journal, Purpose
 from agent.lanes import LaneLost
+from agent.learner import POLICY_VERSION
 from agent.outcome import Stage, reports
 from agent.scripted import ScriptedEvaluator, ScriptedProposer
 from agent.types import FIRST_TURN
@@ -301,8 +302,59 @@ class CountingLearner:
     def reward(self, evaluation, reply):
         return speedup.reward(evaluation)
 
+    def again(self, rollouts):
+        return frozenset()
+
     def learn(self, rollouts):
         self.calls += 1
+
+
+class Unsatisfied(CountingLearner):
+    """Has nothing to learn from test/a's first replies."""
+
+    def __init__(self):
+        self.generations = []
+
+    def again(self, rollouts):
+        mine = [r for r in rollouts if r.version == self.version and r.task_id == "test/a"]
+        return frozenset({"test/a"} if len(mine) == 1 else ())
+
+    def learn(self, rollouts):
+        fresh = [r.task_id for r in rollouts if r.version == self.version]
+        if fresh:
+            self.generations.append(fresh)
+            self.version += 1
+
+
+class Versioned(ScriptedProposer):
+    """Writes with the learner's weights."""
+
+    def __init__(self, sources, learner):
+        super().__init__({f"test/{name}": s for name, s in sources.items()})
+        self.learner = learner
+
+    def propose(self, task, history, n, turn=FIRST_TURN):
+        made = super().propose(task, history, n, turn)
+        features = {POLICY_VERSION: self.learner.version}
+        return [replace(p, features=features, reply="a reply") for p in made]
+
+
+def test_a_task_that_taught_nothing_has_another_round_before_the_weights_change(tmp_path):
+    learner, engine = Unsatisfied(), LocalEngine(ScriptedEvaluator)
+    attempts = [script(n, speedup=1 + n / 10) for n in range(5)]
+    asking = Versioned({"a": attempts, "b": attempts}, learner)
+    with Journal(tmp_path) as journal:
+        run_campaign(
+            [make_task("a"), make_task("b")],
+            [asking],
+            engine,
+            journal,
+            CampaignConfig(proposals_per_round=1, max_candidates_per_task=4, confirm=False),
+            learner=learner,
+        )
+    engine.close()
+    assert sorted(learner.generations[0]) == ["test/a", "test/a", "test/b"]
+    assert sorted(learner.generations[1]) == ["test/a", "test/a", "test/b"]
 
 
 def test_nothing_is_learned_while_winners_are_confirmed(tmp_path):

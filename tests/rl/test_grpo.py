@@ -98,6 +98,36 @@ def test_without_a_difference_in_reward_the_weights_stay(start, tmp_path):
     assert torch.equal(weights(learner), before)
 
 
+def test_a_task_whose_replies_are_worth_the_same_is_sampled_again_once(start, tmp_path):
+    learner = GrpoLearner(tmp_path, start, CONFIG, "cpu")
+    alike = [rollout(r, 0, Status.PASSED, 3.0) for r in REPLIES]
+    assert learner.again(alike) == {"t"}
+    assert learner.again([*alike, *alike]) == frozenset()  # it has had its second generation
+    assert learner.again(generation(0)) == frozenset()
+    older = [rollout(r, 7, Status.PASSED, 3.0) for r in REPLIES]
+    assert learner.again([*generation(0), *older]) == frozenset()
+    lesson = learner.learn([*alike, *generation(0)])
+    assert lesson is not None
+    assert (lesson.version, lesson.groups, lesson.seen) == (1, 1, 2)
+
+
+def test_a_reply_is_compared_with_the_others_of_its_group(start, tmp_path):
+    """Of two rewarded replies and one of our faults: each less the other, not less their mean."""
+    rewards = [rollout("fast one", 0, Status.PASSED, 3.0), rollout("cheat", 0, Status.REWARD_HACK)]
+    rollouts = [*rewards, rollout("slow one", 0, Status.SANDBOX_ERROR)]
+    found = {}
+    for advantage in ("group", "leave-one-out"):
+        rl = replace(CONFIG.rl, advantage=advantage, scale="none")
+        learner = GrpoLearner(tmp_path / advantage, start, replace(CONFIG, rl=rl), "cpu")
+        (group,) = learner._groups(rollouts, rollouts)
+        found[advantage] = group.rewards
+    (fast, cheat, none), (mine, its, ours) = found["group"], found["leave-one-out"]
+    assert none is ours is None
+    assert mine - (mine + its) / 2 == pytest.approx(fast - cheat)
+    with pytest.raises(ValueError, match="needs scale none"):
+        GrpoConfig(advantage="leave-one-out")
+
+
 def test_our_own_fault_and_older_weights_move_nothing(start, tmp_path):
     learner = GrpoLearner(tmp_path, start, CONFIG, "cpu")
     assert learner.learn([rollout("fast one", 7, Status.PASSED)]) is None
