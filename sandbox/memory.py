@@ -65,6 +65,8 @@ class HostArena:
         """`kept`: where its pages come from, unless they are to be `fresh`, and may go to."""
         self._kept = kept
         self._pages = Pages(size) if fresh else kept.take(size)
+        if fresh:
+            self._pages.touch()
         self.fit(size)
 
     def ticket(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sandbox.differences import differences
 from sandbox.drift import SHORT_CALL_S, Alone, drift, timed_alone, uneven
@@ -26,6 +26,7 @@ from sandbox.quiet import Quiet
 from sandbox.statistics import full_rounds
 from sandbox.structure import structure
 from sandbox.subject import Signature, Subject
+from sandbox.turn import Turn, goes, span, together
 from sandbox.types import EvalConfig
 
 logger = logging.getLogger(__name__)
@@ -49,17 +50,6 @@ RUNG_BYTES = 1 << 20
 """Of one input set, up to which lone calls are rung for: its way to the GPU is timed with them."""
 OVERHEAD_GOS = 9
 """Empty "go"s whose median round trip, on the reference's side, is taken off both sides' times."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One side's part of a round."""
-
-    seconds: float
-    """From "go" to "done"."""
-    collect_s: float
-    pace: float = 1.0
-    """Of the launching core, right after a batch."""
 
 
 class ProcessPair:
@@ -127,8 +117,11 @@ class ProcessPair:
     def start(self, first_call_timeout_s: float) -> None:
         """Attach arenas, give both sides one state, make first calls, time the reference solo."""
         total = self.plan.sets + self.plan.warm
-        for side in (self.reference, self.candidate):
-            # Where memory lies is a chance that the pairs behind a figure must not share.
+        # Where memory lies is a chance that the pairs behind a figure must not share: pages that
+        # the kernel has back go to who asks first, and those of one pair to the next.
+        sides = [self.reference, self.candidate]
+        self.secret.shuffle(sides)
+        for side in sides:
             side.fresh = self.strict
             side.attach_all(self.signature, total, self.plan.sets)
         self.given.share_state()
@@ -137,7 +130,7 @@ class ProcessPair:
         if self.signature.mutates or not self.reference.solo:
             self.given.fill(total)
         self.given.share_inputs(total)
-        for side in (self.reference, self.candidate):
+        for side in sides:
             if not side.solo:
                 side.reserve(self.plan.sets + RESERVED_OUTPUTS)
             side.worker.send("warm", stage=side.stage, sets=self.plan.warm_sets)
@@ -396,20 +389,3 @@ class ProcessPair:
         busy machine a trip can outlast a short batch, whose speed is then unknown, not infinite.
         """
         return max(seconds - self.overhead_s, seconds / 2)
-
-
-def goes(sets: list[int], single: bool) -> list[list[int]]:
-    """The sets of every "go" of a round."""
-    return [[index] for index in sets] if single else [sets]
-
-
-def together(spent: list[float]) -> float:
-    """Seconds of a round's "go"s, all as long as the quickest: on a busy machine a thread may wake
-    milliseconds late for a lone call, while none of them is quicker than the work it has to do.
-    """
-    return min(spent) * len(spent)
-
-
-def span(sets: list[int]) -> tuple[int, int]:
-    """(first, count) of consecutive sets in any order."""
-    return min(sets), len(sets)

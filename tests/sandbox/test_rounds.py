@@ -13,9 +13,10 @@ import pytest
 
 from sandbox.drift import DRIFT
 from sandbox.evaluator import LocalEvaluator
-from sandbox.pair import MET_BY, ProcessPair, together
+from sandbox.pair import MET_BY, ProcessPair
 from sandbox.statistics import full_rounds
 from sandbox.subject import Subject
+from sandbox.turn import together
 from sandbox.types import Candidate, Language, Status
 from tests.exploits.problems import FRAMES
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, forward, task_of
