@@ -75,7 +75,7 @@ def launch(
                     interrupted=interrupted,
                     on_pulse=view.beat,
                     learner=None if policy is None else policy.learner,
-                    apart=local is not None and engine.lanes >= gpu_count(),
+                    apart=local is not None,
                 )
         cost = spending(journal)
     show_result(console, result, str(header))

@@ -44,6 +44,8 @@ class Rollout:
     """Candidates it was made from: of a repair, the one that failed."""
     repair: bool = False
     """A later turn of an episode."""
+    round: int = 0
+    """Of its task."""
     lag_s: float | None = None
     """From its proposal to its verdict; None of code that was judged before."""
 
@@ -175,5 +177,6 @@ def _rollout(
         proposal.candidate.id,
         proposal.parents,
         proposal.strategy.endswith(REPAIR),
+        record.round,
         lag_s,
     )

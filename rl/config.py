@@ -96,7 +96,8 @@ class GrpoConfig:
     group: int = 8
     """G: replies to one prompt."""
     updates: int | None = None
-    """Of each task in one run of `train rl`; by default as many as the campaign's candidates."""
+    """Of each task in one run of `train rl`, at most: what is sampled again counts too. By default
+    as many as the campaign's candidates."""
     learning_rate: float = 1e-6
     epsilon: float = 0.2
     epsilon_high: float = 0.28

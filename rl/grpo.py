@@ -87,8 +87,8 @@ class GrpoLearner:
         )
 
     def _generations(self, rollouts: Sequence[Rollout]) -> int:
-        """Of one task by the present weights."""
-        return math.ceil(sum(not r.repair for r in rollouts) / self.config.rl.group)
+        """Of one task by the present weights, whose rollouts these are."""
+        return math.ceil(len({r.round for r in rollouts}) / self.turns)
 
     def learn(self, rollouts: Sequence[Rollout]) -> Lesson | None:
         fresh = [r for r in rollouts if r.version == self.version]

@@ -33,7 +33,8 @@ from sandbox.errors import (
     TaskError,
 )
 from sandbox.handle import WorkerFailed
-from sandbox.invalid import reference_failed
+from sandbox.invalid import NoRoom, reference_failed
+from sandbox.observation import FailureKind
 from sandbox.prepare import Preparation, Preparer
 from sandbox.quiet import Quiet, Turns
 from sandbox.run import Bench, Run
@@ -346,14 +347,17 @@ class LocalEvaluator:
         """What is kept, or prepared now; the device is held."""
         found = self._prepared.get(key)
         if found is None:
+            timed, crowded = self._preparer.is_timed(task, config), False
             try:
                 found = self._preparer.prepare(task, config, started)
             except InvalidReference as error:
                 found = str(error)  # the exception's frames hold gigabytes of cases
+                crowded = isinstance(error, NoRoom)
             if isinstance(found, str) and self.device == "cuda":
                 torch.cuda.empty_cache()
-            if isinstance(found, str) and key in self._admitted:
-                raise SandboxFault(f"it was valid before: {found}")
+            if isinstance(found, str) and (key in self._admitted or (timed and crowded)):
+                kind = Shortage if crowded else SandboxFault
+                raise kind(f"it was valid before: {found}")
             if isinstance(found, Preparation):
                 self._admitted.add(key)
             self._prepared[key] = found
@@ -371,7 +375,12 @@ class LocalEvaluator:
             with self._hold(key):
                 return self._preparation(key, task, config, started)
         except WorkerFailed as failed:
-            raise reference_failed(task, failed) from failed
+            error = reference_failed(task, failed)
+            if isinstance(error, NoRoom):  # it had room when it was timed
+                raise Shortage(str(error)) from None
+            if failed.failure.kind in (FailureKind.TIMEOUT, FailureKind.DIED):
+                raise SandboxFault(str(error)) from None
+            raise error from failed
         finally:
             self._preparing.pop(key, None)
             done.set()

@@ -66,7 +66,11 @@ class HostArena:
         self._kept = kept
         self._pages = Pages(size) if fresh else kept.take(size)
         if fresh:
-            self._pages.touch()
+            try:
+                self._pages.touch()
+            except OSError as error:
+                self._pages.close()
+                raise OutOfMemoryError(f"{size >> 20} MiB of host memory: {error}") from None
         self.fit(size)
 
     def ticket(self) -> dict[str, Any]:

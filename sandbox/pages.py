@@ -13,6 +13,9 @@ import os
 import threading
 from pathlib import Path
 
+MAPPED_BYTES = 32 << 20
+"""Blocks of a worker's own memory above this are mapped afresh each time, and never its heap's; no
+more than glibc would take by itself."""
 LEAST_BYTES = 1 << 20
 """Smaller ones are cheap, and would be many."""
 MOST_TIMES = 2

@@ -21,6 +21,7 @@ from sandbox.drift import SHORT_CALL_S, Alone, drift, timed_alone, uneven
 from sandbox.given import Given
 from sandbox.keepsake import HandedOver, Keepsake
 from sandbox.observation import CaseObservation, Errors, RoundObservation
+from sandbox.pages import MAPPED_BYTES
 from sandbox.plan import Plan
 from sandbox.quiet import Quiet
 from sandbox.statistics import full_rounds
@@ -38,9 +39,10 @@ SPARE_OUTPUTS = 2
 """More than a batch's, while the allocator grows: once an output is kept, what was freed around it
 no longer fits, and the candidate's next batch took three times as long (CPU; the reference's heap
 is larger by what its inputs were made in)."""
-RESERVED_OUTPUTS = 8
-"""More than a batch's, for which a side's heap has room from the start: what is kept leaves gaps
-that nothing fits, and new memory in a timed batch took five times as long as the work (CPU)."""
+RESERVED_OUTPUTS, RESERVED_BYTES = 8, 64 << 20
+"""More than a batch's, and at most, for which a side's heap has room from the start: what is kept
+leaves gaps that nothing fits, and new memory in a timed batch took five times as long as the work
+(CPU)."""
 RESTYLED_ROUNDS = 2
 """Of a pair, before which parameters change: never none, so that frozen weights cannot be lucky."""
 MET_BY = 3
@@ -131,8 +133,9 @@ class ProcessPair:
             self.given.fill(total)
         self.given.share_inputs(total)
         for side in sides:
-            if not side.solo:
-                side.reserve(self.plan.sets + RESERVED_OUTPUTS)
+            if not side.solo and 0 < self.signature.output_bytes <= MAPPED_BYTES:
+                more = min(RESERVED_OUTPUTS, RESERVED_BYTES // self.signature.output_bytes)
+                side.reserve(self.plan.sets + more)
             side.worker.send("warm", stage=side.stage, sets=self.plan.warm_sets)
         for side in (self.reference, self.candidate):
             start = time.perf_counter()

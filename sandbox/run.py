@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sandbox import copying, layers, merging
 from sandbox.build import CACHE_LIMIT, Builder
+from sandbox.cleanup import on_failure
 from sandbox.device import DeviceFacts, free_bytes
 from sandbox.errors import DeviceError, InvalidReference
 from sandbox.handle import WorkerFailed
@@ -101,9 +102,7 @@ class Run:
             self.build()
             if self.observation.failure is None:
                 with self.stage("load"):
-                    self.loaded = self.start(first=first, then_stop=True)
-                    with self.stand.quiet.noise():
-                        refuse_hoard(self.loaded, self.stand.gpu, self.facts.memory_bytes)
+                    self.loaded = self.started(first, then_stop=True)
         except WorkerFailed as failed:
             self.dismiss()
             self.starved = self.task.device == "cuda" and SHORTAGE in failed.failure.types
@@ -163,8 +162,8 @@ class Run:
         """While the device is held, with what idle workers had."""
         self.preparer.warm.rest()
         self.stand.settle()
-        with self.stage("load"), self.beside(None, self.pools[0].signature, 1):
-            self.loaded = self.start(first=self.preparation.first)
+        with self.stage("load"), self.beside(None, self.pools[0].signature, 1, early=True):
+            self.loaded = self.started(self.preparation.first)
 
     def note(self, **seen: object) -> Observation:
         self.observation = replace(self.observation, **seen)  # type: ignore[arg-type]
@@ -186,7 +185,7 @@ class Run:
         cases: list[CaseObservation] = []
         for number in self.preparation.order:
             signature, count = self.pools[number].signature, len(self.pools[number].cases)
-            with self.stage("open"), self.beside(subject, signature, count):
+            with self.stage("open"), self.beside(subject, signature, count, early=True):
                 subject.stage = "load"
                 if cases:
                     subject.release()
@@ -197,10 +196,11 @@ class Run:
                         self.note(rejected=refused, parameters=matched)
                         self.dismiss()
                         return
-                    matched = self.stand.open_candidate(subject, self.pools[number].signature)
+                    signature, count = self.pools[number].signature, len(self.pools[number].cases)
+                    matched = self.stand.open_candidate(subject, signature)
             one_side = Plan(count, 0).bytes(signature) // 2
             self.make_room(None, one_side)
-            with self.stage("verify"), self.beside(subject, signature, count):
+            with self.stage("verify"), self.beside(subject, signature, count, early=True):
                 subject.stage = "verify"
                 cases += verify(subject, self.pools[number], matched, self.synchronize)
             self.note(cases=tuple(cases), parameters=matched)
@@ -315,9 +315,10 @@ class Run:
         seeded = self.observation.parameters == "seed"
         opening = Opening(randomise=not seeded, known=signature)
         with self.stage("start"), self.beside(None, signature, self.plan.sets):
-            (reference, signature), subject = self.stand.start_both(
+            # Of two that fail the candidate is heard: it may have left the reference no memory.
+            subject, (reference, signature) = self.stand.start_both(
+                lambda: self.started(opening.known),
                 lambda: self.stand.reference(task, config, opening),
-                lambda: self.start(first=opening.known),
             )
         try:
             with self.stage("start"), self.beside(subject, signature, self.plan.sets):
@@ -380,16 +381,20 @@ class Run:
         return hopeless(self.observation.rounds, self.preparation.null, self.config, self.to_beat)
 
     def beside(
-        self, subject: Subject | None, signature: Signature, calls: int
+        self, subject: Subject | None, signature: Signature, calls: int, *, early: bool = False
     ) -> contextlib.AbstractContextManager[None]:
-        """A block of so many calls in which a GPU's memory may run out, and whose fault that is."""
+        """A block of so many calls in which a GPU's memory may run out, and whose fault that is.
+
+        `early`: before anything is timed, a candidate that lacks memory has another try; later it
+        could choose between its times.
+        """
         return room_beside(
             subject,
             self.task.device,
             self.facts.memory_bytes,
             own_bytes(signature, calls),
             settle=self.stand.settle,
-            crowded=not self.again,
+            crowded=early and not self.again,
         )
 
     def make_room(self, reference: Subject | None, needed: int) -> None:
@@ -403,6 +408,13 @@ class Run:
         subject, self.loaded = self.loaded, None
         if subject is not None:
             self.end(subject)
+
+    def started(self, first: Signature | None, *, then_stop: bool = False) -> Subject:
+        """A worker with the candidate, which has left memory to others."""
+        subject = self.start(first=first, then_stop=then_stop)
+        with on_failure(lambda: self.end(subject)), self.stand.quiet.noise():
+            refuse_hoard(subject, self.stand.gpu, self.facts.memory_bytes)
+        return subject
 
     def start(
         self,

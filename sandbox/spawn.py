@@ -21,6 +21,7 @@ from sandbox.cores import LaunchingCore
 from sandbox.errors import SandboxFault
 from sandbox.handle import START_TIMEOUT_S, Worker, furnish
 from sandbox.logs import Log
+from sandbox.pages import MAPPED_BYTES
 from sandbox.quiet import Quiet
 from sandbox.slots import Slot
 from sandbox.walls.folders import prepare_scratch, scratch_environment
@@ -213,7 +214,7 @@ def zygote_environment(device: str, index: int, threads: int) -> dict[str, str]:
         # to the system and fault every page in again, at moments of its own choosing. Not above the
         # most that it ever keeps: a large workspace that a small block settles in grows the heap
         # with every call.
-        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_MMAP_THRESHOLD_": str(MAPPED_BYTES),
         "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
         "MAX_JOBS": str(max(threads, 2)),
         # Else Inductor may start a pool of processes, and threads for it, when it is imported.

@@ -7,8 +7,8 @@ what ran, never a figure.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,28 +44,35 @@ def profile(
 
 def on_device(seen: torch.profiler.profile) -> dict[str, float]:
     """Microseconds a call by kernel or copy: the mean, since a device's times are its own."""
-    return {
-        event.key: event.self_device_time_total / CALLS
-        for event in seen.key_averages()
-        if event.device_type != DeviceType.CPU and event.key != CALL
-    }
+    found: dict[str, float] = defaultdict(float)
+    for event in seen.key_averages():
+        if event.device_type != DeviceType.CPU and event.key != CALL:
+            found[event.key] += event.self_device_time_total / CALLS
+    return found
 
 
 def on_host(seen: torch.profiler.profile) -> dict[str, float]:
     """Microseconds a call by operator: the median call's, since where a busy core's other work
     fell is no property of the candidate.
     """
-    calls = [self_times([event]) for event in seen.events() or () if event.name == CALL]
+    outermost = [e for e in seen.events() or () if e.name == CALL and e.cpu_parent is None]
+    if len(outermost) != CALLS:  # others bear the label
+        return {}
+    calls = [self_times(event) for event in outermost]
     names = set().union(*calls)
     return {name: statistics.median(call[name] for call in calls) for name in names}
 
 
-def self_times(events: Iterable[FunctionEvent]) -> Counter[str]:
-    """Microseconds within `events` and what they called, each time counted once."""
-    found: Counter[str] = Counter()
-    waiting = list(events)
+def self_times(call: FunctionEvent) -> Counter[str]:
+    """Microseconds within `call` and what it called, each counted once; a label of the candidate's
+    own is no more than an operator.
+    """
+    found = Counter({CALL: call.self_cpu_time_total})
+    waiting = list(call.cpu_children)
     while waiting:
         event = waiting.pop()
-        found[event.name] += event.self_cpu_time_total
+        found[f"{event.name} (inner)" if event.name == CALL else event.name] += (
+            event.self_cpu_time_total
+        )
         waiting += event.cpu_children
     return found

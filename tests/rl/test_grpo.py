@@ -102,7 +102,10 @@ def test_a_task_whose_replies_are_worth_the_same_is_sampled_again_once(start, tm
     learner = GrpoLearner(tmp_path, start, CONFIG, "cpu")
     alike = [rollout(r, 0, Status.PASSED, 3.0) for r in REPLIES]
     assert learner.again(alike) == {"t"}
-    assert learner.again([*alike, *alike]) == frozenset()  # it has had its second generation
+    second = [replace(r, round=1) for r in alike]
+    assert learner.again([*alike, *second]) == frozenset()  # it has had its second generation
+    wide = [*alike, *alike]  # the groups of one round
+    assert learner.again(wide) == {"t"}
     assert learner.again(generation(0)) == frozenset()
     older = [rollout(r, 7, Status.PASSED, 3.0) for r in REPLIES]
     assert learner.again([*generation(0), *older]) == frozenset()

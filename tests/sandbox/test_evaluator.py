@@ -66,6 +66,25 @@ def test_a_task_that_was_valid_does_not_become_invalid(
     assert "not now" in found.detail
 
 
+def test_a_task_that_was_timed_before_finds_no_room_for_a_while_only(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_of(SCALE.replace("3.0", "3.5"))
+    candidate = Candidate(task.id, Language.TORCH, forward("return y"))
+    evaluator.prepare(task, FAST)
+    evaluator._forget_cases()
+    evaluator._admitted.clear()  # as in another process
+
+    def no_room(*args: object) -> None:
+        raise WorkerFailed(Failure("load", FailureKind.CLAIMED, ("OutOfMemoryError",), "no room"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluator._stand, "start_reference", no_room)
+        found = evaluator.evaluate(task, candidate, FAST)
+        assert found.status is Status.SANDBOX_ERROR, found.detail
+    assert evaluator.evaluate(task, candidate, FAST).status is Status.PASSED
+
+
 def test_room_is_made_once_nothing_holds_a_tasks_cases(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

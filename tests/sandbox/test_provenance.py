@@ -77,6 +77,19 @@ def test_time_that_one_of_the_calls_lost_is_nobodys_share() -> None:
     assert share > 0.8
 
 
+def test_labels_of_the_candidates_own_change_no_share() -> None:
+    def call() -> None:
+        for _ in range(3):
+            with torch.profiler.record_function(CALL):
+                pass
+        torch.mm(torch.ones(300, 300), torch.ones(300, 300))
+
+    rows = profile("cpu", call, lambda: None)["rows"]
+    share = provenance("host", {"rows": rows}, ()).own_share
+    assert share is not None
+    assert share < 0.5
+
+
 SLOW = """
 import torch
 import torch.nn as nn

@@ -97,6 +97,21 @@ def test_outputs_find_memory_that_was_touched_in_order(
     assert max(faults) < 10  # per cent of the outputs' pages
 
 
+def test_what_is_never_the_heaps_is_not_reserved(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved: list[int] = []
+    monkeypatch.setattr(Subject, "reserve", lambda self, count: reserved.append(count))
+    monkeypatch.setattr("sandbox.pair.MAPPED_BYTES", 1 << 20)
+    evaluated(evaluator)
+    assert reserved == []
+    monkeypatch.setattr("sandbox.pair.MAPPED_BYTES", 2 << 20)
+    monkeypatch.setattr("sandbox.pair.RESERVED_BYTES", 3 << 20)
+    evaluated(evaluator)
+    sets = evaluator.prepare(task_of(COPY), FAST).plan.sets
+    assert set(reserved) == {sets + 2}  # of 1.5 MiB each
+
+
 def faults_of(pid: int) -> int:
     """Minor page faults of a process since it began: proc(5), field 10 of its stat."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
