@@ -107,9 +107,17 @@ class Baselines:
         return self.cache / "baselines" / f"{key}.json"
 
     def measured(
-        self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan, stage: Stages
+        self,
+        task: Task,
+        config: EvalConfig,
+        signature: Signature,
+        scheme: Plan,
+        stage: Stages,
+        keep: Callable[[Subject], object],
     ) -> tuple[Null, tuple[Baseline, ...]]:
-        """Null experiment and baselines, from the cache or timed now."""
+        """Null experiment and baselines, from the cache or timed now; `keep` is given a reference
+        that is still open then.
+        """
         record = self.known(task, config)
         if record is not None:
             known = from_record(tuple[Baseline, ...], record["baselines"])
@@ -140,6 +148,8 @@ class Baselines:
                     timed.append(
                         self.baseline(task, config, signature, scheme, name, null, mine, references)
                     )
+            if references:
+                keep(references.pop(max(references)))
         finally:
             if ended := [*rivals, *references.values()]:
                 for subject in ended:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -139,8 +140,7 @@ class Preparer:
         except WorkerFailed as failed:
             raise reference_failed(task, failed) from failed
         if known:
-            subject.rest()
-            self.warm.keep(task, config, subject)
+            self.warm.keep(task, config, subject, rested=True)
         else:
             subject.close()  # The null experiment and baselines need the room.
         if task.device == "cuda":
@@ -151,7 +151,12 @@ class Preparer:
             self.warm.rest()
             self.stand.settle()
         null, baselines = self.baselines.measured(
-            task, config, pools[0].signature, scheme, self.stage
+            task,
+            config,
+            pools[0].signature,
+            scheme,
+            self.stage,
+            partial(self.warm.keep, task, config, rested=True),
         )
         short = replace(config, batch_ms=min(config.batch_ms, config.search_batch_ms))
         search = self.plan(pools[0].signature, short, share)

@@ -200,7 +200,9 @@ class _Examiner:
         self.close()
         self.subject = None
         kept, stage = self.preparer.baselines, self.preparer.stage
-        _, baselines = kept.measured(self.task, self.config, signature, scheme, stage)
+        _, baselines = kept.measured(
+            self.task, self.config, signature, scheme, stage, self.preparer.stand.retire
+        )
         return next((b.speedup for b in baselines if b.name == "compile"), None)
 
 

@@ -31,12 +31,21 @@ class WarmReferences:
         self._warm.move_to_end(key)
         return self._warm[key]
 
-    def keep(self, task: Task, config: EvalConfig, subject: Subject) -> None:
-        """Beside the others, of which the large free their arenas and the oldest ends."""
+    def keep(
+        self, task: Task, config: EvalConfig, subject: Subject, *, rested: bool = False
+    ) -> None:
+        """Beside the others, of which the large free their arenas and the oldest ends. `rested`:
+        it has served for something else, and frees its own.
+        """
+        key = _key(task, config)
+        if key in self._warm:
+            self.stand.retire(self._warm.pop(key))
         for other in list(self._warm.values()):
             if other.arena_bytes > WARM_BYTES:
                 self._rest(other)
-        self._warm[_key(task, config)] = subject
+        self._warm[key] = subject
+        if rested:
+            self._rest(subject)
         if len(self._warm) > KEPT_WARM:
             _, oldest = self._warm.popitem(last=False)
             self.stand.retire(oldest)

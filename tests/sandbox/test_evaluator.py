@@ -49,6 +49,28 @@ def test_an_invalid_reference_is_remembered(
     assert (first.status, first.detail) == (second.status, second.detail)
 
 
+def test_the_first_candidate_after_a_cold_preparation_finds_a_reference_open(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, config = task_of(SCALE.replace("3.0", "3.75")), replace(FAST, search_pairs=1)
+    evaluator.prepare(task, config)
+    monkeypatch.setattr(evaluator._stand, "reference", None)  # no other one is started
+    candidate = Candidate(task.id, Language.TORCH, forward("return y"))
+    found = evaluator.evaluate(task, candidate, config, to_beat=1.0)
+    assert found.status is Status.PASSED, found.detail
+
+
+def test_a_reference_that_another_one_replaces_ends(evaluator: LocalEvaluator) -> None:
+    task = task_of(SCALE)
+    warm, stand = evaluator._preparer.warm, evaluator._stand
+    first, second = (stand.start_reference(task, FAST) for _ in range(2))
+    warm.keep(task, FAST, first)
+    warm.keep(task, FAST, second)
+    stand.settle()
+    assert (first.worker.living, second.worker.living) == (False, True)
+    evaluator.cool()
+
+
 def test_a_task_that_was_valid_does_not_become_invalid(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +218,14 @@ def test_only_what_will_stay_so_is_kept_for_good(
     baselines.failure, baselines.ratios = failure, ratios
     config = replace(FAST, baselines=("compile",))
     signature = SimpleNamespace(input_bytes=4, output_bytes=4)
-    _, (baseline,) = baselines.measured(task, config, signature, Plan(1, 1), Stages())  # type: ignore[arg-type]
+    _, (baseline,) = baselines.measured(
+        task,
+        config,
+        signature,  # type: ignore[arg-type]
+        Plan(1, 1),
+        Stages(),
+        lambda _: None,
+    )
     assert baseline.speedup is None
     path = baselines._path(task, config)
     record = json.loads(path.read_text())
