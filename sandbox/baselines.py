@@ -148,6 +148,16 @@ class Baselines:
                     timed.append(
                         self.baseline(task, config, signature, scheme, name, null, mine, references)
                     )
+            found = tuple(baseline for baseline, _ in timed)
+            quiet = bool(null.log_ratios) and 2 * null.floor <= math.log(WIDE)
+            kept = {
+                "task": task.id,
+                "at": time.time(),
+                "null": null.log_ratios,
+                "baselines": to_record(found),
+                "wide": not (quiet and all(lasting for _, lasting in timed)),
+            }
+            write_json(self._path(task, config), kept)
             if references:
                 keep(references.pop(max(references)))
         finally:
@@ -155,16 +165,6 @@ class Baselines:
                 for subject in ended:
                     self.stand.retire(subject)
                 self.stand.settle()
-        found = tuple(baseline for baseline, _ in timed)
-        quiet = bool(null.log_ratios) and 2 * null.floor <= math.log(WIDE)
-        kept = {
-            "task": task.id,
-            "at": time.time(),
-            "null": null.log_ratios,
-            "baselines": to_record(found),
-            "wide": not (quiet and all(lasting for _, lasting in timed)),
-        }
-        write_json(self._path(task, config), kept)
         return null, found
 
     def compile_ahead(

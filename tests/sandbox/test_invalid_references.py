@@ -143,10 +143,13 @@ def test_a_cache_that_cannot_be_written_is_our_fault(one_core: None, tmp_path: P
     task = task_of(SCALE)
     found = evaluator.evaluate(task, Candidate(task.id, Language.CPP, forward("return y")), FAST)
     assert found.status is Status.SANDBOX_ERROR
+    kept_warm = workers_alive(evaluator)
     shutil.rmtree(tmp_path / "baselines")
     (tmp_path / "baselines").write_text("")
     with pytest.raises(SandboxFault, match=f"{task.id}: .*baselines"):
         evaluator.prepare(task, replace(FAST, rounds=2))
+    assert workers_alive(evaluator) == kept_warm
+    evaluator.cool()
     assert workers_alive(evaluator) == []
     evaluator.close()
     assert scratch_folders() == []
