@@ -190,7 +190,7 @@ class Run:
                 if cases:
                     subject.release()
                 matched = self.stand.open_candidate(subject, self.pools[number].signature)
-                if matched == "seed" and not cases:
+                if matched == "seed" and (self.config.require_matched_parameters or not cases):
                     refused = self.reseed(subject)
                     if refused:
                         self.note(rejected=refused, parameters=matched)

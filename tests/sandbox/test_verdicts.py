@@ -149,6 +149,28 @@ def test_strict_rejects_parameters_that_only_a_seed_matches(evaluate: Evaluate) 
     assert found.status is Status.REJECTED
 
 
+def test_parameters_are_matched_at_every_size(evaluate: Evaluate) -> None:
+    """The last one verified is the one that is timed."""
+    sized = LINEAR.replace("randn(5, 33)", "randn(5, N)").replace("[33]", "[N]") + "\nN = 33\n"
+    candidate = """
+import torch
+import torch.nn as nn
+
+class ModelNew(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        weight = torch.randn(n, n) / n**0.5
+        self.bias = nn.Parameter(torch.zeros(n))
+        self.weight = nn.Parameter(weight if n != 33 else weight.reshape(1, n, n))
+
+    def forward(self, x):
+        return x @ self.weight.reshape(x.shape[1], -1).T + self.bias
+"""
+    shapes = (Shape("given"), Shape("wide", (("N", 65),)))
+    found = evaluate(candidate, sized, shapes=shapes)
+    assert (found.status, found.parameters) == (Status.REJECTED, "seed"), found.detail
+
+
 @pytest.mark.parametrize(
     "source",
     [
