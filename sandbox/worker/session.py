@@ -139,7 +139,7 @@ class Session:
         """Touch heap for so many sets' outputs, in order: where pages lie is up to who touches them
         first, and those of a transpose's output took twice as long to read.
         """
-        left = request["count"] * self.slots.stride if self.device == "cpu" else 0
+        left = request["count"] * self.slots.stride
         pieces = []
         while left > 0:
             pieces.append(torch.empty(min(left, PIECE_BYTES), dtype=torch.uint8).zero_())
