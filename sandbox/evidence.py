@@ -22,6 +22,7 @@ class Layer(StrEnum):
     TREE = "process tree"
     PRECISION = "precision signature"
     TIMING = "single-set rounds"
+    IDLE = "idle device"
     ROOFLINE = "memory roofline"
     LAUNCH = "launch floor"
     MEMORY = "peak memory"

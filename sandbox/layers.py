@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sandbox import merging
+from sandbox import merging, overrun
 from sandbox.evidence import Evidence, Kind, Layer, Weight
 from sandbox.observation import CaseObservation, Observation, RuntimeClaim
 from sandbox.types import Timing
@@ -205,12 +205,15 @@ def overlap(observation: Observation, timing: Timing) -> list[Evidence]:
 
 
 def physics(observation: Observation, timing: Timing) -> tuple[Evidence, ...]:
-    """Merged calls, and times that the device cannot reach (docs/measuring.md)."""
+    """Merged calls, work behind "done", and times that no device reaches (docs/measuring.md)."""
     found = []
     candidate_s = timing.candidate_ms / 1e3
     merged = merging.convicted(observation.rounds, timing)
     if merged is not None:
         found.append(_physical(Layer.TIMING, *merged))
+    left = overrun.convicted(observation.rounds)
+    if left is not None:
+        found.append(_physical(Layer.IDLE, *left))
     if observation.floor_s is not None:
         words = (
             f"{candidate_s * 1e6:.1f} us a call; moving the compulsory bytes takes "

@@ -24,10 +24,11 @@ from sandbox.observation import CaseObservation, Errors, RoundObservation
 from sandbox.pages import MAPPED_BYTES
 from sandbox.plan import Plan
 from sandbox.quiet import Quiet
+from sandbox.rest import Afterwards, Probe
 from sandbox.statistics import full_rounds
 from sandbox.structure import structure
 from sandbox.subject import Signature, Subject
-from sandbox.turn import Turn, goes, span, together
+from sandbox.turn import Progress, Turn, goes, span
 from sandbox.types import EvalConfig
 
 logger = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ class ProcessPair:
         """Lone calls begin by a bell instead of the pipe."""
         self.used_up = not signature.mutates and not signature.aliases
         """A call's inputs are poisoned once it is "done": no output needs them."""
+        self.probe = Probe() if reference.task.device == "cuda" else None
         self.last = False
         self.poisoned = 0
         """The candidate's first so many input sets hold nothing since they were used."""
@@ -280,6 +282,8 @@ class ProcessPair:
                 candidate_s=its.seconds,
                 reference_collect_s=mine.collect_s,
                 candidate_collect_s=its.collect_s,
+                reference_left_s=mine.left_s,
+                candidate_left_s=its.left_s,
                 void=self.why_void(mine, its, len(sets), single),
                 rung=single and self.rung,
             ),
@@ -300,28 +304,33 @@ class ProcessPair:
         """The reference's turn, with the candidate's whole process tree stopped."""
         self.candidate.idle.end()
         self.candidate.worker.freeze()
-        spent, paces, collect = list[float](), list[float](), 0.0
+        turn = Progress()
         try:
             self.ready(self.reference)
             for batch in goes(sets, single):
-                spent.append(self.timed(self.reference, batch, single))
+                turn.spent.append(self.timed(self.reference, batch, single))
+                after = self.afterwards(single)
                 # What happens to the candidate between "done" and collect happens to the reference
                 # too, memory traffic included: a pause makes collect slower, and so do cold caches.
                 self.reference.worker.freeze()
-                paces.append(self.pace(single))
-                self.given.unchanged(*span(batch))
-                if self.used_up:
-                    self.given.rewrite(*span(batch))
-                self.reference.poison("slots", *span(batch))
-                self.synchronize()
+                after.settle()
+                turn.paces.append(self.pace(single))
+                with after.timed():
+                    self.given.unchanged(*span(batch))
+                    if self.used_up:
+                        self.given.rewrite(*span(batch))
+                    self.reference.poison("slots", *span(batch))
+                    self.synchronize()
                 self.reference.worker.thaw()
                 keep = None if single else self.keep
-                collect += self.reference.collect(batch, keep=keep)[0]
+                seconds, _ = self.reference.collect(batch, keep=keep)
+                after.end()
+                turn.collected(seconds, after)
         finally:
             self.reference.worker.thaw()
             self.candidate.worker.thaw()
             self.candidate.idle.begin()
-        return Turn(together(spent), collect, statistics.median(paces))
+        return turn.over()
 
     def run_candidate(
         self, sets: list[int], single: bool, case: CaseObservation
@@ -330,23 +339,27 @@ class ProcessPair:
         and a lone call's output is out of its reach before the next set is disclosed.
         """
         self.ready(self.candidate)
-        spent, paces, collect = list[float](), list[float](), 0.0
+        turn = Progress()
         for batch in goes(sets, single):
-            spent.append(self.timed(self.candidate, batch, single))
+            turn.spent.append(self.timed(self.candidate, batch, single))
+            after = self.afterwards(single)
             mutated = False
             with self.frozen():  # so that nothing goes on unpaid while inputs are compared
-                paces.append(self.pace(single))
-                if not self.signature.mutates:
-                    mutated = not self.given.unchanged(*span(batch))
-                if self.used_up:
-                    self.candidate.poison("inputs", *span(batch))
-                self.candidate.poison("slots", *span(batch))
-                self.synchronize()
+                after.settle()
+                turn.paces.append(self.pace(single))
+                with after.timed():
+                    if not self.signature.mutates:
+                        mutated = not self.given.unchanged(*span(batch))
+                    if self.used_up:
+                        self.candidate.poison("inputs", *span(batch))
+                    self.candidate.poison("slots", *span(batch))
+                    self.synchronize()
             keep = self.keep if not single else None
             # A lone call's output goes at once, as the reference's does: the next takes its memory.
             spoil = self.spoils(single)
             seconds, claim = self.candidate.collect(batch, keep=keep, spoil=spoil)
-            collect += seconds
+            after.end()
+            turn.collected(seconds, after)
             differs = structure(claim, self.signature, len(batch))
             case = case.worst(CaseObservation(case.name, inputs_mutated=mutated, **differs))
             if keep is not None:
@@ -358,7 +371,11 @@ class ProcessPair:
         if self.used_up:
             self.poisoned = max(self.poisoned, len(sets))
         self.candidate.idle.begin()
-        return Turn(together(spent), collect, statistics.median(paces)), case
+        return turn.over(), case
+
+    def afterwards(self, single: bool) -> Afterwards:
+        """The clock behind "done", of batches alone: lone calls make no figure."""
+        return Afterwards(None if single else self.probe)
 
     def timed(self, side: Subject, sets: list[int], single: bool) -> float:
         """Seconds of a batch without the harness's round trip, or of a lone call with it."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import statistics
+from dataclasses import dataclass, field
+
+from sandbox.rest import Afterwards
 
 
 @dataclass(frozen=True)
@@ -12,8 +15,33 @@ class Turn:
     seconds: float
     """From "go" to "done"."""
     collect_s: float
+    """Of handing outputs over; of a batch on a GPU, everything behind "done" that takes longer
+    while it is busy.
+    """
     pace: float = 1.0
     """Of the launching core, right after a batch."""
+    left_s: float = 0.0
+    """From "done" until a GPU was idle."""
+
+
+@dataclass
+class Progress:
+    """A turn that is under way, "go" after "go"."""
+
+    spent: list[float] = field(default_factory=list)
+    paces: list[float] = field(default_factory=list)
+    collect_s: float = 0.0
+    left_s: float = 0.0
+
+    def collected(self, seconds: float, after: Afterwards) -> None:
+        """A "go"'s outputs are handed over, which took so long by itself."""
+        self.collect_s += seconds + after.seconds
+        self.left_s += after.left_s
+
+    def over(self) -> Turn:
+        return Turn(
+            together(self.spent), self.collect_s, statistics.median(self.paces), self.left_s
+        )
 
 
 def goes(sets: list[int], single: bool) -> list[list[int]]:
