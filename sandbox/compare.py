@@ -9,6 +9,7 @@ private copies.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -154,6 +155,15 @@ def _summary(
         element=float(element.max()),
         misplaced=misplaced,
     )
+
+
+def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Tensors of one shape, (elements,) of each at a time: of outputs of gigabytes no whole copy in
+    another type fits beside them.
+    """
+    flat = [t.reshape(-1) for t in tensors]
+    for start in range(0, tensors[0].numel(), CHUNK_ELEMENTS):
+        yield tuple(t[start : start + CHUNK_ELEMENTS] for t in flat)
 
 
 def identical(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -56,7 +56,10 @@ def by_tolerance(tolerance: float) -> Accepts:
     """As KernelBench judges (Ouyang et al. 2025): elementwise, absolute and relative alike."""
 
     def accepts(out: torch.Tensor, truth: torch.Tensor, bound: Errors) -> bool:
-        return bool(torch.allclose(out.double(), truth.double(), rtol=tolerance, atol=tolerance))
+        return all(
+            torch.allclose(some.double(), expected.double(), rtol=tolerance, atol=tolerance)
+            for some, expected in compare.pieces(out, truth)
+        )
 
     return accepts
 
@@ -136,7 +139,7 @@ def _leaves(case: Case, outputs: Sequence[torch.Tensor], accepts: Accepts) -> bo
 
 def _filled(case: Case, value: float, accepts: Accepts) -> bool:
     return all(
-        accepts(torch.full_like(truth, value), truth, bound)
+        accepts(_everywhere(value, truth), truth, bound)
         for truth, bound in zip(case.truth, case.bounds, strict=True)
         if truth.numel()
     )
@@ -145,10 +148,15 @@ def _filled(case: Case, value: float, accepts: Accepts) -> bool:
 def _constant(case: Case, first: Case, accepts: Accepts) -> bool:
     """Whether each leaf may be its mean everywhere; a scalar: the first case's."""
     return all(
-        accepts(torch.full_like(t, _mean(origin if t.numel() == 1 else t)), t, bound)
+        accepts(_everywhere(_mean(origin if t.numel() == 1 else t), t), t, bound)
         for t, origin, bound in zip(case.truth, first.truth, case.bounds, strict=True)
         if t.numel()
     )
+
+
+def _everywhere(value: float, like: torch.Tensor) -> torch.Tensor:
+    """One number in the shape and type of a tensor, without its memory."""
+    return torch.full((), value, dtype=like.dtype, device=like.device).expand_as(like)
 
 
 def _mean(truth: torch.Tensor) -> float:

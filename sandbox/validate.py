@@ -231,29 +231,41 @@ def output_range(
     dtype: str, truth: torch.Tensor, fresh: torch.Tensor | None, bound: Errors
 ) -> OutputRange:
     """Of one output leaf that is not empty; `fresh` is the same leaf for another input set."""
-    rounded = truth.to(getattr(torch, dtype))
-    ends = (rounded == rounded.min()) | (rounded == rounded.max())
-    values = truth.double()
-    between = None if fresh is None else (values - fresh.double()).square().mean().sqrt()
-    axes = tuple(
-        axis
-        for axis, size in enumerate(truth.shape)
-        if size > 1 and _repeats(truth, values, axis, bound)
-    )
+    count, typed = truth.numel(), getattr(torch, dtype)
+    low, high = truth.min().to(typed), truth.max().to(typed)
+    middle = math.fsum(float(part.double().sum()) for (part,) in compare.pieces(truth)) / count
+    spread = between = 0.0
+    at_end = 0
+    for part, other in compare.pieces(truth, truth if fresh is None else fresh):
+        values = part.double()
+        spread += float((values - middle).square().sum())
+        between += float((values - other.double()).square().sum())
+        rounded = part.to(typed)
+        at_end += int(((rounded == low) | (rounded == high)).sum())
+    axes = (axis for axis, size in enumerate(truth.shape) if size > 1)
     return OutputRange(
         dtype=dtype,
-        max_abs=float(values.abs().max()),
-        std=float(values.std(correction=0)),
-        fresh_std=None if between is None else float(between) / math.sqrt(2),
-        constant_axes=axes,
-        saturated=float(ends.double().mean()),
+        max_abs=max(abs(float(truth.min())), abs(float(truth.max()))),
+        std=math.sqrt(spread / count),
+        fresh_std=None if fresh is None else math.sqrt(between / count / 2),
+        constant_axes=tuple(axis for axis in axes if _repeats(truth, axis, bound)),
+        saturated=at_end / count,
     )
 
 
-def _repeats(truth: torch.Tensor, values: torch.Tensor, axis: int, bound: Errors) -> bool:
-    first = values.narrow(axis, 0, 1)
-    mean = values.mean(axis, keepdim=True) if truth.is_floating_point() else first
-    return compare.errors(mean.expand_as(truth), truth).within(bound)
+def _repeats(truth: torch.Tensor, axis: int, bound: Errors) -> bool:
+    """Whether all along this axis is the same, in every piece of the tensor."""
+    exact = not truth.is_floating_point()
+    first = truth.narrow(axis, 0, 1)
+    mean = first if exact else truth.mean(axis, keepdim=True, dtype=torch.float64)
+    along = max((a for a in range(truth.ndim) if a != axis), key=truth.size, default=None)
+    if along is None:
+        return compare.errors(mean.expand_as(truth), truth).within(bound)
+    step = max(1, compare.CHUNK_ELEMENTS // (truth.numel() // truth.size(along)))
+    return all(
+        compare.errors(some.expand_as(expected), expected).within(bound)
+        for some, expected in zip(mean.split(step, along), truth.split(step, along), strict=True)
+    )
 
 
 def _within(repeat: Sequence[Errors], pool: Pool) -> bool:

@@ -6,7 +6,9 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
+from sandbox import compare, nulls
 from sandbox.admission import (
     Admission,
     Headroom,
@@ -20,8 +22,10 @@ from sandbox.admission import (
 )
 from sandbox.evaluator import LocalEvaluator
 from sandbox.nulls import NullCandidate
+from sandbox.observation import Errors
 from sandbox.records import from_record, to_record
 from sandbox.types import Candidate, Language, Status
+from sandbox.validate import output_range
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, Evaluate, renamed, task_of
 
 RESULT = "torch.relu(x) * self.factor + 1.0"
@@ -258,3 +262,29 @@ def test_the_worst_remark_decides() -> None:
     noted, bad = Remark("a", Level.NOTED, "noted"), Remark("b", Level.DEGENERATE, "bad")
     assert conclude([noted, bad]) == (Level.DEGENERATE, "bad")
     assert conclude([]) == (Level.SOUND, "")
+
+
+@pytest.mark.parametrize("elements", [64, 7])
+def test_a_large_output_is_looked_at_in_pieces(
+    elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of gigabytes no float64 copy fits beside the cases; what is told is the same."""
+    truth = torch.randn(1, 8, 6, dtype=torch.float64).expand(9, 8, 6).contiguous()
+    truth[0, 0, :4] = truth.max() + 1
+    truth[1:, 0, :4] = truth[0, 0, :4]
+    bound = Errors(1e-5, 4e-5, 1e-4)
+    whole = output_range("float32", truth, truth.flip(1), bound)
+    accepts = nulls.by_tolerance(0.01)
+    monkeypatch.setattr(compare, "CHUNK_ELEMENTS", elements)
+    pieces = output_range("float32", truth, truth.flip(1), bound)
+    assert pieces.constant_axes == whole.constant_axes == (0,)
+    assert pieces.saturated == whole.saturated == pytest.approx(4 / 48)
+    assert (pieces.max_abs, pieces.std, pieces.fresh_std) == (
+        whole.max_abs,
+        pytest.approx(whole.std),
+        pytest.approx(whole.fresh_std),
+    )
+    assert accepts(truth * 1.005, truth, bound)
+    wrong = truth.clone()
+    wrong[-1, -1, -1] += 1
+    assert not accepts(wrong, truth, bound)
