@@ -103,7 +103,7 @@ class GrpoConfig:
     epsilon_high: float = 0.28
     """DAPO's clip-higher."""
     beta: float = 0.0
-    """KL against the first weights; 0 keeps no reference model."""
+    """Of the KL to the run's first weights, which are then held beside the policy's; 0 holds none."""
     turns: int = 1
     """Rounds of an episode: what failed is shown its verdict and repaired by the same weights."""
     discount: float = 0.4
@@ -133,8 +133,8 @@ class GrpoConfig:
             raise ValueError(f"advantage leave-one-out needs scale none, not {self.scale}")
         if self.resample < 0:
             raise ValueError(f"resample is {self.resample}; expected at least 0")
-        if self.beta != 0:
-            raise ValueError("beta other than 0 is not supported yet: it needs a reference model")
+        if self.beta < 0:
+            raise ValueError(f"beta is {self.beta}; expected at least 0")
 
 
 @dataclass(frozen=True)

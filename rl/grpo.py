@@ -24,6 +24,7 @@ from agent.learner import Lesson, Rollout
 from rewards.robust import smooth
 from rewards.terms import score
 from rewards.types import Reward
+from rl.anchor import anchor_of
 from rl.config import TrainConfig
 from rl.curves import write_curves
 from rl.episodes import returns
@@ -50,6 +51,12 @@ class GrpoLearner:
         newest = max(versions(self.folder), default=None)
         source = start if newest is None else self.folder / str(newest)
         self.policy = with_adapters(load_policy(source, "", device, config.dtype), config)
+        self.anchor = None
+        if config.rl.beta:
+            first = self.policy
+            if newest is not None:
+                first = with_adapters(load_policy(start, "", "cpu", config.dtype), config)
+            self.anchor = anchor_of(first, start)
         self.policy.version = newest or 0
         self.name = self.policy.name
         self.optimizer = optimizer_of(self.policy, config)
@@ -103,7 +110,7 @@ class GrpoLearner:
             figures |= {
                 f"trl/{key}": value
                 for key, value in update(
-                    self.policy, groups, self.optimizer, self.config, scratch
+                    self.policy, groups, self.optimizer, self.config, scratch, self.anchor
                 ).items()
             }
             shutil.rmtree(scratch, ignore_errors=True)

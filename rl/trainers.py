@@ -23,6 +23,7 @@ from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
+from rl.anchor import Anchor
 from rl.config import TrainConfig
 from rl.policy import Policy
 
@@ -93,10 +94,16 @@ def optimizer_of(policy: Policy, config: TrainConfig) -> Any:
 
 
 def update(
-    policy: Policy, groups: Sequence[Group], optimizer: Any, config: TrainConfig, folder: Path
+    policy: Policy,
+    groups: Sequence[Group],
+    optimizer: Any,
+    config: TrainConfig,
+    folder: Path,
+    anchor: Anchor | None = None,
 ) -> dict[str, float]:
     """One GRPO step on the groups; a group with fewer replies than `rl.group` is filled up with
-    replies that have no reward, which TRL leaves out of baseline and gradient.
+    replies that have no reward, which TRL leaves out of baseline and gradient. `anchor`: what
+    `rl.beta` other than 0 holds the policy to.
     """
     settings = config.rl
     filled = [_filled(group, settings.group) for group in groups]
@@ -137,6 +144,8 @@ def update(
         logging_steps=1,
         shuffle_dataset=False,
     )
+    if anchor is not None:
+        anchor.before(policy.model)
     trainer = GRPOTrainer(
         model=policy.model,
         args=arguments,
@@ -146,8 +155,12 @@ def update(
         optimizers=(optimizer, LambdaLR(optimizer, constant)),
         rollout_func=rollout,
     )
+    if anchor is not None:
+        anchor.held(unwrapped(trainer))
     trainer.train()
     policy.model = unwrapped(trainer)
+    if anchor is not None:
+        anchor.after(policy.model)
     return numbers({k: v for row in trainer.state.log_history for k, v in row.items()})
 
 

@@ -14,7 +14,7 @@ import torch
 from agent.learner import Rollout
 from agent.prompts.message import Message
 from agent.scripted import scripted_evaluation
-from rl.config import GrpoConfig, SamplingConfig, ShapeConfig, TrainConfig
+from rl.config import GrpoConfig, LoraConfig, SamplingConfig, ShapeConfig, TrainConfig
 from rl.grpo import GrpoLearner, versions
 from rl.policy import Policy, new_policy
 from sandbox.types import Candidate, EvalConfig, Language, Status
@@ -87,6 +87,33 @@ def test_a_learner_goes_on_from_its_newest_complete_checkpoint(start, tmp_path):
         learner.learn(generation(1))
     assert torch.equal(weights(one), weights(again))
     assert sorted(versions(folder)) == [1, 2]
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2, alpha=4)], ids=["whole", "adapters"])
+def test_kl_is_measured_against_the_first_weights_after_a_kill_too(start, tmp_path, lora):
+    config = replace(CONFIG, lora=lora, rl=replace(CONFIG.rl, beta=0.1, learning_rate=1e-2))
+    learner = GrpoLearner(tmp_path, start, config, "cpu")
+    first = learner.learn(generation(0))
+    second = learner.learn(generation(1))
+    again = GrpoLearner(tmp_path, start, config, "cpu")
+    third = again.learn(generation(2))
+    assert first is not None and second is not None and third is not None
+    assert first.figures["trl/kl"] == pytest.approx(0, abs=1e-6)
+    assert 1e-4 < second.figures["trl/kl"] < third.figures["trl/kl"]
+    assert not any(".ref." in name for name, _ in again.policy.model.named_parameters())
+
+
+def test_a_great_beta_keeps_the_policy_near_its_first_weights(start, tmp_path):
+    moved = []
+    for beta in (0.0, 10.0):
+        config = replace(CONFIG, rl=replace(CONFIG.rl, beta=beta, learning_rate=1e-2))
+        learner = GrpoLearner(tmp_path / str(beta), start, config, "cpu")
+        before = likelihoods(learner.policy)
+        for version in range(4):
+            learner.learn(generation(version))
+        after = likelihoods(learner.policy)
+        moved.append(sum(abs(after[reply] - before[reply]) for reply in REPLIES))
+    assert moved[1] < 0.7 * moved[0]
 
 
 def test_without_a_difference_in_reward_the_weights_stay(start, tmp_path):
