@@ -103,7 +103,7 @@ class GrpoConfig:
     epsilon_high: float = 0.28
     """DAPO's clip-higher."""
     beta: float = 0.0
-    """Of the KL to the run's first weights, which are then held beside the policy's; 0 holds none."""
+    """Of KL against the run's first weights, which are then held beside the policy's."""
     turns: int = 1
     """Rounds of an episode: what failed is shown its verdict and repaired by the same weights."""
     discount: float = 0.4

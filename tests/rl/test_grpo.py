@@ -97,7 +97,9 @@ def test_kl_is_measured_against_the_first_weights_after_a_kill_too(start, tmp_pa
     second = learner.learn(generation(1))
     again = GrpoLearner(tmp_path, start, config, "cpu")
     third = again.learn(generation(2))
-    assert first is not None and second is not None and third is not None
+    assert first is not None
+    assert second is not None
+    assert third is not None
     assert first.figures["trl/kl"] == pytest.approx(0, abs=1e-6)
     assert 1e-4 < second.figures["trl/kl"] < third.figures["trl/kl"]
     assert not any(".ref." in name for name, _ in again.policy.model.named_parameters())
