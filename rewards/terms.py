@@ -9,8 +9,9 @@
   Kernel's gate: a wrong kernel must never come near a correct one).
 - format: the share of the mandatory sections the reply has, in order (CUDA-L1's prompt demands
   them; whether it pays for them is not published, so the weight is 0 unless set).
-
-Not covered: how much of the work the candidate's own kernels do (coverage needs a profiler run).
+- coverage: the share of a right kernel's time that is spent in kernels of its own, by a profiler in
+  its process (so it can be forged; weight 0 unless set). Dr. Kernel pays for it (arXiv 2602.05885),
+  against replies that leave the work to the library.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class RewardConfig:
     partial: float = 0.0
     """A wrong kernel's credit, times the share of cases it passed."""
     format_weight: float = 0.0
+    coverage_weight: float = 0.0
+    """Of the own share of a right kernel's time, which `profile_searches` of the protocol finds."""
     robust: Robust = field(default_factory=Robust)
     """Of `cuda-l1`."""
 
@@ -55,12 +58,13 @@ class RewardConfig:
             )
         if not 0 <= self.partial <= 0.3:
             raise ValueError(f"partial is {self.partial}; expected 0..0.3")
-        if min(self.beats_eager, self.beats_best, self.format_weight) < 0:
+        weights = (self.beats_eager, self.beats_best, self.format_weight, self.coverage_weight)
+        if min(weights) < 0:
             raise ValueError("expected bonuses and weights of at least 0")
         if self.margin < 1:
             raise ValueError(f"margin is {self.margin}; expected at least 1")
-        if self.kind == "cuda-l1" and self.partial + self.format_weight:
-            raise ValueError("cuda-l1 pays for speed alone; expected no partial and no format")
+        if self.kind == "cuda-l1" and self.partial + self.format_weight + self.coverage_weight:
+            raise ValueError("cuda-l1 pays for speed alone; expected no partial, format, coverage")
         slowest = self.correct + (SLOWEST if self.kind == "log" else 0.0)
         if self.wrong + self.partial + self.format_weight >= slowest:
             raise ValueError("a wrong kernel could earn as much as a correct one; lower its credit")
@@ -72,7 +76,9 @@ class RewardConfig:
 
 
 def score(evaluation: Evaluation, config: RewardConfig, reply: str | None = None) -> Reward:
-    """The reward of one rollout; no value where the fault is ours, or the timing is too uneven."""
+    """The reward of one rollout; no value where the fault is ours, the timing is too uneven, or a
+    share that is paid for is not known.
+    """
     if not evaluation.status.scored:
         return Reward(None)
     if evaluation.status is Status.REWARD_HACK:
@@ -82,6 +88,10 @@ def score(evaluation: Evaluation, config: RewardConfig, reply: str | None = None
         terms = _speed_terms(evaluation, config)
         if terms is None:
             return Reward(None)
+        if config.coverage_weight:
+            if evaluation.own_share is None:
+                return Reward(None)  # a profiler's failure is not told from a missing profile
+            terms.append(Term("coverage", config.coverage_weight, evaluation.own_share))
     else:
         terms = [Term("wrong", 1.0, config.wrong)]
         if config.partial and evaluation.cases:

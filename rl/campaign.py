@@ -129,6 +129,11 @@ def open_policy(config: OptimizeConfig, train: TrainConfig, run: Path) -> LocalP
     if config.local is None:
         raise ConfigError("expected a model local:FOLDER")
     if config.learn:
+        if train.reward.coverage_weight and not config.evaluation.profile_searches:
+            raise ConfigError(
+                "reward.coverage_weight pays for a share that only a profile tells; "
+                "set profile_searches: true in the campaign's evaluation"
+            )
         learner = GrpoLearner(run, config.local, train, config.device)
         return LocalPolicy(learner.model, learner)
     policy = load_policy(config.local, "", config.device, train.dtype)

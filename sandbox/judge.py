@@ -71,6 +71,7 @@ def judge(observation: Observation, null: Null, config: EvalConfig) -> Evaluatio
         parameters=observation.parameters,
         evidence=evidence,
         kind=layers.kind(observation) if status is Status.PASSED else None,
+        own_share=layers.own_share(observation),
         environment=observation.environment,
         seconds=observation.seconds,
         build_log=observation.build_log or compiler_words(status, observation.failure),

@@ -234,15 +234,21 @@ def _physical(layer: Layer, impossible: bool, words: str) -> Evidence:
     return Evidence(layer, Weight.PROOF if impossible else Weight.CLEAN, (words,))
 
 
+def own_share(observation: Observation) -> float | None:
+    """Of a call's time, in the candidate's own kernels; None where that is not known."""
+    seen = observation.provenance
+    if seen is None or seen.own_share is None:
+        return None
+    # Python between torch's operators is time outside them too, but it is no kernel.
+    return seen.own_share if observation.language.custom_kernel else 0.0
+
+
 def kind(observation: Observation) -> Kind:
     """What makes the candidate fast, as far as the layers can tell."""
-    claim, seen = observation.runtime, observation.provenance
-    flags = () if claim is None else claim.flags
+    flags = () if observation.runtime is None else observation.runtime.flags
     if any(not flag.startswith(HARMLESS_FLAGS) for flag in flags):
         return Kind.FLAGS
-    share = None if seen is None else seen.own_share
-    custom = observation.language.custom_kernel if share is None else share >= OWN_SHARE
-    # Python between torch's operators is time outside them too, but it is no kernel.
-    if custom and observation.language.custom_kernel:
+    share = own_share(observation)
+    if observation.language.custom_kernel if share is None else share >= OWN_SHARE:
         return Kind.KERNEL
     return Kind.GRAPH if observation.source.graphs else Kind.REWRITE

@@ -251,10 +251,14 @@ class Run:
         )
 
     def promising(self) -> bool:
-        """Whether it may be promoted: outside a search, right, and faster than eager."""
+        """Whether to profile it, once it is right: outside a search and faster than eager it may be
+        promoted; or because the protocol says so.
+        """
         timed = self.observation.timed
-        if self.to_beat is not None or timed is None or judge_case(timed)[0] is not Status.PASSED:
+        if timed is None or judge_case(timed)[0] is not Status.PASSED:
             return False
+        if self.to_beat is not None or self.config.profile_searches:
+            return self.config.profile_searches
         pairs = summarise(self.observation.rounds)
         return bool(pairs) and statistics.fmean(pair.log_speedup for pair in pairs) > 0
 

@@ -176,6 +176,8 @@ class EvalConfig:
     """Build output, stdout and stderr kept per Evaluation, head and tail."""
     baselines: tuple[str, ...] = ("compile",)
     """Measured beside eager: compile, max_autotune, cuda_graph."""
+    profile_searches: bool = False
+    """Profile whatever is right, not only what may be promoted: a reward by coverage needs it."""
 
     def __post_init__(self) -> None:
         if self.min_pairs < 2 or self.max_pairs < self.min_pairs:
@@ -310,6 +312,8 @@ class Evaluation:
     """By layer, in the order they were asked."""
     kind: Kind | None = None
     """What makes it fast; None unless it passed."""
+    own_share: float | None = None
+    """Of its time, in kernels that are no library's; None where it was not profiled."""
     environment: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     """By stage: build, load, verify, time, ..."""

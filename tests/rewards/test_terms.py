@@ -69,6 +69,29 @@ def test_a_hack_is_worth_less_than_a_failure_and_that_less_than_a_kernel(config,
         assert failure < value(Status.PASSED, config, speedup)
 
 
+@given(st.floats(0, 1), st.floats(0, 1))
+@pytest.mark.parametrize("kind", ["milestones", "log"])
+def test_a_kernel_that_does_more_of_the_work_itself_is_worth_more(kind, one, other):
+    config = RewardConfig(kind=kind, coverage_weight=0.5)
+    plain = score(judged(Status.PASSED, 2.0), replace(config, coverage_weight=0.0)).value
+    worth = [
+        score(replace(judged(Status.PASSED, 2.0), own_share=share), config).value
+        for share in (one, other)
+    ]
+    assert worth[0] - worth[1] == pytest.approx(0.5 * (one - other))
+    assert min(worth) >= plain
+    hack = replace(judged(Status.REWARD_HACK), own_share=one)
+    assert score(hack, config).value == config.hack
+
+
+def test_a_kernel_whose_share_is_not_known_is_left_out_where_that_is_paid_for():
+    config = RewardConfig(coverage_weight=0.5)
+    assert score(judged(Status.PASSED, 2.0), config) == Reward(None)
+    assert score(judged(Status.WRONG_VALUE), config).value == config.wrong
+    with pytest.raises(ValueError, match="speed alone"):
+        RewardConfig(kind="cuda-l1", coverage_weight=0.5)
+
+
 def test_partial_credit_is_for_the_cases_passed_and_never_reaches_a_correct_kernel():
     cases = (CaseResult("a", True), CaseResult("b", True), CaseResult("c", False))
     wrong = replace(judged(Status.WRONG_VALUE), cases=cases)

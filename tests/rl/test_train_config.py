@@ -1,8 +1,11 @@
 """Presets of configs/train: typed, unknown keys refused, the paper's values as published."""
 
+from dataclasses import replace
+
 import pytest
 
 from agent.config import load_optimize, preset_names
+from rewards.terms import RewardConfig
 from rl.config import HeldOut, load_train
 from sandbox.errors import ConfigError
 
@@ -48,3 +51,14 @@ def test_a_family_is_held_out_whole_whatever_the_task():
     assert {"held_out_family"} in splits
     assert {"train", "held_out_task"} in splits
     assert all("held_out_family" not in s for s in splits if len(s) > 1)
+
+
+def test_a_share_that_is_paid_for_must_be_measured(tmp_path):
+    pytest.importorskip("trl", reason="needs the train extra")
+    from rl.campaign import open_policy
+
+    train = replace(load_train("cpu"), reward=RewardConfig(coverage_weight=0.5))
+    config = load_optimize("train-cpu", model="local:nowhere", learn=True, train="cpu")
+    assert not config.evaluation.profile_searches
+    with pytest.raises(ConfigError, match="profile_searches: true"):
+        open_policy(config, train, tmp_path)

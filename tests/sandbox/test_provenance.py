@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
+from sandbox.evaluator import LocalEvaluator
 from sandbox.evidence import Kind, Layer
 from sandbox.provenance import CALL, base_name, origin, provenance
-from sandbox.types import Status
+from sandbox.types import Candidate, Language, Status
 from sandbox.worker.profile import profile
-from tests.sandbox.conftest import Evaluate
+from tests.sandbox.conftest import FAST, Evaluate, task_of
 
 KERNELS = ("mine", "triton_mine")
 
@@ -134,3 +136,17 @@ def test_a_candidate_that_breaks_under_the_profiler_keeps_its_verdict(evaluate: 
     assert found.status is Status.PASSED, found.detail
     seen = next(e for e in found.evidence if e.layer is Layer.PROVENANCE)
     assert seen.facts[0].startswith("not known: ")
+
+
+@pytest.mark.parametrize(("asked", "share"), [(False, None), (True, 0.0)])
+def test_in_a_search_the_protocol_may_ask_for_a_profile(
+    evaluator: LocalEvaluator, asked: bool, share: float | None
+) -> None:
+    """Of what is slower, too; what PyTorch alone does is no kernel's share."""
+    task = task_of(SLOW.format(name="Model", times=1))
+    slower = Candidate(task.id, Language.TORCH, SLOW.format(name="ModelNew", times=20))
+    config = replace(FAST, profile_searches=asked)
+    found = evaluator.evaluate(task, slower, config, to_beat=1.0)
+    assert found.status is Status.PASSED, found.detail
+    assert found.own_share == share
+    assert ("profile" in found.seconds) is asked
