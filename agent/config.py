@@ -16,6 +16,7 @@ import yaml
 from pydantic import Discriminator, TypeAdapter, ValidationError
 
 from agent.budget import CampaignConfig
+from agent.features.search import Order
 from agent.keys import nearest, refuse_unknown
 from agent.memory.notes import Memory
 from agent.models.ledger import Caps
@@ -60,6 +61,8 @@ class OptimizeConfig:
     """Of one reply of `model`, reasoning included; a cap on tokens or money needs it."""
     strategy: Annotated[AnyStrategy, Discriminator("kind")] = field(default_factory=Fsr)
     """Of models; the built-in proposer has its own."""
+    features: Order = "search"
+    """How the built-in proposer goes through its pool: by what it has seen, or by chance."""
     learn: bool = False
     """The local model's weights learn from every round; its strategy asks in groups."""
     train: str = "small"

@@ -36,7 +36,7 @@ def open_proposers(
             yield [model_proposer(config, local, journal.facts(), journal.memory())]
             return
         if not config.asked:
-            yield [FeatureProposer(seed=config.seed)]
+            yield [FeatureProposer(config.seed, config.features)]
             return
         journal.record_facts(facts)
         with open_books(journal.folder, config) as books, open_model(config, books, files) as model:

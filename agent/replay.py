@@ -131,7 +131,7 @@ def replay_run(
             validate(OptimizeConfig, record, str(folder)), max_seconds=None, engine="local"
         )
         model = ReplayModel(recorded)
-        inner: Proposer = FeatureProposer(seed=config.seed)
+        inner: Proposer = FeatureProposer(config.seed, config.features)
         if config.asked or config.local is not None:
             inner = model_proposer(config, model, recorded.facts(), recorded.memory())
         with open_run(name, config, runs) as journal:

@@ -4,7 +4,7 @@ Every step is a `warpsmith` command that goes on where it stopped, and a step th
 run again: call this as often as it takes, each call for about `--piece-s` seconds. Steps that could
 go on for ever have a time of their own. It sets no target and hides no figure: report.json and the
 table at the end hold what one greedy reply to each held-out task is worth after every stage, beside
-the feature proposer's first kernels on the same tasks.
+the feature proposer's first kernel on the same tasks, and one drawn from its pool by chance.
 
     python benchmarks/train_demo.py --config small --to runs/train-demo --piece-s 480
 """
@@ -31,6 +31,7 @@ from agent.journal import Journal  # noqa: E402
 from agent.learner import LEARN  # noqa: E402
 from agent.runs import find_run  # noqa: E402
 from kernelbench.metrics import bootstrap  # noqa: E402
+from rl.campaign import tasks_of  # noqa: E402
 from rl.config import SPLITS, load_train  # noqa: E402
 from rl.data import family_of  # noqa: E402
 from rl.grpo import FOLDER, versions  # noqa: E402
@@ -41,6 +42,7 @@ from sandbox.types import Evaluation  # noqa: E402
 SHORTEST_S = 30.0
 """No step begins with less left."""
 STAGES = ("sft", "self", "rl")
+RANDOM = "random"
 REPORT = "report.json"
 
 
@@ -66,6 +68,8 @@ def main() -> None:
     given.to.mkdir(parents=True, exist_ok=True)
     config = given.to / "train.yaml"
     config.write_text(yaml.safe_dump(read_yaml(given.config, "train")[1] | {"seed": given.seed}))
+    campaign = by_chance(load_train(str(config)).campaign)
+    (given.to / "random.yaml").write_text(yaml.safe_dump(campaign))
     seconds: dict[str, float] = {}
     for place in range(len(steps(given, config))):
         # Anew each time: the newest checkpoint is known only once RL has ended.
@@ -126,13 +130,21 @@ def steps(given: argparse.Namespace, config: Path) -> list[Step]:
     for stage in STAGES:
         judge = ["train", "judge", "--policy", str(ends[stage]), "--name", f"{run}-after-{stage}"]
         found += [stages[stage], Step(f"judge-{stage}", [*judge, *common], 240.0)]
-    return found
+    by_chance = ["optimize", *tasks_of(settings, SPLITS[1:]), "--config", str(to / "random.yaml")]
+    return [*found, Step(RANDOM, [*by_chance, "--name", f"{run}-{RANDOM}"], 240.0)]
+
+
+def by_chance(campaign: str) -> dict[str, object]:
+    """The campaign with one kernel a task, drawn from the feature proposer's pool."""
+    one = {"proposals_per_round": 1, "max_candidates_per_task": 1, "confirm": False}
+    return read_yaml(campaign, "optimize")[1] | one | {"features": RANDOM}
 
 
 def report(to: Path, config: Path, seconds: Mapping[str, float]) -> None:
     """Prints and writes what came of it."""
     settings = load_train(str(config))
-    runs = {"features": f"{to.name}-features"} | {s: f"{to.name}-after-{s}" for s in STAGES}
+    runs = {"features": f"{to.name}-features", RANDOM: f"{to.name}-{RANDOM}"}
+    runs |= {stage: f"{to.name}-after-{stage}" for stage in STAGES}
     tables, firsts = {}, {}
     for stage, run in runs.items():
         with Journal(find_run(run), read_only=True) as journal:
@@ -146,10 +158,12 @@ def report(to: Path, config: Path, seconds: Mapping[str, float]) -> None:
     with Journal(find_run(f"{to.name}-rl"), read_only=True) as journal:
         curve = [json.loads(detail) for detail in journal.events(LEARN)]
     gain = against(firsts["rl"], firsts["sft"])
+    beside = {arm: against(firsts["rl"], firsts[arm]) for arm in ("features", RANDOM)}
     record = {
         "config": to_record(settings),
         "stages": {stage: [to_record(j) for j in table] for stage, table in tables.items()},
         "rl_against_sft": gain,
+        "rl_against": beside,
         "seconds": dict(seconds),
         "curve": curve,
     }
@@ -158,11 +172,10 @@ def report(to: Path, config: Path, seconds: Mapping[str, float]) -> None:
     for stage, table in tables.items():
         for row in table:
             print(f"{stage:9} {row}")
-    if gain is not None:
-        print(
-            f"rl against sft, paired over held-out tasks: {gain[0]:.3f}x ({gain[1]:.3f} to ", end=""
-        )
-        print(f"{gain[2]:.3f})")
+    for arm, found in {"sft": gain, **beside}.items():
+        if found is not None:
+            print(f"rl against {arm}, paired over held-out tasks: {found[0]:.3f}x ", end="")
+            print(f"({found[1]:.3f} to {found[2]:.3f})")
     print(", ".join(f"{name} {spent:.0f} s" for name, spent in seconds.items()))
 
 

@@ -16,7 +16,7 @@ from agent.features.assemble import candidate, without_header
 from agent.features.host import skeleton
 from agent.features.lower import FLOATS, Unsupported
 from agent.features.program import Plan, plan
-from agent.features.search import Space, best, points
+from agent.features.search import Order, Space, best, drawn, points
 from agent.types import FIRST_TURN, Attempt, Proposal, Turn, Usage
 from sandbox.errors import TaskError
 from sandbox.graph import trace_all
@@ -29,8 +29,10 @@ class FeatureProposer:
     name = "features"
     wants_measured = False
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, order: Order = "search") -> None:
+        """`order`: by the history, or by chance."""
         self.seed = seed
+        self.order = order
         self._plans: dict[str, Plan | str] = {}
 
     def unsupported(self, task: Task) -> str | None:
@@ -47,10 +49,14 @@ class FeatureProposer:
             return []
         known = {without_header(a.proposal.candidate.source) for a in history}
         space = _space(task, found)
-        centre = best(history, space.pool)
+        seed = digest([self.seed, task.hash, len(history)])
+        if self.order == "random":
+            centre, chosen = None, drawn(space, seed)
+        else:
+            centre, chosen = best(history, space.pool), points(space, history, seed)
         proposals: list[Proposal] = []
         began = time.monotonic()
-        for point in points(space, history, digest([self.seed, task.hash, len(history)])):
+        for point in chosen:
             if len(proposals) >= n:
                 break
             made = candidate(task, found, point)
@@ -63,7 +69,7 @@ class FeatureProposer:
                 Proposal(
                     made,
                     self.name,
-                    "feature search",
+                    f"feature {self.order}",
                     parents=(centre.proposal.candidate.id,) if centre is not None else (),
                     features=dict(point),
                     usage=Usage(seconds=seconds),

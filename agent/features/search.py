@@ -12,8 +12,13 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from agent.types import Attempt
+
+Order = Literal["search", "random"]
+DRAWS = 1000
+"""Of one call; the pools hold some thousands of points."""
 
 Features = Mapping[str, str | int]
 Move = tuple[str, str | int]
@@ -70,6 +75,16 @@ def points(space: Space, history: Sequence[Attempt], seed: str) -> Iterator[Feat
     }
     for one, two in sorted(pairs, key=lambda pair: weights[pair]):
         yield from _valid(space, {**centre, one[0]: one[1], two[0]: two[1]})
+
+
+def drawn(space: Space, seed: str) -> Iterator[Features]:
+    """Points of the pool by chance, all that fit equally likely: what a search has to beat. Finite;
+    some come more than once.
+    """
+    rng = random.Random(seed)
+    for _ in range(DRAWS):
+        point = {feature: rng.choice(list(values)) for feature, values in space.pool.items()}
+        yield from _valid(space, point)
 
 
 def _valid(space: Space, point: Features) -> Iterator[Features]:

@@ -39,6 +39,22 @@ def test_no_proposal_repeats(device: str) -> None:
     assert len(ids) == len(set(ids)) >= 12
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_random_search_draws_from_the_whole_pool_and_learns_nothing(device: str) -> None:
+    subject = task("softmax", device)
+    drawn = FeatureProposer(3, "random").propose(subject, [], 12)
+    ids = [p.candidate.id for p in drawn]
+    assert len(set(ids)) == 12
+    assert not any(p.parents for p in drawn)
+    searched = {p.candidate.id for p in proposer(3).propose(subject, [], 12)}
+    assert len(searched & set(ids)) < 6
+    again = FeatureProposer(3, "random").propose(subject, [], 12)
+    assert [p.candidate.id for p in again] == ids
+    history = [judged(p, Status.PASSED) for p in drawn]
+    more = FeatureProposer(3, "random").propose(subject, history, 6)
+    assert not {p.candidate.id for p in more} & set(ids)
+
+
 def test_equal_histories_give_equal_proposals() -> None:
     one, two = campaign("cuda", 4), campaign("cuda", 4)
     assert [a.proposal.candidate.id for a in one] == [a.proposal.candidate.id for a in two]
