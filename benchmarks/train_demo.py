@@ -4,7 +4,7 @@ Every step is a `warpsmith` command that goes on where it stopped, and a step th
 run again: call this as often as it takes, each call for about `--piece-s` seconds. Steps that could
 go on for ever have a time of their own. It sets no target and hides no figure: report.json and the
 table at the end hold what one greedy reply to each held-out task is worth after every stage, beside
-the feature proposer's first kernel on the same tasks, and one drawn from its pool by chance.
+one kernel of the feature proposer's on the same tasks: its first, and one drawn by chance.
 
     python benchmarks/train_demo.py --config small --to runs/train-demo --piece-s 480
 """
@@ -42,7 +42,8 @@ from sandbox.types import Evaluation  # noqa: E402
 SHORTEST_S = 30.0
 """No step begins with less left."""
 STAGES = ("sft", "self", "rl")
-RANDOM = "random"
+ARMS = {"features": "search", "random": "random"}
+"""How the feature proposer chooses what the policy is compared with."""
 REPORT = "report.json"
 
 
@@ -68,8 +69,9 @@ def main() -> None:
     given.to.mkdir(parents=True, exist_ok=True)
     config = given.to / "train.yaml"
     config.write_text(yaml.safe_dump(read_yaml(given.config, "train")[1] | {"seed": given.seed}))
-    campaign = by_chance(load_train(str(config)).campaign)
-    (given.to / "random.yaml").write_text(yaml.safe_dump(campaign))
+    for arm, order in ARMS.items():
+        campaign = one_kernel(load_train(str(config)).campaign, order)
+        (given.to / f"{arm}.yaml").write_text(yaml.safe_dump(campaign))
     seconds: dict[str, float] = {}
     for place in range(len(steps(given, config))):
         # Anew each time: the newest checkpoint is known only once RL has ended.
@@ -130,20 +132,23 @@ def steps(given: argparse.Namespace, config: Path) -> list[Step]:
     for stage in STAGES:
         judge = ["train", "judge", "--policy", str(ends[stage]), "--name", f"{run}-after-{stage}"]
         found += [stages[stage], Step(f"judge-{stage}", [*judge, *common], 240.0)]
-    by_chance = ["optimize", *tasks_of(settings, SPLITS[1:]), "--config", str(to / "random.yaml")]
-    return [*found, Step(RANDOM, [*by_chance, "--name", f"{run}-{RANDOM}"], 240.0)]
+    tasks = tasks_of(settings, SPLITS[1:])
+    for arm in ARMS:
+        options = ["--config", str(to / f"{arm}.yaml"), "--name", f"{run}-arm-{arm}"]
+        found.append(Step(f"arm-{arm}", ["optimize", *tasks, *options], 240.0))
+    return found
 
 
-def by_chance(campaign: str) -> dict[str, object]:
-    """The campaign with one kernel a task, drawn from the feature proposer's pool."""
+def one_kernel(campaign: str, order: str) -> dict[str, object]:
+    """The campaign with one kernel of the feature proposer's a task."""
     one = {"proposals_per_round": 1, "max_candidates_per_task": 1, "confirm": False}
-    return read_yaml(campaign, "optimize")[1] | one | {"features": RANDOM}
+    return read_yaml(campaign, "optimize")[1] | one | {"features": order}
 
 
 def report(to: Path, config: Path, seconds: Mapping[str, float]) -> None:
     """Prints and writes what came of it."""
     settings = load_train(str(config))
-    runs = {"features": f"{to.name}-features", RANDOM: f"{to.name}-{RANDOM}"}
+    runs = {arm: f"{to.name}-arm-{arm}" for arm in ARMS}
     runs |= {stage: f"{to.name}-after-{stage}" for stage in STAGES}
     tables, firsts = {}, {}
     for stage, run in runs.items():
@@ -158,7 +163,7 @@ def report(to: Path, config: Path, seconds: Mapping[str, float]) -> None:
     with Journal(find_run(f"{to.name}-rl"), read_only=True) as journal:
         curve = [json.loads(detail) for detail in journal.events(LEARN)]
     gain = against(firsts["rl"], firsts["sft"])
-    beside = {arm: against(firsts["rl"], firsts[arm]) for arm in ("features", RANDOM)}
+    beside = {arm: against(firsts["rl"], firsts[arm]) for arm in ARMS}
     record = {
         "config": to_record(settings),
         "stages": {stage: [to_record(j) for j in table] for stage, table in tables.items()},

@@ -68,6 +68,7 @@ def header(plan: Plan, features: Features, shape: str) -> str:
         "// Made by the feature proposer: " + ", ".join(f"{k}={v}" for k, v in features.items())
     ]
     lines.append(f"// Mapping: {shape}")
+    lines += [f"// {name}: {text}, by the library" for name, text in plan.products]
     for i, program in enumerate(plan.programs):
         ways = [f"{o.source}:{o.dtype}" for o in program.operands]
         lines.append(

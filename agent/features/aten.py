@@ -1,4 +1,4 @@
-"""How each ATen operator becomes terms. Not here: convolution, matmul, scans, sorting, indexing."""
+"""How each ATen operator becomes terms. Products are in products.py; not here: scans, sorting."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from agent.features.lower import (
     Unsupported,
     kind_of,
 )
+from agent.features.products import PRODUCTS, VIEWS, flattened
 from sandbox.graph import Arg, Graph, Node, Ref
 
 
 def lower(graph: Graph) -> Lowered:
     """The reference as terms; raises Unsupported."""
-    return Lowering(graph, HANDLERS).run()
+    lowered = Lowering(graph, HANDLERS).run()
+    operators = {n.op.rsplit(".", 1)[0] for n in graph.nodes if n.op.startswith("aten.")}
+    if lowered.products and not operators - PRODUCTS.keys() - VIEWS.keys() - RESHAPING:
+        raise Unsupported("no feature template for a product that nothing follows")
+    return lowered
 
 
 def _number(value: Arg) -> float | int:
@@ -138,6 +143,7 @@ def _full(low: Lowering, n: Node) -> Term:
 
 def _view(low: Lowering, n: Node) -> Term:
     """Same elements in the same order: regroup the atoms under the new sizes."""
+    flattened(low, n)
     term, builder = low.term(n.args[0]), low.build
     atoms = [a for group in term.axes for a in group]
     axes: list[Group] = []
@@ -171,6 +177,7 @@ def _padded(term: Term, shape: tuple[int, ...]) -> tuple[Group, ...]:
 
 
 def _expand(low: Lowering, n: Node) -> Term:
+    flattened(low, n)
     term = low.term(n.args[0])
     return low.build.reshape(term, _padded(term, n.meta.shape))
 
@@ -206,6 +213,10 @@ def _slice(low: Lowering, n: Node) -> Term:
     return _part(low, term, dim, start, n.meta.shape[dim])
 
 
+RESHAPING = {
+    "aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze", "aten.squeeze",
+    "aten.expand", "aten.clone", "aten.alias", "aten.detach",
+}  # fmt: skip
 FIRST_ALONE = {
     "aten.native_layer_norm", "aten._native_batch_norm_legit_no_training", "aten.native_batch_norm",
     "aten.max", "aten.min",
@@ -365,7 +376,7 @@ def _table() -> dict[str, Handler]:
     table.update({"amax": _extreme("max"), "amin": _extreme("min")})
     table.update({"max": _extreme("max"), "min": _extreme("min")})
     table.update({"_softmax": _softmax, "_log_softmax": _softmax})
-    return {**{f"aten.{k}": v for k, v in table.items()}, "getitem": _getitem}
+    return {**{f"aten.{k}": v for k, v in table.items()}, "getitem": _getitem} | PRODUCTS | VIEWS
 
 
 HANDLERS = _table()

@@ -72,6 +72,7 @@ def forward(plan: Plan, calls: list[list[str]]) -> str:
     """The method's text; `calls[i]` are the lines that launch program i."""
     arguments = "".join(f", x{i}" for i in range(plan.inputs))
     lines = [f"def forward(self{arguments}):"]
+    lines += [f"    {name} = {text}" for name, text in plan.products]
     sources: dict[str, str] = {}
     for program, call in zip(plan.programs, calls, strict=True):
         for operand in program.operands:

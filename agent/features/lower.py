@@ -24,7 +24,8 @@ Group = tuple[int, ...]
 FLOATS = {"float32", "bfloat16", "float16"}
 ALIASES = {
     "input", "parameter", "buffer", "getitem", "aten.view", "aten.unsqueeze", "aten.squeeze",
-    "aten.expand", "aten.slice", "aten.alias", "aten.detach", "aten.lift_fresh_copy",
+    "aten.expand", "aten.permute", "aten.slice", "aten.alias", "aten.detach",
+    "aten.lift_fresh_copy",
 }  # fmt: skip
 INTEGERS = {"int64", "int32", "int16", "int8", "uint8"}
 
@@ -183,6 +184,8 @@ class Lowered:
     values: dict[str, Term]
     nodes: dict[str, Node]
     placeholders: tuple[Node, ...]
+    products: tuple[tuple[str, str], ...] = ()
+    """(local variable, Python): what the library computes before the programs."""
 
 
 Handler = Callable[["Lowering", Node], Term | None]
@@ -197,11 +200,15 @@ class Lowering:
         self.build = Builder()
         self.values: dict[str, Term] = {}
         self.nodes = {n.name: n for n in graph.nodes}
+        self.spoken: dict[str, str] = {}
+        """Python for nodes that are known before any program runs."""
+        self.products: list[tuple[str, str]] = []
 
     def run(self) -> Lowered:
         for node in self.graph.nodes:
             if node.op in ("input", "parameter", "buffer"):
                 self.values[node.name] = self.load(node)
+                self.spoken[node.name] = host_name(node)
                 continue
             handler = self.handlers.get(node.op.rsplit(".", 1)[0].removesuffix("_"))
             if handler is None:
@@ -212,7 +219,8 @@ class Lowering:
             if term is not None:
                 self.values[node.name] = term
         places = tuple(n for n in self.graph.nodes if n.op in ("input", "parameter", "buffer"))
-        return Lowered(self.build, self.graph.result, self.values, self.nodes, places)
+        products = tuple(self.products)
+        return Lowered(self.build, self.graph.result, self.values, self.nodes, places, products)
 
     def load(self, node: Node) -> Term:
         kind = kind_of(node.meta.dtype)
@@ -242,6 +250,13 @@ class Lowering:
         return node.args[place] if place < len(node.args) else node.kwargs.get(name, default)
 
 
+def product_name(node: Node) -> str:
+    """The local variable that holds what the library computed."""
+    return f"m_{node.name}"
+
+
 def host_name(node: Node) -> str:
     """The local variable (`x0`) or attribute (`self.ln.weight`) that holds a placeholder."""
+    if node.op not in ("input", "parameter", "buffer"):
+        return product_name(node)
     return f"x{node.target}" if node.op == "input" else f"self.{node.target}"

@@ -91,6 +91,8 @@ class Plan:
     """Positional arguments of forward."""
     result: Arg
     """What forward returns, each Ref naming a Result."""
+    products: tuple[tuple[str, str], ...] = ()
+    """(local variable, Python): tensors that the library computes before the programs."""
 
     @property
     def main(self) -> int:
@@ -115,7 +117,7 @@ def _plan(graph: Graph) -> Plan:
     lowered = lower(graph)
     split = _Split(lowered)
     inputs = sum(n.op == "input" for n in lowered.placeholders) + len(graph.scalars)
-    return Plan(split.programs(), inputs, lowered.result)
+    return Plan(split.programs(), inputs, lowered.result, lowered.products)
 
 
 def _flat(term: Term) -> list[int]:

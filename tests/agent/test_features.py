@@ -14,16 +14,13 @@ from agent.features.cpp import default
 from sandbox.types import Language, Shape, Task
 from tests.agent.features_references import NAMES, proposer, shared, task, traced, worst_error
 
-CONVOLUTION = """
+SORT = """
 import torch
 class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.convolution = torch.nn.Conv1d(3, 4, 2)
     def forward(self, x):
-        return self.convolution(x)
+        return torch.sort(x)[0]
 def get_inputs():
-    return [torch.rand(2, 3, 8)]
+    return [torch.rand(2, 8)]
 def get_init_inputs():
     return []
 """
@@ -44,6 +41,47 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+
+PRODUCT = """
+import torch
+LENGTH = 6
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(24, 17)
+        self.convolution = torch.nn.Conv2d(3, 4, 3, stride=2, padding=1)
+        self.norm = torch.nn.LayerNorm(17)
+    def forward(self, x, y, image):
+        return {body}
+def get_inputs():
+    return [torch.randn(5, LENGTH, 24), torch.randn(5, 24, 17), torch.randn(2, 3, 9, LENGTH)]
+def get_init_inputs():
+    return []
+"""
+FOLLOWED = {
+    "linear of three dimensions": "torch.nn.functional.gelu(self.linear(x)) * 0.5",
+    "normalised": "self.norm(self.linear(x))",
+    "batched": "torch.relu(torch.bmm(x, y)) - 0.1",
+    "broadcast": "torch.tanh(torch.matmul(x, self.linear.weight.t()))",
+    "convolution": "torch.relu(self.convolution(image)) + 1.0",
+    "two": "torch.sigmoid(torch.bmm(x, y)) * self.linear(x)",
+    "in place": "torch.bmm(x, y).relu_() * 2.0",
+}
+ALONE = "no feature template for a product that nothing follows"
+LEFT = {
+    "self.linear(x)": ALONE,
+    "torch.bmm(x, y)": ALONE,
+    "self.convolution(image)": ALONE,
+    "torch.relu(self.linear(torch.relu(x)))": "no feature template for a product of what is comp",
+    "torch.addmm(self.linear.bias, x.flatten(0, 1), self.linear.weight.t(), alpha=2.0).relu()": (
+        "no feature template for aten.addmm with factors"
+    ),
+}
+
+
+def product(body: str) -> Task:
+    shapes = (Shape("one", (("LENGTH", 6),)), Shape("other", (("LENGTH", 11),)))
+    return Task("test/product", PRODUCT.format(body=body), "cpu", shapes=shapes)
 
 
 def load(source: str) -> dict[str, Any]:
@@ -104,9 +142,26 @@ def test_outputs_stay_valid_and_follow_parameters() -> None:
 
 
 def test_unsupported_says_which_operator() -> None:
-    other = Task("test/convolution", CONVOLUTION, "cpu")
-    assert proposer().unsupported(other) == "no feature template for aten.convolution"
+    other = Task("test/sort", SORT, "cpu")
+    assert proposer().unsupported(other) == "no feature template for aten.sort"
     assert proposer().propose(other, [], 3) == []
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_what_follows_a_product_is_one_kernel(name: str) -> None:
+    given = product(FOLLOWED[name])
+    found = traced(given)
+    assert len(found.programs) == 1
+    assert len(found.products) == 1 + (name == "two")
+    source = proposer().propose(given, [], 1)[0].candidate.source
+    assert worst_error(given, load(source)) < 5e-6
+
+
+@pytest.mark.parametrize("body", LEFT)
+def test_products_that_are_left_to_the_library(body: str) -> None:
+    why = proposer().unsupported(product(body))
+    assert why is not None
+    assert why.startswith(LEFT[body])
 
 
 def test_dimensions_are_told_apart_by_identity_not_by_size() -> None:
