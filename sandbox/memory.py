@@ -62,8 +62,10 @@ class HostArena:
     """Anonymous shared memory (sandbox/pages.py)."""
 
     def __init__(self, size: int, kept: Kept = pages.trusted, *, fresh: bool = False) -> None:
-        """`kept`: where its pages come from, unless they are to be `fresh`, and may go to."""
-        self._kept = kept
+        """`kept`: where its pages come from and go to. `fresh` ones do neither: a figure has new ones
+        every time, so that what it leaves would only fill the store.
+        """
+        self._kept = None if fresh else kept
         self._pages = Pages(size) if fresh else kept.take(size)
         if fresh:
             try:
@@ -88,7 +90,7 @@ class HostArena:
 
     def close(self, *, unshared: bool = False) -> None:
         self.bytes = torch.empty(0, dtype=torch.uint8)
-        if unshared:
+        if unshared and self._kept is not None:
             self._kept.give(self._pages)
         else:
             self._pages.close()

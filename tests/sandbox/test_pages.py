@@ -70,6 +70,12 @@ def test_what_a_candidate_had_serves_no_reference() -> None:
     assert os.fstat(memory.allocate(3 * MIB, "cpu").fds[0]).st_ino != known
 
 
+def test_memory_that_was_made_for_a_figure_is_not_kept(kept: Kept) -> None:
+    for fresh, count in ((True, 0), (False, 1)):
+        memory.HostArena(4 * MIB, kept, fresh=fresh).close(unshared=True)
+        assert len(kept._free) == count
+
+
 def test_pages_that_were_never_touched_stay_away_when_others_are_wiped() -> None:
     pages = Pages(64 * MIB)
     pages.map[10 * MIB] = 1
