@@ -62,8 +62,8 @@ class HostArena:
     """Anonymous shared memory (sandbox/pages.py)."""
 
     def __init__(self, size: int, kept: Kept = pages.trusted, *, fresh: bool = False) -> None:
-        """`kept`: where its pages come from and go to. `fresh` ones do neither: a figure has new ones
-        every time, so that what it leaves would only fill the store.
+        """`kept`: where its pages come from and go to. `fresh` ones do neither: a figure has new
+        ones every time, so that what it leaves would only fill the store.
         """
         self._kept = None if fresh else kept
         self._pages = Pages(size) if fresh else kept.take(size)

@@ -84,7 +84,8 @@ def without_header(source: str) -> str:
 
 
 def _cpp(task: Task, plan: Plan, features: Features) -> str:
-    shape = "one thread per row" if features["form"] == "rows" else "one thread per chunk of a row"
+    shapes = {"rows": "row", "tiles": "chunk of a row", "turned": "tile of rows and columns"}
+    shape = f"one thread per {shapes[str(features['form'])]}"
     source = header(plan, features, shape) + cpp.PRELUDE
     for i, program in enumerate(plan.programs):
         source += "\n" + cpp.kernel(program, f"stage{i}", _fitting(plan, i, features))
@@ -122,7 +123,9 @@ def _fitting(plan: Plan, place: int, features: Features) -> Features:
     """The smaller programs keep the form that their own sizes suggest."""
     if place == plan.main:
         return features
-    return {**features, "form": cpp.default(plan.programs[place])["form"]}
+    own = cpp.default(plan.programs[place])
+    alike = own.keys() == features.keys()
+    return {**features, "form": own["form"]} if alike else own
 
 
 def _cuda(task: Task, plan: Plan, features: Features) -> str:

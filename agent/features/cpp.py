@@ -100,8 +100,20 @@ POOL: dict[str, tuple[str | int, ...]] = {
 """Every feature and its values, the usual default first."""
 
 
+TURNED: dict[str, tuple[str | int, ...]] = {
+    "form": ("turned",),
+    "tile": (32, 16, 64, 128),
+    "wide": (1, 2, 4, 8),
+    "schedule": ("static", "dynamic"),
+    "vector_bits": (512, 256),
+}
+"""Of programs with transposed operands: tiles of so many rows, and `wide` times as many columns."""
+
+
 def default(program: Program) -> dict[str, str | int]:
     """A good start: rows in parallel unless there are few, chunks that stay in L1."""
+    if program.inner:
+        return {feature: values[0] for feature, values in TURNED.items()}
     rows_form = program.reduces and program.row_count >= 8
     return {
         "form": "rows" if rows_form else "tiles",
@@ -123,7 +135,8 @@ def flags(features: Features) -> list[str]:
 def kernel(program: Program, name: str, features: Features) -> str:
     """One `extern "C"` function."""
     arguments = ", ".join(f"{t} {n}" for t, n in parameters(program))
-    body = _rows(program, features) if features["form"] == "rows" else _tiles(program, features)
+    form = {"rows": _rows, "tiles": _tiles, "turned": _turned}[str(features["form"])]
+    body = form(program, features)
     return f'extern "C" void {name}({arguments}, int threads) {{\n{body}}}\n'
 
 
@@ -178,7 +191,8 @@ def _loop(program: Program, sweep: Sweep, kept: dict[str, str]) -> str:
             lines.append(declare(value, f"{kept[value.name]}[c]"))
         elif value.op == "load":
             operand = operand_of(program, value)
-            lines.append(declare(value, read(operand, f"{_base(operand)}[c]")))
+            at = "c * inner" if operand.turned else "c"
+            lines.append(declare(value, read(operand, f"{_base(operand)}[{at}]")))
         else:
             lines.append(declare(value, expression(value)))
         if value in sweep.kept:
@@ -220,6 +234,27 @@ def _rows(program: Program, features: Features) -> str:
         f"#pragma omp parallel num_threads(threads) if (threads > 1)\n{{\n{space}"
         f"#pragma omp for schedule({features['schedule']})\n"
         f"for (long long row = 0; row < rows; ++row) {{\n{code}}}\n}}\n"
+    )
+
+
+def _turned(program: Program, features: Features) -> str:
+    """Tiles in parallel, whose lines of a transposed operand stay in L1 from row to row."""
+    (sweep,) = sweeps(program, False)
+    tile = int(features["tile"])
+    wide = tile * int(features["wide"])
+    return (
+        f"const long long down = (inner + {tile - 1}) / {tile}, "
+        f"across = (columns + {wide - 1}) / {wide};\n"
+        "const long long tiles = inner ? rows / inner * down * across : 0;\n"
+        "#pragma omp parallel for num_threads(threads) if (threads > 1) "
+        f"schedule({features['schedule']})\n"
+        "for (long long tile = 0; tile < tiles; ++tile) {\n"
+        "const long long matrix = tile / (down * across), place = tile % (down * across);\n"
+        f"const long long top = place / across * {tile}, begin = place % across * {wide};\n"
+        f"const long long bottom = inner - top < {tile} ? inner : top + {tile};\n"
+        f"const long long end = columns - begin < {wide} ? columns : begin + {wide};\n"
+        "for (long long row = matrix * inner + top; row < matrix * inner + bottom; ++row) {\n"
+        f"{_prologue(program)}\n{_row_code(program, 0)}{_loop(program, sweep, {})}}}\n}}\n"
     )
 
 

@@ -1,27 +1,36 @@
 """CUDA C++ of a program for NVRTC, and the Python that launches it on torch's current stream.
 
-Every kernel exists twice: with vectors of up to 16 bytes, and with scalars for row lengths or
-pointers that they do not divide; the candidate chooses at each call.
+Every kernel but those for transposed operands exists twice: with vectors of up to 16 bytes, and
+with scalars for row lengths or pointers that they do not divide; the candidate chooses at each
+call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.features import cuda_rows, cuda_tiles
+from agent.features import cuda_rows, cuda_tiles, cuda_turned
 from agent.features.cuda_pool import Features
 from agent.features.cuda_source import Kernels
 from agent.features.host import sizes
 from agent.features.program import Program
 
+KERNELS = {
+    "rows": cuda_rows.kernels,
+    "tiles": cuda_tiles.kernels,
+    "turned": cuda_turned.kernels,
+}
+LAUNCHES = {
+    "rows": cuda_rows.launches,
+    "tiles": cuda_tiles.launches,
+    "turned": cuda_turned.launches,
+}
 OPTIONS = ("--std=c++17",)
 
 
 def kernels(program: Program, name: str, features: Features) -> Kernels:
     """The device code of one program."""
-    if features["form"] == "tiles":
-        return cuda_tiles.kernels(program, name, features)
-    return cuda_rows.kernels(program, name, features)
+    return KERNELS[str(features["form"])](program, name, features)
 
 
 def launches(
@@ -31,12 +40,12 @@ def launches(
     tensors = [known[o.source] for o in program.operands] + [r.name for r in program.results]
     arguments = [f"{t}.data_ptr()" for t in tensors]
     arguments += [s.replace("float(", "numpy.float32(", 1) for s in sizes(program)]
-    launch = cuda_tiles.launches if features["form"] == "tiles" else cuda_rows.launches
+    vectors = "vector" in features
     return [
         f"stream = stream_of({tensors[0]})",
-        divisible(program, features, known),
+        *([divisible(program, features, known)] if vectors else []),
         f"arguments = ({', '.join(arguments)})",
-        *launch(program, features, place),
+        *LAUNCHES[str(features["form"])](program, features, place),
     ]
 
 

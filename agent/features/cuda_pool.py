@@ -30,8 +30,20 @@ POOL: dict[str, tuple[str | int, ...]] = {
 """Every feature and its values. H200: 132 multiprocessors, hence blocks in multiples of 132."""
 
 
+TURNED: dict[str, tuple[str | int, ...]] = {
+    "form": ("turned",),
+    "tile": (32, 64, 16),
+    "lines": (8, 16, 4, 2),
+    "math": ("precise", "fast"),
+}
+"""Of programs with transposed operands: square tiles, of which a block takes so many lines at a
+time."""
+
+
 def default(program: Program) -> dict[str, str | int]:
     """A good start for the traced shape: 16-byte loads, about 8 to 32 elements a thread."""
+    if program.inner:
+        return {feature: values[0] for feature, values in TURNED.items()}
     size = max((BYTES[o.dtype] for o in program.operands if o.column), default=4)
     vector = max(16 // max(size, 2), 1) if size <= 4 else 2
     columns, rows = program.column_count, program.row_count
@@ -109,6 +121,11 @@ def fits(features: Features) -> bool:
 
 def mapping(features: Features) -> str:
     """The header's line: thread -> element, and the launch shape."""
+    if features["form"] == "turned":
+        return (
+            f"tiles of {features['tile']} x {features['tile']} through shared memory, "
+            f"{features['lines']} lines at a time; grid tiles"
+        )
     if features["form"] == "tiles":
         return (
             f"thread t of block (x, y) takes vectors of {features['vector']} columns of row y; "

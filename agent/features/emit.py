@@ -127,6 +127,8 @@ def written(result: Result, text: str) -> str:
 
 def row_offset(operand: Operand) -> str:
     """C: the first element of the operand for `row`."""
+    if operand.turned:
+        return "row / inner * columns * inner + row % inner"
     if operand.row == "none":
         return "0"
     row = f"(row / {operand.name}_div) % {operand.name}_mod" if operand.row == "cyclic" else "row"
@@ -176,6 +178,7 @@ def parameters(program: Program) -> list[tuple[str, str]]:
     found = [(f"const {C_TYPES[o.dtype]}* __restrict__", o.name) for o in program.operands]
     found += [(f"{C_TYPES[r.dtype]}* __restrict__", r.name) for r in program.results]
     found += [("long long", "rows"), ("long long", "columns")]
+    found += [("long long", "inner")] if program.inner else []
     for operand in program.operands:
         if operand.row == "cyclic":
             found += [("long long", f"{operand.name}_div"), ("long long", f"{operand.name}_mod")]

@@ -8,7 +8,7 @@ several programs joined by workspaces.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from agent.features.aten import lower
@@ -33,6 +33,8 @@ class Operand:
     mod: str = "1"
     part: tuple[int, int] = (0, 1)
     """The k-th of n equal parts of each row."""
+    turned: bool = False
+    """Its columns come before the last of its rows: see `Program.inner`."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class Program:
     reduces: bool
     scalars: tuple[str, ...] = ()
     """Python expressions passed as float arguments s0, s1, ..."""
+    inner: str = ""
+    """Rows of one matrix of a batch, where operands are transposed in it; else empty."""
     row_count: int = field(default=1, compare=False)
     column_count: int = field(default=1, compare=False)
 
@@ -188,13 +192,39 @@ class _Split:
     def _program(self, place: int, roots: dict[str, Term]) -> Program:
         terms = self._closure(roots, place)
         reduces = any(t.op.startswith("reduce.") and self.phase[t] == place for t in terms)
-        order = self._order(terms)
-        columns = self._columns(order, terms, place if reduces else None)
+        order = self._order(roots, terms)
+        turns = set() if reduces else {t for t in map(self._turned(order), terms) if t}
+        if len(turns) > 1:
+            raise Unsupported("no feature template for operands transposed in different ways")
+        batch, count = turns.pop() if turns else (0, 0)
+        columns = (
+            order[-count:] if count else self._columns(order, terms, place if reduces else None)
+        )
         rows = order[: len(order) - len(columns)]
-        return _Emit(self, place, roots, terms, rows, columns, reduces).program()
+        inner = rows[batch:] if count else []
+        return _Emit(self, place, roots, terms, rows, columns, reduces, inner).program()
 
-    def _order(self, terms: list[Term]) -> list[int]:
-        widest = max(terms, key=lambda t: len(_flat(t)))
+    def _turned(self, order: list[int]) -> Callable[[Term], tuple[int, int] | None]:
+        """Of a load: (dimensions of the batch, dimensions of the columns), where it is a batch of
+        transposed matrices; None of anything else.
+        """
+
+        def turned(term: Term) -> tuple[int, int] | None:
+            own = [self.build.find(a) for a in _flat(term)]
+            plain = term.op == "load" and term.part is None
+            if not (plain or term in self.workspaces) or own == order or len(own) != len(order):
+                return None
+            batch = next(i for i, (a, b) in enumerate(zip(own, order, strict=True)) if a != b)
+            count = len(order) - order.index(own[batch])
+            if own != order[:batch] + order[-count:] + order[batch:-count]:
+                return None
+            return batch, count
+
+        return turned
+
+    def _order(self, roots: dict[str, Term], terms: list[Term]) -> list[int]:
+        """Of all dimensions: the results' where one has all of them, since it is written in it."""
+        widest = max((*roots.values(), *terms), key=lambda t: len(_flat(t)))
         order = [self.build.find(a) for a in _flat(widest)]
         union = {self.build.find(a) for t in terms for a in _flat(t)}
         if len(set(order)) != len(order) or union != set(order):
@@ -236,10 +266,12 @@ class _Emit:
         rows: list[int],
         columns: list[int],
         reduces: bool,
+        inner: list[int],
     ) -> None:
         self.split, self.build, self.place = split, split.build, place
         self.roots, self.terms, self.rows, self.columns = roots, terms, rows, columns
         self.reduces = reduces
+        self.inner = inner
         self.operands: list[Operand] = []
         self.values: dict[Term, Value] = {}
         self.scalars: list[str] = []
@@ -260,6 +292,7 @@ class _Emit:
             self.expression(self.columns),
             self.reduces,
             tuple(self.scalars),
+            self.expression(self.inner) if self.inner else "",
             self.build.size(tuple(self.rows)),
             self.build.size(tuple(self.columns)),
         )
@@ -292,8 +325,10 @@ class _Emit:
     def operand(self, term: Term, held: set[int]) -> Operand:
         name = f"p{len(self.operands)}"
         own = [self.build.find(a) for a in _flat(term)]
-        if own != [a for a in (*self.rows, *self.columns) if a in held]:
-            raise Unsupported("no feature template for transposed operands")
+        batch = len(self.rows) - len(self.inner)
+        turned = bool(self.inner) and own == self.rows[:batch] + self.columns + self.inner
+        if not turned and own != [a for a in (*self.rows, *self.columns) if a in held]:
+            raise Unsupported("no feature template for operands transposed otherwise")
         inside = held & set(self.columns)
         if inside and inside != set(self.columns):
             raise Unsupported("no feature template for a broadcast within the reduced dimensions")
@@ -314,7 +349,8 @@ class _Emit:
             source, dtype = host_name(node), node.meta.dtype
         else:
             source, dtype = self.split.workspaces[term], _workspace_dtype(term)
-        return Operand(name, source, dtype, row, bool(inside), div, mod, term.part or (0, 1))
+        part = term.part or (0, 1)
+        return Operand(name, source, dtype, row, bool(inside), div, mod, part, turned)
 
     def result(self, name: str, term: Term) -> Result:
         held = {self.build.find(a) for a in _flat(term)}

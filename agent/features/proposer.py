@@ -11,12 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from agent.features import cpp, cuda_pool
+from agent.features import cpp, cuda_pool, cuda_turned
 from agent.features.assemble import candidate, without_header
 from agent.features.host import skeleton
 from agent.features.lower import FLOATS, Unsupported
 from agent.features.program import Plan, plan
-from agent.features.search import Order, Space, best, drawn, points
+from agent.features.search import Features, Order, Space, best, drawn, points
 from agent.types import FIRST_TURN, Attempt, Proposal, Turn, Usage
 from sandbox.errors import TaskError
 from sandbox.graph import trace_all
@@ -97,6 +97,15 @@ def _planned(task: Task) -> Plan | str:
 def _space(task: Task, found: Plan) -> Space:
     """Pool and starting points; the first is the default, the others differ in a decisive way."""
     program = found.programs[found.main]
+    if program.inner:
+        pool = cpp.TURNED if task.device == "cpu" else cuda_pool.TURNED
+        usual = {feature: values[0] for feature, values in pool.items()}
+        turned = tuple({**usual, "tile": tile} for tile in pool["tile"])
+
+        def fits(point: Features) -> bool:
+            return task.device == "cpu" or cuda_turned.fits(program, point)
+
+        return Space(pool, tuple(t for t in turned if fits(t)), fits)
     if task.device == "cpu":
         first = cpp.default(program)
         other = {**first, "form": "tiles" if first["form"] == "rows" else "rows"}

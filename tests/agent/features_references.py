@@ -52,6 +52,7 @@ BODIES = {
     "l2_normalise": "F.normalize(x, dim=-1)",
     "cosine": "1 - F.cosine_similarity(x, y, dim=1).mean()",
     "activations": "F.elu(F.leaky_relu(x)) + F.softplus(y) + F.hardtanh(x) + F.mish(y)",
+    "transposed": "(x.t().contiguous(), (torch.sigmoid(y.t()) * x.t() + t).contiguous())",
     "scores": "torch.softmax(x @ y.t() / 11.0, dim=-1)",
     "comparison": "torch.where(x > y, x.abs(), y.clamp(-0.5, 0.5)) * (t > 3).unsqueeze(1)",
 }

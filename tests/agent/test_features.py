@@ -121,6 +121,37 @@ def test_features_do_not_change_the_result(name: str, change: dict[str, str | in
     assert worst_error(task(name), load(made.source)) < 5e-6
 
 
+@pytest.mark.parametrize("change", [{"tile": 16, "wide": 8}, {"tile": 128}], ids=str)
+def test_tiles_of_transposed_operands_do_not_change_the_result(change: dict[str, int]) -> None:
+    found = traced(task("transposed"))
+    assert [p.inner for p in found.programs] == ["x0.shape[1]"]
+    made = candidate(task("transposed"), found, {**default(found.programs[0]), **change})
+    assert worst_error(task("transposed"), load(made.source)) < 5e-6
+
+
+TURNED = {
+    "a batch": ("x.transpose(1, 2).contiguous() + 1.0", True),
+    "heads": ("x.reshape(5, LENGTH, 4, 6).permute(0, 3, 1, 2).contiguous() * 2.0", False),
+    "both ways": ("x.permute(1, 2, 0).contiguous() + x.permute(1, 0, 2).contiguous().sum()", False),
+    "with its bias": ("torch.relu(y.transpose(1, 2).contiguous() + self.linear.weight)", True),
+    "channels last": ("image.permute(0, 2, 3, 1).contiguous() * 0.5", True),
+    "back": ("x.transpose(1, 2).transpose(1, 2) * 3.0", False),
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_transposed_matrices_of_a_batch_are_right_or_refused(name: str) -> None:
+    body, transposes = TURNED[name]
+    given = product(body)
+    if proposer().unsupported(given) is not None:
+        assert not transposes
+        return
+    found = traced(given)
+    assert any(p.inner for p in found.programs) is transposes
+    source = proposer().propose(given, [], 1)[0].candidate.source
+    assert worst_error(given, load(source)) < 5e-6
+
+
 def test_nan_and_infinity_pass_through_the_maximum() -> None:
     module = load(proposer().propose(task("row_extremes"), [], 1)[0].candidate.source)
     x = torch.zeros(37, 131)

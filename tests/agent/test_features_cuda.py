@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
 import pytest
 
-from agent.features import cuda_pool
+from agent.features import cuda_pool, cuda_turned
 from agent.features.assemble import candidate
 from agent.features.program import Plan
 from tests.agent import cuda_emulator
@@ -18,8 +19,16 @@ BOUNDS = {"float32": 5e-6, "bfloat16": 4e-3, "float16": 1e-3}
 
 def points(found: Plan, count: int) -> list[dict[str, str | int]]:
     """The default and a seeded spread of the pool over both forms."""
-    start, rng = cuda_pool.default(found.programs[found.main]), random.Random(1)
+    program = found.programs[found.main]
+    start, rng = cuda_pool.default(program), random.Random(1)
     spread = [start]
+    if program.inner:
+        every = [
+            dict(zip(cuda_pool.TURNED, p, strict=True))
+            for p in itertools.product(*cuda_pool.TURNED.values())
+        ]
+        fitting = [p for p in every if cuda_turned.fits(program, p)]
+        return spread + rng.sample(fitting, count - 1)
     while len(spread) < count:
         point = {feature: rng.choice(values) for feature, values in cuda_pool.POOL.items()}
         point["form"] = ("rows", "tiles")[len(spread) % 2]
