@@ -84,8 +84,7 @@ def without_header(source: str) -> str:
 
 
 def _cpp(task: Task, plan: Plan, features: Features) -> str:
-    shapes = {"rows": "row", "tiles": "chunk of a row", "turned": "tile of rows and columns"}
-    shape = f"one thread per {shapes[str(features['form'])]}"
+    shape = f"one thread per {cpp.FORMS[str(features['form'])]}"
     source = header(plan, features, shape) + cpp.PRELUDE
     for i, program in enumerate(plan.programs):
         source += "\n" + cpp.kernel(program, f"stage{i}", _fitting(plan, i, features))

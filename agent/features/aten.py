@@ -1,4 +1,4 @@
-"""How each ATen operator becomes terms. Products are in products.py; not here: scans, sorting."""
+"""How each ATen operator becomes terms. Products are in products.py; not here: sorting."""
 
 from __future__ import annotations
 
@@ -276,6 +276,18 @@ def _extreme(op: str) -> Handler:
     return handler
 
 
+def _cumsum(low: Lowering, n: Node) -> Term:
+    x, dim = _shaped(low, n), int(_number(n.args[1]))
+    dtype = low.arg(n, 2, "dtype", None)
+    if isinstance(dtype, str) and kind_of(dtype) != x.kind:
+        raise Unsupported("no feature template for aten.cumsum into another type")
+    along = x.axes[dim % max(len(x.axes), 1)] if x.axes else ()
+    kind = "float" if x.kind == "float" else "int"
+    if not along:
+        return low.build.point("same", x, kind=kind)
+    return low.build.make("scan.sum", (x, *(f"@{a}" for a in along)), kind, x.axes)
+
+
 def _vector_norm(low: Lowering, n: Node) -> Term:
     order, b, term = low.arg(n, 1, "ord", 2), low.build, _shaped(low, n)
     dims, keep = _dims(low.arg(n, 2, "dim", None)), bool(low.arg(n, 3, "keepdim", False))
@@ -364,7 +376,7 @@ def _table() -> dict[str, Handler]:
         "split_with_sizes": _nothing, "var_mean": _nothing, "sum": _sum, "mean": _mean,
         "var": _var, "linalg_vector_norm": _vector_norm, "native_layer_norm": _layer_norm,
         "_native_batch_norm_legit_no_training": _batch_norm, "native_batch_norm": _batch_norm,
-        "gather": _gather,
+        "gather": _gather, "cumsum": _cumsum,
     }  # fmt: skip
     table.update(singles)
     table["clamp_min"] = table["maximum"]

@@ -7,12 +7,13 @@ beyond.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from agent.features.emit import (
     COMBINE,
     IDENTITY,
     Sweep,
+    closure,
     declare,
     operand_of,
     parameters,
@@ -110,10 +111,32 @@ TURNED: dict[str, tuple[str | int, ...]] = {
 """Of programs with transposed operands: tiles of so many rows, and `wide` times as many columns."""
 
 
+SCAN: dict[str, tuple[str | int, ...]] = {
+    "form": ("scan",),
+    "chunk": (1024, 256, 4096),
+    "schedule": ("static", "dynamic"),
+    "vector_bits": (512, 256),
+}
+"""Of programs with a prefix sum, which goes through chunks of a row one after the other."""
+FORMS = {
+    "rows": "row",
+    "tiles": "chunk of a row",
+    "turned": "tile of rows and columns",
+    "scan": "row",
+}
+"""What a thread takes at a time."""
+Pool = Mapping[str, tuple[str | int, ...]]
+
+
+def pool(program: Program) -> Pool:
+    """The features that matter to a program, and their values."""
+    return TURNED if program.inner else SCAN if program.scan is not None else POOL
+
+
 def default(program: Program) -> dict[str, str | int]:
     """A good start: rows in parallel unless there are few, chunks that stay in L1."""
-    if program.inner:
-        return {feature: values[0] for feature, values in TURNED.items()}
+    if pool(program) is not POOL:
+        return {feature: values[0] for feature, values in pool(program).items()}
     rows_form = program.reduces and program.row_count >= 8
     return {
         "form": "rows" if rows_form else "tiles",
@@ -135,7 +158,7 @@ def flags(features: Features) -> list[str]:
 def kernel(program: Program, name: str, features: Features) -> str:
     """One `extern "C"` function."""
     arguments = ", ".join(f"{t} {n}" for t, n in parameters(program))
-    form = {"rows": _rows, "tiles": _tiles, "turned": _turned}[str(features["form"])]
+    form = {"rows": _rows, "tiles": _tiles, "turned": _turned, "scan": _scan}[str(features["form"])]
     body = form(program, features)
     return f'extern "C" void {name}({arguments}, int threads) {{\n{body}}}\n'
 
@@ -256,6 +279,49 @@ def _turned(program: Program, features: Features) -> str:
         "for (long long row = matrix * inner + top; row < matrix * inner + bottom; ++row) {\n"
         f"{_prologue(program)}\n{_row_code(program, 0)}{_loop(program, sweep, {})}}}\n}}\n"
     )
+
+
+def _scan(program: Program, features: Features) -> str:
+    """Rows in parallel; of each chunk what is summed, then its sums, then what follows: only the
+    sums are serial.
+    """
+    (sweep,) = sweeps(program, False)
+    scan, chunk = program.scan, features["chunk"]
+    assert scan is not None
+    first = _elements(program, closure(program, [str(scan.args[0])]), {})
+    values = closure(program, [r.value for r in sweep.results], {scan.name})
+    then = _elements(program, values, {scan.name: "sums[c - begin]"})
+    then += [f"{r.name}_row[c] = {written(r, r.value)};" for r in sweep.results]
+    loop = "for (long long c = begin; c < end; ++c) {\n  "
+    return (
+        "#pragma omp parallel for num_threads(threads) if (threads > 1) "
+        f"schedule({features['schedule']})\n"
+        "for (long long row = 0; row < rows; ++row) {\n"
+        f"{_prologue(program)}\n{_row_code(program, 0)}"
+        f"{TYPES[scan.kind]} sums[{chunk}];\n{'double' if scan.kind == 'float' else 'long long'} "
+        "total = 0;\n"
+        f"for (long long begin = 0; begin < columns; begin += {chunk}) {{\n"
+        f"const long long end = columns - begin < {chunk} ? columns : begin + {chunk};\n"
+        f"#pragma omp simd\n{loop}" + "\n  ".join(first) + f"\n  sums[c - begin] = {scan.args[0]};"
+        "\n}\n"
+        f"for (long long i = 0; i < end - begin; ++i) sums[i] = total += sums[i];\n"
+        f"#pragma omp simd\n{loop}" + "\n  ".join(then) + "\n}\n}\n}\n"
+    )
+
+
+def _elements(program: Program, values: Sequence[Value], known: Mapping[str, str]) -> list[str]:
+    """Declarations of a column's values; `known` ones are where they say."""
+    lines = []
+    for value in values:
+        if value.name in known:
+            lines.append(declare(value, known[value.name]))
+        elif value.op == "load":
+            operand = operand_of(program, value)
+            at = "c * inner" if operand.turned else "c"
+            lines.append(declare(value, read(operand, f"{_base(operand)}[{at}]")))
+        else:
+            lines.append(declare(value, expression(value)))
+    return lines
 
 
 def _chunks(program: Program, sweep: Sweep, features: Features, kept: dict[str, str]) -> str:

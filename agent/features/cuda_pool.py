@@ -40,10 +40,27 @@ TURNED: dict[str, tuple[str | int, ...]] = {
 time."""
 
 
+SCAN: dict[str, tuple[str | int, ...]] = {
+    "form": ("scan",),
+    "vector": (4, 2, 8, 1),
+    "threads": (256, 128, 512, 1024, 64),
+    "loads": ("cached", "streaming"),
+    "stores": ("plain", "streaming"),
+    "math": ("precise", "fast"),
+}
+"""Of programs with a prefix sum, a block a row."""
+Pool = Mapping[str, tuple[str | int, ...]]
+
+
+def pool(program: Program) -> Pool:
+    """The features that matter to a program, and their values."""
+    return TURNED if program.inner else SCAN if program.scan is not None else POOL
+
+
 def default(program: Program) -> dict[str, str | int]:
     """A good start for the traced shape: 16-byte loads, about 8 to 32 elements a thread."""
-    if program.inner:
-        return {feature: values[0] for feature, values in TURNED.items()}
+    if pool(program) is not POOL:
+        return {feature: values[0] for feature, values in pool(program).items()}
     size = max((BYTES[o.dtype] for o in program.operands if o.column), default=4)
     vector = max(16 // max(size, 2), 1) if size <= 4 else 2
     columns, rows = program.column_count, program.row_count
@@ -125,6 +142,11 @@ def mapping(features: Features) -> str:
         return (
             f"tiles of {features['tile']} x {features['tile']} through shared memory, "
             f"{features['lines']} lines at a time; grid tiles"
+        )
+    if features["form"] == "scan":
+        return (
+            f"a block of {features['threads']} threads a row, vectors of {features['vector']} "
+            "columns, which it sums step by step; grid rows"
         )
     if features["form"] == "tiles":
         return (

@@ -81,6 +81,11 @@ class Program:
         return next(v for v in self.values if v.name == name)
 
     @property
+    def scan(self) -> Value | None:
+        """The prefix sum along the columns, of which a program has one at most."""
+        return next((v for v in self.values if v.op.startswith("scan.")), None)
+
+    @property
     def passes(self) -> int:
         """Reduction sweeps; element results may need one sweep more."""
         return max((v.depth for v in self.values if v.op.startswith("reduce.")), default=0)
@@ -139,6 +144,8 @@ class _Split:
         self.lowered, self.build = lowered, lowered.builder
         self.phase: dict[Term, int] = {}
         self.reduced: list[tuple[int, ...]] = []
+        self.scans: set[int] = set()
+        """Phases that are a scan and what follows it, reductions excepted."""
         for term in self.build.terms:
             self.phase[term] = self._phase(term)
         self.outputs = {f"out_{name}": lowered.values[name] for name in _names(lowered.result)}
@@ -153,11 +160,15 @@ class _Split:
 
     def _phase(self, term: Term) -> int:
         before = max((self.phase[a] for a in _arguments(term)), default=-1)
-        if not term.op.startswith("reduce."):
+        scans = term.op.startswith("scan.")
+        if not (scans or term.op.startswith("reduce.")):
             return before
         along, first = self.atoms(term), max(before, 0)
+        if scans:
+            self.scans.add(len(self.reduced))
+            first = len(self.reduced)
         for place in range(first, len(self.reduced)):
-            if self.reduced[place] == along:
+            if self.reduced[place] == along and place not in self.scans:
                 return place
         self.reduced.append(along)
         return len(self.reduced) - 1
@@ -193,12 +204,15 @@ class _Split:
         terms = self._closure(roots, place)
         reduces = any(t.op.startswith("reduce.") and self.phase[t] == place for t in terms)
         order = self._order(roots, terms)
-        turns = set() if reduces else {t for t in map(self._turned(order), terms) if t}
+        scans = any(t.op.startswith("scan.") and self.phase[t] == place for t in terms)
+        turns = set() if reduces or scans else {t for t in map(self._turned(order), terms) if t}
         if len(turns) > 1:
             raise Unsupported("no feature template for operands transposed in different ways")
         batch, count = turns.pop() if turns else (0, 0)
         columns = (
-            order[-count:] if count else self._columns(order, terms, place if reduces else None)
+            order[-count:]
+            if count
+            else self._columns(order, terms, place if reduces or scans else None)
         )
         rows = order[: len(order) - len(columns)]
         inner = rows[batch:] if count else []
@@ -236,7 +250,9 @@ class _Split:
             along = set(self.reduced[place])
             tail = order[len(order) - len(along) :]
             if set(tail) != along:
-                raise Unsupported("no feature template for reductions along a leading dimension")
+                raise Unsupported(
+                    "no feature template for reductions or scans along a leading dimension"
+                )
             return tail
         loads = [t for t in terms if t.op == "load" or t in self.workspaces]
         start = 0
@@ -317,6 +333,11 @@ class _Emit:
             return arguments[0]
         if term.op == "pick" and set(self.split.atoms(term)) != set(self.columns):
             raise Unsupported("no feature template for aten.gather along a leading dimension")
+        behind = {self.split.phase[a] for a in _arguments(term)}
+        if term.op == "pick" and self.place in self.split.scans & behind:
+            raise Unsupported("no feature template for aten.gather from a scan")
+        if term.op.startswith("scan.") and not arguments[0].element:
+            raise Unsupported("no feature template for a scan of a broadcast tensor")
         depth = max((a.depth for a in arguments), default=0) + term.op.startswith("reduce.")
         literals = tuple(a for a in term.args if not isinstance(a, Term | str))
         args = tuple(a.name for a in arguments) + literals

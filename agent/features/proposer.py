@@ -97,16 +97,18 @@ def _planned(task: Task) -> Plan | str:
 def _space(task: Task, found: Plan) -> Space:
     """Pool and starting points; the first is the default, the others differ in a decisive way."""
     program = found.programs[found.main]
-    if program.inner:
-        pool = cpp.TURNED if task.device == "cpu" else cuda_pool.TURNED
+    host = task.device == "cpu"
+    pool = cpp.pool(program) if host else cuda_pool.pool(program)
+    if program.inner or program.scan is not None:
         usual = {feature: values[0] for feature, values in pool.items()}
-        turned = tuple({**usual, "tile": tile} for tile in pool["tile"])
+        size = "tile" if program.inner else "chunk" if host else "threads"
 
         def fits(point: Features) -> bool:
-            return task.device == "cpu" or cuda_turned.fits(program, point)
+            return host or not program.inner or cuda_turned.fits(program, point)
 
-        return Space(pool, tuple(t for t in turned if fits(t)), fits)
-    if task.device == "cpu":
+        sized = [{**usual, size: value} for value in pool[size]]
+        return Space(pool, tuple(point for point in sized if fits(point)), fits)
+    if host:
         first = cpp.default(program)
         other = {**first, "form": "tiles" if first["form"] == "rows" else "rows"}
         small = {**first, "chunk": 1024}

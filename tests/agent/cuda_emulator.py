@@ -71,6 +71,15 @@ template <class T> T __shfl_xor_sync(unsigned, T x, int o) {
   yield();
   return y;
 }
+template <class T> T __shfl_up_sync(unsigned, T x, int o) {
+  const unsigned me = threadIdx.y * blockDim.x + threadIdx.x;
+  __builtin_memcpy(&exchange[me], &x, sizeof(T));
+  yield();
+  T y;
+  __builtin_memcpy(&y, &exchange[(me & 31u) >= (unsigned)o ? me - o : me], sizeof(T));
+  yield();
+  return y;
+}
 static void (*body)();
 static void fiber_main() {
   body();

@@ -53,6 +53,8 @@ BODIES = {
     "cosine": "1 - F.cosine_similarity(x, y, dim=1).mean()",
     "activations": "F.elu(F.leaky_relu(x)) + F.softplus(y) + F.hardtanh(x) + F.mish(y)",
     "transposed": "(x.t().contiguous(), (torch.sigmoid(y.t()) * x.t() + t).contiguous())",
+    "prefix": "torch.cumsum(torch.relu(x) * self.bias, dim=-1) * 0.5 + y",
+    "prefix_counts": "((x > 0).long().cumsum(1) * 1.0, x.cumsum(-1) / x.abs().sum(-1, True))",
     "scores": "torch.softmax(x @ y.t() / 11.0, dim=-1)",
     "comparison": "torch.where(x > y, x.abs(), y.clamp(-0.5, 0.5)) * (t > 3).unsqueeze(1)",
 }

@@ -22,12 +22,12 @@ def points(found: Plan, count: int) -> list[dict[str, str | int]]:
     program = found.programs[found.main]
     start, rng = cuda_pool.default(program), random.Random(1)
     spread = [start]
-    if program.inner:
+    pool = cuda_pool.pool(program)
+    if pool is not cuda_pool.POOL:
         every = [
-            dict(zip(cuda_pool.TURNED, p, strict=True))
-            for p in itertools.product(*cuda_pool.TURNED.values())
+            dict(zip(pool, values, strict=True)) for values in itertools.product(*pool.values())
         ]
-        fitting = [p for p in every if cuda_turned.fits(program, p)]
+        fitting = [p for p in every if not program.inner or cuda_turned.fits(program, p)]
         return spread + rng.sample(fitting, count - 1)
     while len(spread) < count:
         point = {feature: rng.choice(values) for feature, values in cuda_pool.POOL.items()}
