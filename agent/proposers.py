@@ -70,6 +70,6 @@ def model_proposer(
     if config.tuning is not None:
         proposer = TuningProposer(proposer, config.tuning, config.seed)
     if config.seed_candidates:
-        seeds = FeatureProposer(seed=config.seed)
+        seeds = FeatureProposer(config.seed, config.features)
         proposer = SeededProposer(seeds, proposer, config.seed_candidates)
     return proposer

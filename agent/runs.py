@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from agent.config import MAY_CHANGE, OptimizeConfig, to_yaml
+from agent.config import MAY_CHANGE, OptimizeConfig, to_yaml, validate
 from agent.journal import FILE, Journal
 from agent.keys import nearest
 from agent.storage import RunLock
@@ -104,6 +104,8 @@ def interruptible(on_first: Callable[[], None]) -> Iterator[Callable[[], bool]]:
 
 def _refuse_change(name: str, config: OptimizeConfig, before: dict[str, object] | None) -> None:
     now = to_record(config)
+    if before:  # what it knew nothing of is at its default
+        before = to_record(validate(OptimizeConfig, before, name))
     for key, value in (before or {}).items():
         if key not in MAY_CHANGE and now.get(key) != value:
             changed = f"{key} was {value!r}, now {now.get(key)!r}"

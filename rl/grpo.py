@@ -54,7 +54,7 @@ class GrpoLearner:
         self.anchor = None
         if config.rl.beta:
             first = self.policy
-            if newest is not None:
+            if newest is not None and hasattr(first.model, "peft_config"):
                 first = with_adapters(load_policy(start, "", "cpu", config.dtype), config)
             self.anchor = anchor_of(first, start)
         self.policy.version = newest or 0

@@ -155,12 +155,14 @@ def update(
         optimizers=(optimizer, LambdaLR(optimizer, constant)),
         rollout_func=rollout,
     )
-    if anchor is not None:
-        anchor.held(unwrapped(trainer))
-    trainer.train()
-    policy.model = unwrapped(trainer)
-    if anchor is not None:
-        anchor.after(policy.model)
+    try:
+        if anchor is not None:
+            anchor.held(unwrapped(trainer))
+        trainer.train()
+    finally:
+        policy.model = unwrapped(trainer)
+        if anchor is not None:
+            anchor.after(policy.model)
     return numbers({k: v for row in trainer.state.log_history for k, v in row.items()})
 
 

@@ -151,10 +151,11 @@ class RoundObservation:
     """Seconds from "go" to "done" for all calls of the round."""
     reference_collect_s: float = 0.0
     candidate_collect_s: float = 0.0
-    """Of handing outputs over; of a batch on a GPU, all that takes longer while it is busy."""
+    """Of handing outputs over."""
     reference_left_s: float = 0.0
     candidate_left_s: float = 0.0
-    """From "done" until the GPU was idle; 0 of single sets, and on the CPU."""
+    """Behind "done" of a batch on a GPU: our own work there, which takes longer while the GPU is
+    busy; 0 of single sets, and on the CPU."""
     void: str = ""
     """Why the round does not count: drift of the reference, a busy device."""
     rung: bool = False

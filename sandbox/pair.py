@@ -24,7 +24,7 @@ from sandbox.observation import CaseObservation, Errors, RoundObservation
 from sandbox.pages import MAPPED_BYTES
 from sandbox.plan import Plan
 from sandbox.quiet import Quiet
-from sandbox.rest import Afterwards, Probe
+from sandbox.rest import Afterwards, probe_of
 from sandbox.statistics import full_rounds
 from sandbox.structure import structure
 from sandbox.subject import Signature, Subject
@@ -103,7 +103,7 @@ class ProcessPair:
         """Lone calls begin by a bell instead of the pipe."""
         self.used_up = not signature.mutates and not signature.aliases
         """A call's inputs are poisoned once it is "done": no output needs them."""
-        self.probe = Probe() if reference.task.device == "cuda" else None
+        self.probe = probe_of(reference.task.device)
         self.last = False
         self.poisoned = 0
         """The candidate's first so many input sets hold nothing since they were used."""
@@ -312,13 +312,17 @@ class ProcessPair:
                 after = self.afterwards(single)
                 # What happens to the candidate between "done" and collect happens to the reference
                 # too, memory traffic included: a pause makes collect slower, and so do cold caches.
+                start = time.perf_counter()
                 self.reference.worker.freeze()
-                after.settle()
+                after.settle(time.perf_counter() - start)
                 turn.paces.append(self.pace(single))
                 with after.timed():
-                    self.given.unchanged(*span(batch))
-                    if self.used_up:
+                    if not self.signature.mutates:
+                        self.given.unchanged(*span(batch))
+                    if self.used_up and self.probe is None:
                         self.given.rewrite(*span(batch))
+                    elif self.used_up:  # as the candidate's are, to the byte: it is timed
+                        self.candidate.poison("inputs", *span(batch))
                     self.reference.poison("slots", *span(batch))
                     self.synchronize()
                 self.reference.worker.thaw()
@@ -344,8 +348,9 @@ class ProcessPair:
             turn.spent.append(self.timed(self.candidate, batch, single))
             after = self.afterwards(single)
             mutated = False
+            start = time.perf_counter()
             with self.frozen():  # so that nothing goes on unpaid while inputs are compared
-                after.settle()
+                after.settle(time.perf_counter() - start)
                 turn.paces.append(self.pace(single))
                 with after.timed():
                     if not self.signature.mutates:

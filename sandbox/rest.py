@@ -9,21 +9,28 @@ became of the synchronisation in its process.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 
 import torch
 
-QUICK_S = 150e-6
-"""A probe that was over as soon met nobody: what it waited for would have taken longer."""
+QUICK_S, QUICK_TIMES = 150e-6, 3.0
+"""A probe that was over as soon, or within so many times the quickest that was ever seen here, met
+nobody: what it waited for would have taken longer."""
 LONGEST_S = 0.1
 """Where the GPU is never idle the reference is slower than alone, which voids the round."""
+FREEZE_S = 1e-3
+"""What stopping a worker's processes may take without counting: it takes longer for more of them,
+and a candidate chooses how many it has."""
 
 
 class Probe:
     """A few small operations on every engine that could be busy: on the processors, and a copy in
     each direction.
     """
+
+    quickest_s = math.inf
 
     def __init__(self) -> None:
         self._cells = torch.zeros(2, 1 << 14, dtype=torch.int64, device="cuda")
@@ -45,30 +52,34 @@ class Probe:
         while (start := time.perf_counter()) < end:
             self.ask()
             stream.synchronize()
-            if time.perf_counter() - start < QUICK_S:
+            seconds = time.perf_counter() - start
+            Probe.quickest_s = min(Probe.quickest_s, seconds)
+            if seconds < max(QUICK_S, QUICK_TIMES * Probe.quickest_s):
                 return
 
 
+def probe_of(device: str) -> Probe | None:
+    """None on the CPU, where processes are stopped instead."""
+    return Probe() if device == "cuda" else None
+
+
 class Afterwards:
-    """The clock behind one batch's "done", for what a GPU may still do unpaid. Without a probe it
-    stands still: a CPU's processes are stopped instead.
+    """The clock behind one batch's "done", for what a GPU may still do unpaid; it stands still
+    without a probe. What is done in it is the same for both sides of a pair.
     """
 
     def __init__(self, probe: Probe | None) -> None:
         self.left_s = 0.0
-        """Until the GPU was idle."""
-        self.seconds = 0.0
-        """Those, and what was timed since."""
         self._probe = probe
         self._start = time.perf_counter()
         if probe is not None:
             probe.ask()
 
-    def settle(self) -> None:
-        """Wait until the GPU is idle."""
+    def settle(self, freeze_s: float) -> None:
+        """Wait until the GPU is idle; meanwhile, for so long, the worker was being stopped."""
         if self._probe is not None:
             self._probe.wait()
-            self.left_s = self.seconds = time.perf_counter() - self._start
+            self.left_s = time.perf_counter() - self._start - min(freeze_s, FREEZE_S)
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
@@ -76,7 +87,7 @@ class Afterwards:
         start = time.perf_counter()
         yield
         if self._probe is not None:
-            self.seconds += time.perf_counter() - start
+            self.left_s += time.perf_counter() - start
 
     def end(self) -> None:
         """Outputs were handed over: wait until that is true."""

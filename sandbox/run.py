@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sandbox import copying, layers, merging
+from sandbox import copying, layers, merging, overrun
 from sandbox.build import CACHE_LIMIT, Builder
 from sandbox.cleanup import on_failure
 from sandbox.device import DeviceFacts, free_bytes
@@ -269,12 +269,13 @@ class Run:
         subject = None
         with self.stage("profile"):
             try:
+                self.make_room(None, own_bytes(self.pools[0].signature, 1))
                 subject = self.start(role=PROFILED)
                 subject.stage = "profile"
                 self.stand.open_candidate(subject, self.pools[0].signature)
                 claim = profiled(subject, self.pools[0], self.synchronize)
                 found = provenance(unit, claim, self.observation.source.kernels)
-            except WorkerFailed as failed:
+            except (WorkerFailed, DeviceError) as failed:
                 found = Provenance(unit, 0.0, 0.0, problem=str(failed)[:200])
             finally:
                 if subject is not None:
@@ -307,7 +308,8 @@ class Run:
             done = enough(pairs, null, self.config, self.to_beat)
             # A search has no use for a slow candidate, merged or not.
             slow = self.to_beat is not None and all(p.log_speedup < 0 for p in pairs)
-            if done and (slow or not merging.suspected(rounds)):
+            doubted = merging.suspected(rounds) or overrun.suspected(rounds)
+            if done and (slow or not doubted):
                 return
 
     def pair(

@@ -51,7 +51,8 @@ def summarise(rounds: Sequence[RoundObservation]) -> list[Pair]:
             continue
         hidden = charged_collect(valid)
         reference = [r.reference_s / r.calls for r in valid]
-        candidate = [(r.candidate_s + hidden) / r.calls for r in valid]
+        unpaid = [hidden + left for left in left_s(valid)]
+        candidate = [(r.candidate_s + x) / r.calls for r, x in zip(valid, unpaid, strict=True)]
         logs = [math.log(a / b) for a, b in zip(reference, candidate, strict=True)]
         pairs.append(
             Pair(
@@ -77,6 +78,23 @@ def charged_collect(rounds: Sequence[RoundObservation]) -> float:
     spread = statistics.median(abs(x - middle) for x in excess)
     batch = statistics.median(r.candidate_s for r in rounds)
     return middle if middle > max(3 * spread, 0.01 * batch, 20e-6) else 0.0
+
+
+LEFT_FLOOR_S = 300e-6
+"""An idle GPU takes 0.3 to 0.7 ms to come back to our context and to be found idle (H200)."""
+
+
+def left_s(rounds: Sequence[RoundObservation]) -> list[float]:
+    """Seconds to charge each batch for what a GPU was left to do behind its "done".
+
+    Round by round, and by the reference's noise alone: a candidate that leaves now more and now
+    less would else hide in its own.
+    """
+    mine = [r.reference_left_s for r in rounds]
+    usual = statistics.median(mine)
+    noise = statistics.median(abs(x - usual) for x in mine)
+    excess = [r.candidate_left_s - usual for r in rounds]
+    return [x if x > max(LEFT_FLOOR_S, 3 * noise) else 0.0 for x in excess]
 
 
 def interval(

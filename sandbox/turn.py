@@ -15,13 +15,11 @@ class Turn:
     seconds: float
     """From "go" to "done"."""
     collect_s: float
-    """Of handing outputs over; of a batch on a GPU, everything behind "done" that takes longer
-    while it is busy.
-    """
+    """Of handing outputs over."""
     pace: float = 1.0
     """Of the launching core, right after a batch."""
     left_s: float = 0.0
-    """From "done" until a GPU was idle."""
+    """Behind a batch's "done" on a GPU: what takes longer while it is busy."""
 
 
 @dataclass
@@ -35,7 +33,7 @@ class Progress:
 
     def collected(self, seconds: float, after: Afterwards) -> None:
         """A "go"'s outputs are handed over, which took so long by itself."""
-        self.collect_s += seconds + after.seconds
+        self.collect_s += seconds
         self.left_s += after.left_s
 
     def over(self) -> Turn:

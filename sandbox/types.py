@@ -190,7 +190,8 @@ class EvalConfig:
 
     @property
     def id(self) -> str:
-        return digest(self.__dict__)
+        """Of what makes figures; a profile comes after them."""
+        return digest({k: v for k, v in self.__dict__.items() if k != "profile_searches"})
 
 
 @dataclass(frozen=True)

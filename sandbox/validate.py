@@ -233,7 +233,7 @@ def output_range(
     """Of one output leaf that is not empty; `fresh` is the same leaf for another input set."""
     count, typed = truth.numel(), getattr(torch, dtype)
     low, high = truth.min().to(typed), truth.max().to(typed)
-    middle = math.fsum(float(part.double().sum()) for (part,) in compare.pieces(truth)) / count
+    middle = sum(float(part.double().sum()) for (part,) in compare.pieces(truth)) / count
     spread = between = 0.0
     at_end = 0
     for part, other in compare.pieces(truth, truth if fresh is None else fresh):

@@ -130,7 +130,7 @@ def row_offset(operand: Operand) -> str:
     if operand.turned:
         return "row / inner * columns * inner + row % inner"
     if operand.row == "none":
-        return "0"
+        return f"columns * {operand.part[0]}" if operand.column and operand.part[0] else "0"
     row = f"(row / {operand.name}_div) % {operand.name}_mod" if operand.row == "cyclic" else "row"
     if not operand.column:
         return row

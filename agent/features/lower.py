@@ -236,6 +236,9 @@ class Lowering:
         target = node.args[0]
         if not isinstance(target, Ref) or self.nodes[target.node].op.rsplit(".", 1)[0] in ALIASES:
             raise Unsupported(f"no feature template for the in-place {node.op.rsplit('.', 1)[0]}")
+        for other in self.graph.nodes[: self.graph.nodes.index(node)]:
+            if other.op.rsplit(".", 1)[0] in ALIASES and target in other.args:
+                raise Unsupported("no feature template for a write below a view")
 
     def term(self, arg: Arg) -> Term:
         if isinstance(arg, Ref):
@@ -259,4 +262,8 @@ def host_name(node: Node) -> str:
     """The local variable (`x0`) or attribute (`self.ln.weight`) that holds a placeholder."""
     if node.op not in ("input", "parameter", "buffer"):
         return product_name(node)
-    return f"x{node.target}" if node.op == "input" else f"self.{node.target}"
+    if node.op == "input":
+        return f"x{node.target}"
+    if all(part.isidentifier() for part in node.target.split(".")):
+        return f"self.{node.target}"
+    return f"self.get_{node.op}({node.target!r})"  # in a Sequential, say: `net.0.weight`

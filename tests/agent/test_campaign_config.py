@@ -7,9 +7,11 @@ import pytest
 import yaml
 
 from agent.config import load_evaluation, load_optimize, preset_names, to_yaml
+from agent.journal import Journal
 from agent.runs import find_run, interruptible, open_run
 from kernelbench.suite import load_tasks
 from sandbox.errors import ConfigError
+from sandbox.records import to_record
 from sandbox.types import EvalConfig
 
 
@@ -90,6 +92,19 @@ def test_a_run_goes_on_with_a_larger_budget_but_not_with_other_settings(tmp_path
         pytest.raises(ConfigError, match="seed was 0, now 1"),
         open_run("r", replace(config, seed=1), tmp_path),
     ):
+        pass
+
+
+def test_a_run_of_a_version_that_knew_fewer_settings_goes_on(tmp_path):
+    config = load_optimize()
+    record = to_record(config)
+    del record["features"], record["evaluation"]["profile_searches"]
+    with Journal(tmp_path / "r") as journal:
+        journal.record_config(record)
+    with open_run("r", config, tmp_path):
+        pass
+    searching = replace(config, evaluation=replace(config.evaluation, profile_searches=True))
+    with pytest.raises(ConfigError, match="other settings"), open_run("r", searching, tmp_path):
         pass
 
 

@@ -51,6 +51,7 @@ class Model(torch.nn.Module):
         self.linear = torch.nn.Linear(24, 17)
         self.convolution = torch.nn.Conv2d(3, 4, 3, stride=2, padding=1)
         self.norm = torch.nn.LayerNorm(17)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(24, 17), torch.nn.LayerNorm(17))
     def forward(self, x, y, image):
         return {body}
 def get_inputs():
@@ -64,6 +65,7 @@ FOLLOWED = {
     "batched": "torch.relu(torch.bmm(x, y)) - 0.1",
     "broadcast": "torch.tanh(torch.matmul(x, self.linear.weight.t()))",
     "convolution": "torch.relu(self.convolution(image)) + 1.0",
+    "parameters in a sequence": "torch.relu(self.layers[0](x)) * 2.0",
     "two": "torch.sigmoid(torch.bmm(x, y)) * self.linear(x)",
     "in place": "torch.bmm(x, y).relu_() * 2.0",
 }
@@ -73,6 +75,7 @@ LEFT = {
     "torch.bmm(x, y)": ALONE,
     "self.convolution(image)": ALONE,
     "torch.relu(self.linear(torch.relu(x)))": "no feature template for a product of what is comp",
+    "(lambda h: (h.view(-1), h.relu_())[0] * 1.5)(torch.bmm(x, y))": "no feature template for a w",
     "torch.addmm(self.linear.bias, x.flatten(0, 1), self.linear.weight.t(), alpha=2.0).relu()": (
         "no feature template for aten.addmm with factors"
     ),
@@ -209,3 +212,23 @@ def test_exponentials_are_vectorised(tmp_path: Any) -> None:
     built = ["g++", *flags, "-S", str(tmp_path / "k.cpp"), "-o", str(tmp_path / "k.s")]
     subprocess.run(built, check=True)
     assert "_ZGV" in (tmp_path / "k.s").read_text()
+
+
+CHUNKED = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        first, second = x.chunk(2, -1)
+        return torch.tanh(first) - second * 2.0
+def get_inputs():
+    return [torch.randn({shape})]
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("shape", ["64", "1, 64", "3, 64"])
+def test_parts_of_what_has_no_rows_are_told_apart(shape: str) -> None:
+    given = Task("test/chunked", CHUNKED.format(shape=shape), "cpu")
+    source = proposer().propose(given, [], 1)[0].candidate.source
+    assert worst_error(given, load(source)) < 5e-6
