@@ -99,6 +99,7 @@ def test_a_run_of_a_version_that_knew_fewer_settings_goes_on(tmp_path):
     config = load_optimize()
     record = to_record(config)
     del record["features"], record["evaluation"]["profile_searches"]
+    (tmp_path / "r").mkdir()
     with Journal(tmp_path / "r") as journal:
         journal.record_config(record)
     with open_run("r", config, tmp_path):
