@@ -210,14 +210,8 @@ def _loop(program: Program, sweep: Sweep, kept: dict[str, str]) -> str:
             tail += f"if ({value.name}_nan) {value.name}_part = NAN;\n"
     lines = []
     for value in sweep.elements:
-        if value.name in kept and value not in sweep.kept:
-            lines.append(declare(value, f"{kept[value.name]}[c]"))
-        elif value.op == "load":
-            operand = operand_of(program, value)
-            at = "c * inner" if operand.turned else "c"
-            lines.append(declare(value, read(operand, f"{_base(operand)}[{at}]")))
-        else:
-            lines.append(declare(value, expression(value)))
+        there = f"{kept[value.name]}[c]" if value.name in kept and value not in sweep.kept else ""
+        lines.append(declare(value, there or _element(program, value)))
         if value in sweep.kept:
             lines.append(f"{kept[value.name]}[c] = {value.name};")
     for value in sweep.reductions:
@@ -311,17 +305,16 @@ def _scan(program: Program, features: Features) -> str:
 
 def _elements(program: Program, values: Sequence[Value], known: Mapping[str, str]) -> list[str]:
     """Declarations of a column's values; `known` ones are where they say."""
-    lines = []
-    for value in values:
-        if value.name in known:
-            lines.append(declare(value, known[value.name]))
-        elif value.op == "load":
-            operand = operand_of(program, value)
-            at = "c * inner" if operand.turned else "c"
-            lines.append(declare(value, read(operand, f"{_base(operand)}[{at}]")))
-        else:
-            lines.append(declare(value, expression(value)))
-    return lines
+    return [declare(v, known.get(v.name) or _element(program, v)) for v in values]
+
+
+def _element(program: Program, value: Value) -> str:
+    """What a value is at column `c`."""
+    if value.op != "load":
+        return expression(value)
+    operand = operand_of(program, value)
+    at = "c * inner" if operand.turned else "c"
+    return read(operand, f"{_base(operand)}[{at}]")
 
 
 def _chunks(program: Program, sweep: Sweep, features: Features, kept: dict[str, str]) -> str:

@@ -98,9 +98,9 @@ def _space(task: Task, found: Plan) -> Space:
     """Pool and starting points; the first is the default, the others differ in a decisive way."""
     program = found.programs[found.main]
     host = task.device == "cpu"
-    pool = cpp.pool(program) if host else cuda_pool.pool(program)
     if program.inner or program.scan is not None:
-        usual = {feature: values[0] for feature, values in pool.items()}
+        pool = cpp.pool(program) if host else cuda_pool.pool(program)
+        usual = cpp.default(program) if host else cuda_pool.default(program)
         size = "tile" if program.inner else "chunk" if host else "threads"
 
         def fits(point: Features) -> bool:
