@@ -5,9 +5,9 @@
 Verified timing alone is: two walled processes, scaled cases, fresh inputs in every round,
 single-set rounds, charged collect, process pairs. Left out there, in this process only: the static
 scan, changed inputs, the call in haste, new weights, kept and aged outputs, copies of lone calls'
-outputs, second pairs on suspicion, looks at processes and at the GPU, the profiler. The candidate
-is the task's own reference; evaluations of both kinds take turns, as a search judges and as a
-winner is confirmed.
+outputs, questions whether the GPU is idle, second pairs on suspicion, looks at processes and at the
+GPU, the profiler. The candidate is the task's own reference; evaluations of both kinds take turns,
+as a search judges and as a winner is confirmed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from unittest.mock import patch
 from benchmarks.keeping import header, keep_json, stop_cleanly
 from benchmarks.null_experiment import itself
 from kernelbench.suite import load_tasks
-from sandbox import merging, run, stand, verify
+from sandbox import merging, pair, run, stand, verify
 from sandbox.errors import WarpsmithError
 from sandbox.evaluator import LocalEvaluator
 from sandbox.given import Given
@@ -53,6 +53,7 @@ LAYERS: tuple[tuple[Any, str, Any], ...] = (
     (Run, "unmasked", lambda _: True),
     (Run, "promising", lambda _: False),
     (stand, "undisturbed", lambda _: nullcontext()),
+    (pair, "probe_of", lambda _: None),
 )
 """What is replaced, and by what, for the path alone; changed inputs are a field of EvalConfig."""
 MODES: dict[str, float | None] = {"search": 1.0, "confirmation": None}

@@ -6,6 +6,8 @@ again after a batch, one per input address or in a ring, are seen only by who st
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from sandbox.subject import Subject
@@ -33,12 +35,15 @@ class Keepsake:
         count = len(self.subject.layouts["slots"].leaves)
         self.leaves = [self.subject.leaf("slots", index, leaf).clone() for leaf in range(count)]
 
-    def intact(self) -> bool:
-        """Whether that output is still what it was; overwrites slot 0."""
+    def intact(self, until_idle: Callable[[], None] = lambda: None) -> bool:
+        """Whether that output is still what it was; overwrites slot 0. `until_idle`: a worker that
+        answers before its copy is there has another fault than this.
+        """
         if not self.leaves:
             return True
         self.subject.poison("slots", 0, 1)
         self.subject.request("recollect", self.subject.config.run_timeout_s, set=0)
+        until_idle()
         return all(
             torch.equal(_bytes(kept), _bytes(self.subject.leaf("slots", 0, leaf)))
             for leaf, kept in enumerate(self.leaves)

@@ -264,7 +264,7 @@ class ProcessPair:
                 self.candidate.idle.end()
                 self.candidate.grow_old(self.plan.warm_sets)
                 self.candidate.idle.begin()
-            case = replace(case, stale=not self.keepsake.intact())
+            case = replace(case, stale=not self.keepsake.intact(self.until_idle))
         elif not single:
             self.keep = None
         if self.spoils(single):
@@ -377,6 +377,11 @@ class ProcessPair:
             self.poisoned = max(self.poisoned, len(sets))
         self.candidate.idle.begin()
         return turn.over(), case
+
+    def until_idle(self) -> None:
+        """Of a GPU, whatever a worker said."""
+        if self.probe is not None:
+            self.probe.until_idle()
 
     def afterwards(self, single: bool) -> Afterwards:
         """The clock behind "done", of batches alone: lone calls make no figure."""

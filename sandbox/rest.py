@@ -57,6 +57,11 @@ class Probe:
             if seconds < max(QUICK_S, QUICK_TIMES * Probe.quickest_s):
                 return
 
+    def until_idle(self) -> None:
+        """Wait for what another process's GPU work was only said to have done."""
+        self.ask()
+        self.wait()
+
 
 def probe_of(device: str) -> Probe | None:
     """None on the CPU, where processes are stopped instead."""
@@ -93,5 +98,4 @@ class Afterwards:
         """Outputs were handed over: wait until that is true."""
         if self._probe is not None:
             with self.timed():
-                self._probe.ask()
-                self._probe.wait()
+                self._probe.until_idle()

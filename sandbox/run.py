@@ -37,7 +37,7 @@ from sandbox.room import SHORTAGE, blame, own_bytes, refuse_hoard, room_beside
 from sandbox.stages import Stages
 from sandbox.stand import Stand
 from sandbox.static.scan import scan
-from sandbox.statistics import enough, hopeless, summarise
+from sandbox.statistics import decided, enough, summarise
 from sandbox.subject import Opening, Signature, Subject
 from sandbox.types import Candidate, EvalConfig, Status, Task
 from sandbox.verify import profiled, verify
@@ -377,14 +377,14 @@ class Run:
                 )
                 pair.start(self.config.load_timeout_s)
             with self.stage("time"):
-                yield from pair.rounds(bounds, self.hopeless)
+                yield from pair.rounds(bounds, self.decided)
                 self.look(subject, reference)
 
-    def hopeless(self) -> bool:
-        """In a search, whether the pair under way can only confirm that the bar is missed."""
+    def decided(self) -> bool:
+        """In a search, whether the pair under way can only confirm what is known."""
         if self.to_beat is None:
             return False
-        return hopeless(self.observation.rounds, self.preparation.null, self.config, self.to_beat)
+        return decided(self.observation.rounds, self.preparation.null, self.config, self.to_beat)
 
     def beside(
         self, subject: Subject | None, signature: Signature, calls: int, *, early: bool = False

@@ -49,21 +49,34 @@ def summarise(rounds: Sequence[RoundObservation]) -> list[Pair]:
         valid = [r for r in mine if not r.void]
         if not valid:
             continue
-        hidden = charged_collect(valid)
-        reference = [r.reference_s / r.calls for r in valid]
-        unpaid = [hidden + left for left in left_s(valid)]
-        candidate = [(r.candidate_s + x) / r.calls for r, x in zip(valid, unpaid, strict=True)]
-        logs = [math.log(a / b) for a, b in zip(reference, candidate, strict=True)]
+        reference, candidate = call_seconds(valid)
         pairs.append(
             Pair(
                 reference_ms=statistics.median(reference) * 1e3,
                 candidate_ms=statistics.median(candidate) * 1e3,
-                log_speedup=statistics.median(logs),
+                log_speedup=statistics.median(log_ratios(valid)),
                 rounds=len(valid),
                 voided=len(mine) - len(valid),
             )
         )
     return pairs
+
+
+def call_seconds(batches: Sequence[RoundObservation]) -> tuple[list[float], list[float]]:
+    """Of each batch of one pair, seconds a call: the reference's, and the candidate's with what is
+    charged to it.
+    """
+    hidden = charged_collect(batches)
+    unpaid = [hidden + left for left in left_s(batches)]
+    return (
+        [r.reference_s / r.calls for r in batches],
+        [(r.candidate_s + x) / r.calls for r, x in zip(batches, unpaid, strict=True)],
+    )
+
+
+def log_ratios(batches: Sequence[RoundObservation]) -> list[float]:
+    """Of each batch of one pair, the log speedup."""
+    return [math.log(a / b) for a, b in zip(*call_seconds(batches), strict=True)]
 
 
 def charged_collect(rounds: Sequence[RoundObservation]) -> float:
@@ -157,33 +170,36 @@ def enough(pairs: Sequence[Pair], null: Null, config: EvalConfig, to_beat: float
     return now.low > bar * slack or width <= max(config.target_half_width, null.floor)
 
 
-LEAST_ROUNDS = 2
-"""Batch rounds of a pair before it may be cut short."""
+LEAST_ROUNDS, WINNING_ROUNDS = 2, 3
+"""Batch rounds of a pair before a candidate is given up, or its win is clear."""
 
 
-def hopeless(
+def decided(
     rounds: Sequence[RoundObservation], null: Null, config: EvalConfig, to_beat: float
 ) -> bool:
-    """In a search, whether the pair under way may end: its candidate cannot reach `to_beat`.
+    """In a search, whether the pair under way may end: its candidate is hopeless, or beats the bar
+    clearly enough to be confirmed.
 
-    All of its rounds miss the bar by twice the noise floor, and so does the upper bound of their
-    median, whose spread is the null experiment's, widened since the rounds are fewer. The level is
-    split over the looks: a candidate as fast as the bar is given up in less than (1 - confidence)
-    of all cases, all looks together. A winner is never cut short: it has to meet every secret round
-    and every change of weights.
+    All of its rounds are on one side of the bar, with twice the noise floor between, and so is the
+    bound of their median, whose spread is the null experiment's, widened since the rounds are
+    fewer. The level is split over the looks: a candidate as fast as the bar is given up in less
+    than (1 - confidence) of all cases, and called clearly faster in as few, all looks together.
     """
     if not null.log_ratios or not rounds:
         return False
     valid = [r for r in rounds if r.pair == rounds[-1].pair and not r.single and not r.void]
     if len(valid) < LEAST_ROUNDS:
         return False
-    bar = math.log(max(to_beat, 1.0)) - 2 * null.floor
-    logs = [math.log(r.reference_s / r.candidate_s) for r in valid]
+    bar, slack = math.log(max(to_beat, 1.0)), 2 * null.floor
+    logs = log_ratios(valid)
     whole = full_rounds(config)
     level = 1 - (1 - config.confidence) / max(1, whole - LEAST_ROUNDS)
     spread = null.deviation * math.sqrt(max(1.0, whole / len(valid)))
     half = t_quantile(0.5 + level / 2, len(null.log_ratios)) * spread
-    return max(logs) < bar and statistics.median(logs) + half < bar
+    middle = statistics.median(logs)
+    hopeless = max(max(logs), middle + half) < bar - slack
+    clear = min(min(logs) - slack, middle - half) > bar
+    return hopeless or (clear and len(valid) >= WINNING_ROUNDS)
 
 
 def full_rounds(config: EvalConfig) -> int:

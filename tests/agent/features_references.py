@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from _pytest.mark import ParameterSet
 
+from agent.features import cuda_pool, cuda_turned
 from agent.features.program import Plan, plan
 from agent.features.proposer import FeatureProposer
 from sandbox.graph import trace_all
@@ -85,6 +88,9 @@ SHAPES = (
     Shape("long", (("ROWS", 2), ("COLS", 5000))),
 )
 
+BOUNDS = {"float32": 5e-6, "bfloat16": 4e-3, "float16": 1e-3}
+"""Of the worst error of generated CUDA, by the task's dtype."""
+
 
 def task(name: str, device: str = "cpu", dtype: str = "float32") -> Task:
     """The named reference at three shapes."""
@@ -98,14 +104,38 @@ def traced(problem: Task) -> Plan:
     return plan(trace_all(problem))
 
 
+def cuda_points(found: Plan, count: int) -> list[dict[str, str | int]]:
+    """The default and a seeded spread of the pool over both forms."""
+    program = found.programs[found.main]
+    start, rng = cuda_pool.default(program), random.Random(1)
+    spread = [start]
+    pool = cuda_pool.pool(program)
+    if pool is not cuda_pool.POOL:
+        every = [
+            dict(zip(pool, values, strict=True)) for values in itertools.product(*pool.values())
+        ]
+        fitting = [p for p in every if not program.inner or cuda_turned.fits(program, p)]
+        return spread + rng.sample(fitting, count - 1)
+    while len(spread) < count:
+        point = {feature: rng.choice(values) for feature, values in cuda_pool.POOL.items()}
+        point["form"] = ("rows", "tiles")[len(spread) % 2]
+        point["threads"] = rng.choice((8, 32, 64, 128))
+        point["groups"] = 1 if point["form"] == "tiles" else point["groups"]
+        if cuda_pool.fits(point):
+            spread.append(point)
+    return spread
+
+
 @functools.cache
 def proposer(seed: int = 0) -> FeatureProposer:
     """Shared for its cache of traces: a proposer depends on nothing but its arguments."""
     return FeatureProposer(seed)
 
 
-def worst_error(task: Task, candidate: dict[str, Any]) -> float:
-    """Largest ||out - truth|| / ||truth|| over shapes and outputs, against float64."""
+def worst_error(task: Task, candidate: dict[str, Any], device: str = "cpu") -> float:
+    """Largest ||out - truth|| / ||truth|| over shapes and outputs, against float64; modules and
+    inputs are made on the CPU and moved there.
+    """
     worst, dtype = 0.0, getattr(torch, task.dtype)
     for shape in task.shapes:
         reference: dict[str, Any] = {}
@@ -113,12 +143,12 @@ def worst_error(task: Task, candidate: dict[str, Any]) -> float:
         reference.update(dict(shape.constants))
         torch.manual_seed(0)
         arguments = reference["get_init_inputs"]()
-        truth = reference["Model"](*arguments).to(dtype)
-        model = candidate["ModelNew"](*arguments).to(dtype)
+        truth = reference["Model"](*arguments).to(device, dtype)
+        model = candidate["ModelNew"](*arguments).to(device, dtype)
         for parameter in truth.parameters():
             parameter.data.add_(0.1 * torch.randn_like(parameter))
         model.load_state_dict(truth.state_dict())
-        inputs = [_cast(value, dtype) for value in reference["get_inputs"]()]
+        inputs = [_cast(value, dtype).to(device) for value in reference["get_inputs"]()]
         with torch.no_grad():
             found = model(*inputs)
             plain = truth(*inputs)

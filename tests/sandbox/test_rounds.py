@@ -98,6 +98,18 @@ def test_a_hopeless_candidate_is_timed_in_fewer_rounds(evaluator: LocalEvaluator
     assert found.timing.pairs[0].rounds < 9
 
 
+def test_a_clear_winner_is_timed_in_fewer_rounds(evaluator: LocalEvaluator) -> None:
+    work = "return torch.relu(x)"
+    task = task_of(SCALE.replace(work, f"{SLOW}\n        {work}"))
+    quick = Candidate(task.id, Language.TORCH, forward("", "return y"))
+    config = replace(SEARCH, rounds=12, min_pairs=3, max_pairs=3)
+    found = evaluator.evaluate(task, quick, config, to_beat=1.5)
+    assert found.status is Status.PASSED, found.detail
+    assert found.timing is not None
+    assert found.timing.pairs[0].rounds < 9
+    assert found.timing.speedup.low > 1.5
+
+
 @pytest.fixture
 def launching_on(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,29 @@
+"""Generated CUDA candidates on a GPU: every kind of row program is right at every shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.features.assemble import candidate
+from tests.agent.features_references import (
+    BOUNDS,
+    NAMES,
+    cuda_points,
+    task,
+    traced,
+    worst_error,
+)
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_generated_kernels_are_right_at_every_shape(name: str) -> None:
+    problem = task(name, "cuda")
+    found = traced(problem)
+    for point in cuda_points(found, 4):
+        module: dict[str, Any] = {"__name__": "candidate"}
+        exec(candidate(problem, found, point).source, module)
+        assert worst_error(problem, module, "cuda") < BOUNDS["float32"], point
