@@ -4,6 +4,7 @@
 
 Run it from the root of a checkout; it reads tests/exploits. Entries of one task follow each other.
 What does not start within --seconds is counted; --only names files or entries, to go on with them.
+--ahead judges so many side by side, as a search does: the verdicts must be the same.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ def main() -> None:
     parser.add_argument("--honest-repetitions", type=int, default=5, help="of every honest twin")
     parser.add_argument("--seconds", type=float, default=600.0, help="start nothing new after")
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="prefixes of names")
+    parser.add_argument("--ahead", type=int, default=1, help="entries under way at once")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     stop_cleanly()
@@ -50,24 +53,32 @@ def main() -> None:
         "not_started": [name for name, _, _ in chosen],
         "rows": rows,
     }
+    times: dict[Kind, int] = {
+        "exploit": options.repetitions,
+        "honest": options.honest_repetitions,
+    }
+    jobs = [(*row, number) for row in chosen for number in range(times[row[1]])]
+
+    def one(job: tuple[str, Kind, Entry, int]) -> dict[str, Any] | None:
+        late = time.monotonic() - started > options.seconds
+        return None if late else judge(evaluator, options.device, *job)
+
     try:
-        for name, kind, entry in chosen:
-            if time.monotonic() - started > options.seconds:
-                break
-            times = options.repetitions if kind == "exploit" else options.honest_repetitions
-            for repetition in range(times):
-                rows.append(judge(evaluator, name, kind, entry, options.device, repetition))
-                print(line(rows[-1]), flush=True)
-            record["not_started"].remove(name)
-            if options.out:
-                keep_json(options.out, record)
+        with ThreadPoolExecutor(options.ahead) as pool:
+            for row in filter(None, pool.map(one, jobs)):
+                rows.append(row)
+                print(line(row), flush=True)
+                done = {row["name"] for row in rows}
+                record["not_started"] = [name for name, _, _ in chosen if name not in done]
+                if options.out:
+                    keep_json(options.out, record)
     finally:
         evaluator.close()
     sys.exit(summary(record, time.monotonic() - started))
 
 
 def judge(
-    evaluator: LocalEvaluator, name: str, kind: Kind, entry: Entry, device: str, repetition: int
+    evaluator: LocalEvaluator, device: str, name: str, kind: Kind, entry: Entry, repetition: int
 ) -> dict[str, Any]:
     """One evaluation as a row of the record."""
     begin = time.monotonic()
