@@ -1,8 +1,8 @@
 """What the device can do, measured once per device and driver and cached: the roofline behind each
 floor.
 
-The only module that imports cupy: an empty kernel's launch cost is a fact of the device, and
-candidates in language `cuda` use the same launcher.
+The launch cost of an empty kernel is asked through cupy: candidates in language `cuda` use the same
+launcher.
 """
 
 from __future__ import annotations

@@ -135,9 +135,8 @@ class ProcessPair:
             self.given.fill(total)
         self.given.share_inputs(total)
         for side in sides:
-            if not side.solo and 0 < self.signature.output_bytes <= MAPPED_BYTES:
-                more = min(RESERVED_OUTPUTS, RESERVED_BYTES // self.signature.output_bytes)
-                side.reserve(self.plan.sets + more)
+            if not side.solo and (count := self.reserved()):
+                side.reserve(count)
             side.worker.send("warm", stage=side.stage, sets=self.plan.warm_sets)
         for side in (self.reference, self.candidate):
             start = time.perf_counter()
@@ -163,6 +162,14 @@ class ProcessPair:
                 self.reference.solo = timed_alone(self.reference.solo, self.alone)
             finally:
                 self.candidate.worker.thaw()
+
+    def reserved(self) -> int:
+        """Outputs that a side has memory for before its first batch."""
+        size = self.signature.output_bytes
+        if self.reference.task.device == "cuda":
+            return self.plan.sets + SPARE_OUTPUTS
+        fits = 0 < size <= MAPPED_BYTES
+        return self.plan.sets + min(RESERVED_OUTPUTS, RESERVED_BYTES // size) if fits else 0
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:

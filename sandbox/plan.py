@@ -18,8 +18,8 @@ WARM_SETS = 2
 FILL_S = 0.03
 """What making a round's inputs may cost: fresh values for every call are not free on the CPU."""
 LEAST_SETS = 4
-SINGLE_CALLS = 8
-"""Calls in a round that discloses one input set per "go"."""
+SINGLE_CALLS, LEAST_SINGLE, SINGLE_S = 8, 4, 0.002
+"""Calls in a round that discloses one input set per "go": fewer where they last so long."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,12 @@ class Plan:
 
     sets: int
     warm: int
+    lone: int = SINGLE_CALLS
+    """Calls of a round that are alone, where there are so many sets."""
+
+    @property
+    def single(self) -> int:
+        return min(self.sets, self.lone)
 
     @property
     def timed(self) -> list[int]:
@@ -41,10 +47,6 @@ class Plan:
         """Of inputs, slots and retained outputs on both sides."""
         inputs = (self.sets + self.warm) * signature.input_bytes
         return 2 * inputs + 4 * self.sets * signature.output_bytes
-
-    @property
-    def single(self) -> int:
-        return min(self.sets, SINGLE_CALLS)
 
 
 def plan(signature: Signature, config: EvalConfig, free_bytes: int) -> Plan:
@@ -65,7 +67,9 @@ def plan(signature: Signature, config: EvalConfig, free_bytes: int) -> Plan:
             fits = max(LEAST_SETS, many)
         if fits >= 1:
             affordable = max(LEAST_SETS, int(FILL_S / max(signature.fill_s, 1e-7)))
-            return Plan(max(1, min(wanted, fits, affordable, config.max_sets)), warm)
+            sets = max(1, min(wanted, fits, affordable, config.max_sets))
+            long = math.ceil(SINGLE_S / max(signature.latency_s, 1e-7))
+            return Plan(sets, warm, min(SINGLE_CALLS, max(LEAST_SINGLE, long)))
     raise NoRoom(
         f"one input set needs {(per_set + warm_bytes) >> 20} MiB for both sides; "
         f"{int(budget) >> 20} MiB are free: use a smaller shape or a larger device"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +37,7 @@ from sandbox.room import SHORTAGE, blame, own_bytes, refuse_hoard, room_beside
 from sandbox.stages import Stages
 from sandbox.stand import Stand
 from sandbox.static.scan import scan
-from sandbox.statistics import decided, enough, summarise
+from sandbox.statistics import clear_win, enough, hopeless, summarise
 from sandbox.subject import Opening, Signature, Subject
 from sandbox.types import Candidate, EvalConfig, Status, Task
 from sandbox.verify import profiled, verify
@@ -47,6 +47,11 @@ UNMATCHED = (
     "ModelNew's parameters and buffers match the reference's neither by name nor by order, shape "
     "and dtype: register the same ones, and read them at every call"
 )
+
+
+def doubted(rounds: Sequence[RoundObservation], *, slow: bool = False) -> bool:
+    """Whether another pair has to say if work is hidden; `slow`: merging calls gained nothing."""
+    return overrun.suspected(rounds) or (merging.suspected(rounds) and not slow)
 
 
 @dataclass(frozen=True)
@@ -308,8 +313,7 @@ class Run:
             done = enough(pairs, null, self.config, self.to_beat)
             # A search has no use for a slow candidate, merged or not.
             slow = self.to_beat is not None and all(p.log_speedup < 0 for p in pairs)
-            doubted = merging.suspected(rounds) or overrun.suspected(rounds)
-            if done and (slow or not doubted):
+            if done and not doubted(rounds, slow=slow):
                 return
 
     def pair(
@@ -381,10 +385,16 @@ class Run:
                 self.look(subject, reference)
 
     def decided(self) -> bool:
-        """In a search, whether the pair under way can only confirm what is known."""
+        """In a search, whether the pair under way can only confirm what is known. A win that is
+        doubted has to meet everything, and so has a pair that was added for a doubt.
+        """
         if self.to_beat is None:
             return False
-        return decided(self.observation.rounds, self.preparation.null, self.config, self.to_beat)
+        rounds = self.observation.rounds
+        known = rounds, self.preparation.null, self.config, self.to_beat
+        if hopeless(*known):
+            return True
+        return rounds[-1].pair == 0 and clear_win(*known) and not doubted(rounds)
 
     def beside(
         self, subject: Subject | None, signature: Signature, calls: int, *, early: bool = False

@@ -174,32 +174,47 @@ LEAST_ROUNDS, WINNING_ROUNDS = 2, 3
 """Batch rounds of a pair before a candidate is given up, or its win is clear."""
 
 
-def decided(
+def hopeless(
     rounds: Sequence[RoundObservation], null: Null, config: EvalConfig, to_beat: float
 ) -> bool:
-    """In a search, whether the pair under way may end: its candidate is hopeless, or beats the bar
-    clearly enough to be confirmed.
+    """In a search, whether the pair under way may end: its candidate cannot reach `to_beat`.
 
-    All of its rounds are on one side of the bar, with twice the noise floor between, and so is the
-    bound of their median, whose spread is the null experiment's, widened since the rounds are
-    fewer. The level is split over the looks: a candidate as fast as the bar is given up in less
-    than (1 - confidence) of all cases, and called clearly faster in as few, all looks together.
+    All of its rounds miss the bar by twice the noise floor, and so does the upper bound of their
+    median, whose spread is the null experiment's, widened since the rounds are fewer. The level is
+    split over the looks: a candidate as fast as the bar is given up in less than (1 - confidence)
+    of all cases, all looks together. Nothing is charged: what hides its work is to be convicted.
     """
-    if not null.log_ratios or not rounds:
+    valid = _under_way(rounds)
+    if not null.log_ratios or len(valid) < LEAST_ROUNDS:
         return False
-    valid = [r for r in rounds if r.pair == rounds[-1].pair and not r.single and not r.void]
-    if len(valid) < LEAST_ROUNDS:
+    logs = [math.log(r.reference_s / r.candidate_s) for r in valid]
+    bar = math.log(max(to_beat, 1.0)) - 2 * null.floor
+    return max(logs) < bar and statistics.median(logs) + _half(len(valid), null, config) < bar
+
+
+def clear_win(
+    rounds: Sequence[RoundObservation], null: Null, config: EvalConfig, to_beat: float
+) -> bool:
+    """The same above the bar, with all that is charged: whole pairs will confirm it."""
+    valid = _under_way(rounds)
+    if not null.log_ratios or len(valid) < WINNING_ROUNDS:
         return False
-    bar, slack = math.log(max(to_beat, 1.0)), 2 * null.floor
-    logs = log_ratios(valid)
+    logs, bar = log_ratios(valid), math.log(max(to_beat, 1.0))
+    sure = statistics.median(logs) - _half(len(valid), null, config)
+    return min(min(logs) - 2 * null.floor, sure) > bar
+
+
+def _under_way(rounds: Sequence[RoundObservation]) -> list[RoundObservation]:
+    """Batch rounds of the last pair."""
+    return [r for r in rounds if r.pair == rounds[-1].pair and not r.single and not r.void]
+
+
+def _half(count: int, null: Null, config: EvalConfig) -> float:
+    """Of the interval of so many rounds' median log ratio."""
     whole = full_rounds(config)
     level = 1 - (1 - config.confidence) / max(1, whole - LEAST_ROUNDS)
-    spread = null.deviation * math.sqrt(max(1.0, whole / len(valid)))
-    half = t_quantile(0.5 + level / 2, len(null.log_ratios)) * spread
-    middle = statistics.median(logs)
-    hopeless = max(max(logs), middle + half) < bar - slack
-    clear = min(min(logs) - slack, middle - half) > bar
-    return hopeless or (clear and len(valid) >= WINNING_ROUNDS)
+    spread = null.deviation * math.sqrt(max(1.0, whole / count))
+    return t_quantile(0.5 + level / 2, len(null.log_ratios)) * spread
 
 
 def full_rounds(config: EvalConfig) -> int:

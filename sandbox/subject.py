@@ -217,9 +217,8 @@ class Subject:
         return 0.0 if self.worker.core is None else AWAKE_S
 
     def reserve(self, count: int) -> None:
-        """Have room on the host's heap for so many sets' outputs."""
-        if self.task.device == "cpu":
-            self.request("reserve", self.config.run_timeout_s, count=count)
+        """Have memory for so many sets' outputs."""
+        self.request("reserve", self.config.run_timeout_s, count=count)
 
     def warm(self, sets: list[int]) -> None:
         """Warm up for the "go" that follows."""

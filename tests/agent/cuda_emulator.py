@@ -44,6 +44,7 @@ template <class T> T __ldcs(const T* p) { return *p; }
 template <class T> T __ldcg(const T* p) { return *p; }
 template <class T> void __stcs(T* p, T x) { *p = x; }
 static float __int_as_float(int x) { float y; __builtin_memcpy(&y, &x, 4); return y; }
+static float __uint_as_float(unsigned x) { float y; __builtin_memcpy(&y, &x, 4); return y; }
 static unsigned atomicAdd(unsigned* p, unsigned x) { unsigned old = *p; *p += x; return old; }
 static void __threadfence() {}
 #define __expf expf
@@ -123,6 +124,9 @@ extern "C" void launch_{name}(const unsigned* shape, void** given) {{
 KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+\)\s*)?(\w+)\(([^)]*)\)')
 CONVERSIONS = {
     'asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));': (
+        "_Float16 h; __builtin_memcpy(&h, &x, 2); y = (float)h;"
+    ),
+    'asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));': (
         "_Float16 h; __builtin_memcpy(&h, &x, 2); y = (float)h;"
     ),
     'asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));': (

@@ -136,13 +136,16 @@ def sized(**changes: Any) -> Signature:
 
 
 @pytest.mark.parametrize(
-    ("latency_s", "sets"), [(1e-4, 100), (1.1e-3, 10), (1.0, 1), (1e-5, 512), (0.0, 512)]
+    ("latency_s", "sets", "single"),
+    [(1e-4, 100, 8), (4e-4, 25, 5), (1.1e-3, 10, 4), (1.0, 1, 1), (1e-5, 512, 8), (0.0, 512, 8)],
 )
-def test_a_batch_lasts_ten_milliseconds_where_sets_allow(latency_s: float, sets: int) -> None:
+def test_a_batch_lasts_ten_milliseconds_where_sets_allow(
+    latency_s: float, sets: int, single: int
+) -> None:
     found = plan(sized(latency_s=latency_s), CONFIG, 1 << 40)
     assert (found.sets, found.warm) == (sets, 2)
     assert found.timed + found.warm_sets == list(range(sets + 2))
-    assert found.single == min(sets, 8)
+    assert found.single == single
 
 
 @given(st.integers(1, 1 << 36), st.integers(1, 4096), st.integers(1, 4096))

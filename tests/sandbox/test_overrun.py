@@ -131,16 +131,25 @@ class FakeProbe:
     def wait(self) -> None:
         time.sleep(0.02 if self.busy and self.turn == "candidate" else 0.0005)
 
+    def until_idle(self) -> None:
+        self.ask()
+        self.wait()
 
+
+@pytest.mark.parametrize("to_beat", [None, 1.0], ids=["confirmed", "searched"])
 @pytest.mark.parametrize("busy", [False, True])
 def test_both_sides_are_asked_behind_every_batch_and_who_left_it_busy_is_refused(
-    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, busy: bool
+    evaluator: LocalEvaluator,
+    monkeypatch: pytest.MonkeyPatch,
+    busy: bool,
+    to_beat: float | None,
 ) -> None:
     task = task_of(SCALE)
     config = replace(FAST, rounds=6, min_pairs=2, max_pairs=2)
     evaluator.prepare(task, config)
     probe = FakeProbe(busy)
     monkeypatch.setattr(pairs, "probe_of", lambda device: probe)
+    monkeypatch.setattr(ProcessPair, "until_idle", lambda self: None)  # of what is kept
     for side in ("reference", "candidate"):
         real = getattr(ProcessPair, f"run_{side}")
 
@@ -150,10 +159,12 @@ def test_both_sides_are_asked_behind_every_batch_and_who_left_it_busy_is_refused
 
         monkeypatch.setattr(ProcessPair, f"run_{side}", turn)
     same = Candidate(task.id, Language.TORCH, forward("return y"))
-    found = evaluator.evaluate(task, same, config)
+    found = evaluator.evaluate(task, same, config, to_beat=to_beat)
     assert found.status is (Status.REWARD_HACK if busy else Status.PASSED), found.detail
     assert ("idle device" in found.detail) is busy
     counts = {side: probe.asked.count(side) for side in ("reference", "candidate")}
     # Behind "done" and behind collect of four batch rounds or more of each pair; of no lone call.
-    assert counts["reference"] == counts["candidate"] >= 2 * 2 * 4
-    assert counts["reference"] <= 2 * 2 * 2 * 6
+    pairs_made = 2 if busy or to_beat is None else 1
+    if pairs_made == 2:
+        assert counts["reference"] == counts["candidate"] >= 2 * 2 * 4
+    assert counts["reference"] <= pairs_made * 2 * 2 * 6

@@ -8,13 +8,16 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from sandbox.drift import DRIFT
 from sandbox.evaluator import LocalEvaluator
+from sandbox.observation import Observation, RoundObservation
 from sandbox.pair import MET_BY, ProcessPair
-from sandbox.statistics import full_rounds
+from sandbox.run import Run
+from sandbox.statistics import Null, full_rounds
 from sandbox.subject import Subject
 from sandbox.turn import together
 from sandbox.types import Candidate, Language, Status
@@ -108,6 +111,25 @@ def test_a_clear_winner_is_timed_in_fewer_rounds(evaluator: LocalEvaluator) -> N
     assert found.timing is not None
     assert found.timing.pairs[0].rounds < 9
     assert found.timing.speedup.low > 1.5
+
+
+def test_a_win_that_is_doubted_meets_every_round() -> None:
+    """And so does the pair that was added for the doubt."""
+    run, null = Run.__new__(Run), Null((0.001, -0.001, 0.0005))
+    run.to_beat, run.config = 1.0, SEARCH
+    run.preparation = SimpleNamespace(null=null)  # type: ignore[assignment]
+    fast = RoundObservation(0, False, 10, 0.01, 0.005)
+    alone = RoundObservation(0, True, 8, 0.008, 0.004)
+    merged = replace(alone, candidate_s=0.07)
+    left = replace(fast, reference_left_s=4e-4, candidate_left_s=0.004)
+    for rounds, decided in (
+        ([fast, alone, fast, fast], True),
+        ([fast, merged, fast, fast], False),
+        ([left, alone, left, left], False),
+        ([replace(r, pair=1) for r in (fast, alone, fast, fast)], False),
+    ):
+        run.observation = Observation("task", "candidate", rounds=tuple(rounds))
+        assert run.decided() is decided
 
 
 @pytest.fixture

@@ -15,9 +15,10 @@ from sandbox.observation import RoundObservation
 from sandbox.statistics import (
     Null,
     charged_collect,
-    decided,
+    clear_win,
     enough,
     full_rounds,
+    hopeless,
     interval,
     summarise,
     t_cdf,
@@ -236,7 +237,7 @@ def cut_short(draw: random.Random, truth: float, between: float, within: float) 
     for number in range(whole - 1):
         log = math.log(1.5 * truth) + process + draw.gauss(0, within)
         rounds.append(batch(0, math.exp(log), 1.0))
-        if decided(rounds, null, config, 1.5):
+        if hopeless(rounds, null, config, 1.5) or clear_win(rounds, null, config, 1.5):
             return number + 1
     return None
 
@@ -256,25 +257,24 @@ def test_a_candidate_far_from_the_bar_is_cut_short_at_once(truth: float, rounds:
     assert sum(number == rounds for number in found) > 180
 
 
-def test_a_win_by_what_is_hidden_behind_done_is_not_clear() -> None:
+def test_what_is_hidden_behind_done_makes_no_clear_win_and_nobody_hopeless() -> None:
     null, config = Null((0.01, 0.0, -0.01)), EvalConfig(rounds=8)
     rounds = [batch(0, 1.0, 0.5)] * 3
-    assert decided(rounds, null, config, 1.0)
-    left = [replace(r, reference_left_s=3e-4, candidate_left_s=0.5) for r in rounds]
-    assert not decided(left, null, config, 1.0)
-    hidden = [replace(r, reference_collect_s=0.1, candidate_collect_s=0.6) for r in rounds]
-    assert not decided(hidden, null, config, 1.0)
+    left = [replace(r, reference_left_s=3e-4, candidate_left_s=1.5) for r in rounds]
+    hidden = [replace(r, reference_collect_s=0.1, candidate_collect_s=1.6) for r in rounds]
+    assert clear_win(rounds, null, config, 1.0)
+    for seen in (left, hidden):
+        assert not clear_win(seen, null, config, 1.0)
+        assert not hopeless(seen, null, config, 1.0)
 
 
 def test_nothing_is_decided_without_a_null_experiment_or_on_one_round() -> None:
     slow, fast = [batch(0, 1.0, 10.0)] * 4, [batch(0, 10.0, 1.0)] * 4
     null, config = Null((0.01, 0.0, -0.01)), EvalConfig(rounds=8)
-    assert not decided(slow, Null(), config, 1.0)
-    assert not decided(slow[:1], null, config, 1.0)
-    assert decided(slow[:2], null, config, 1.0)
-    assert not decided(fast, Null(), config, 1.0)
-    assert not decided(fast[:2], null, config, 1.0)
-    assert decided(fast[:3], null, config, 1.0)
+    for decided, rounds, least in ((hopeless, slow, 2), (clear_win, fast, 3)):
+        assert not decided(rounds, Null(), config, 1.0)
+        assert not decided(rounds[: least - 1], null, config, 1.0)
+        assert decided(rounds[:least], null, config, 1.0)
 
 
 def test_a_pair_cut_short_has_a_wider_interval() -> None:

@@ -1,0 +1,162 @@
+"""What errors are made of, in one pass over both tensors on a GPU: torch's operators take seven,
+and the outputs of a batch are gigabytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+SHORTEST = 256
+"""Of a row: below, what is written for each would be a good part of what is read."""
+PIECE, WARP, BLOCK, WARP_ROW = 1 << 16, 32, 256, 4096
+"""Elements that one group of threads reads, and its size; a warp has rows up to WARP_ROW."""
+LOADS = {
+    torch.float32: ("float", "x"),
+    torch.float64: ("double", "x"),
+    torch.bfloat16: ("unsigned short", "__uint_as_float((unsigned)x << 16)"),
+    torch.float16: ("unsigned short", "half(x)"),
+}
+"""Their types in CUDA, and how a number becomes one that it can compute with."""
+SOURCE = r"""
+__device__ float half(unsigned short x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+__device__ double of_out(OUT x) { return FROM_OUT; }
+__device__ double of_truth(TRUTH x) { return FROM_TRUTH; }
+__device__ bool is_finite(double x) { return x - x == 0; }
+
+struct Sums {
+    double square, energy, apart, misplaced;
+    __device__ void add(const Sums& o) {
+        square += o.square;
+        energy += o.energy;
+        apart = fmax(apart, o.apart);
+        misplaced += o.misplaced;
+    }
+    __device__ void see(double out, double truth) {
+        double difference = out - truth;
+        if (!is_finite(difference) && !(is_finite(out) && is_finite(truth))) {
+            misplaced += out != truth && !(out != out && truth != truth);
+            return;
+        }
+        square += difference * difference;
+        energy += truth * truth;
+        apart = fmax(apart, fabs(difference));
+    }
+};
+
+extern "C" __global__ void sums(const OUT* outs, const TRUTH* truths, long long length,
+                                long long pieces, long long total, double* found) {
+    const long long group = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / LANES;
+    const int lane = threadIdx.x % LANES;
+    Sums mine = {0, 0, 0, 0};
+    if (group < total) {
+        const long long begin = group % pieces * PIECE;
+        const long long end = begin + PIECE < length ? begin + PIECE : length;
+        const OUT* out = outs + group / pieces * length;
+        const TRUTH* truth = truths + group / pieces * length;
+        long long i = begin + lane;
+        for (; i + 3 * LANES < end; i += 4 * LANES) {
+            OUT a[4];
+            TRUTH b[4];
+            for (int k = 0; k < 4; ++k) {
+                a[k] = out[i + k * LANES];
+                b[k] = truth[i + k * LANES];
+            }
+            for (int k = 0; k < 4; ++k) mine.see(of_out(a[k]), of_truth(b[k]));
+        }
+        for (; i < end; i += LANES) mine.see(of_out(out[i]), of_truth(truth[i]));
+    }
+    for (int step = 16; step > 0; step /= 2)
+        mine.add({__shfl_xor_sync(~0u, mine.square, step), __shfl_xor_sync(~0u, mine.energy, step),
+                  __shfl_xor_sync(~0u, mine.apart, step),
+                  __shfl_xor_sync(~0u, mine.misplaced, step)});
+    __shared__ Sums warps[BLOCK / 32];
+    if (LANES > 32) {
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = mine;
+        __syncthreads();
+        if (lane == 0)
+            for (int other = 1; other < BLOCK / 32; ++other) mine.add(warps[other]);
+    }
+    if (lane == 0 && group < total) {
+        found[group] = mine.square;
+        found[total + group] = mine.energy;
+        found[2 * total + group] = mine.apart;
+        found[3 * total + group] = mine.misplaced;
+    }
+}
+"""
+
+
+class Sums(NamedTuple):
+    """Of every row, (rows,) float64, over the places where both sides are finite."""
+
+    square: torch.Tensor
+    """Of the difference, summed."""
+    energy: torch.Tensor
+    """Of the truth, squared and summed."""
+    apart: torch.Tensor
+    """The largest difference."""
+    misplaced: int
+    """Places where one side is not finite and the other is not the same."""
+
+
+def able(out: torch.Tensor, truth: torch.Tensor) -> bool:
+    """Whether `sums` serves these (rows, length) tensors."""
+    known = out.dtype in LOADS and truth.dtype in LOADS
+    return out.is_cuda and known and truth.shape[1] >= SHORTEST
+
+
+def sums(out: torch.Tensor, truth: torch.Tensor) -> Sums:
+    """Both (rows, length), on one GPU."""
+    out, truth = out.contiguous(), truth.contiguous()
+    rows, length = truth.shape
+    lanes = WARP if length <= WARP_ROW else BLOCK
+    pieces = -(-length // PIECE)
+    total = rows * pieces
+    found = torch.empty((4, rows, pieces), dtype=torch.float64, device=out.device)
+    pointers = out.data_ptr(), truth.data_ptr()
+    kernel = _kernel(out.dtype, truth.dtype, lanes)
+    with _current(out.device):
+        grid = (-(-total * lanes // BLOCK),)
+        kernel(grid, (BLOCK,), (*pointers, length, pieces, total, found.data_ptr()))
+    square, energy, apart, misplaced = found
+    return Sums(square.sum(1), energy.sum(1), apart.amax(1), int(misplaced.sum()))
+
+
+@contextlib.contextmanager
+def _current(device: torch.device) -> Iterator[None]:
+    """cupy's launches go to torch's current stream of this device."""
+    import cupy
+
+    stream = torch.cuda.current_stream(device).cuda_stream
+    with cupy.cuda.Device(device.index), cupy.cuda.ExternalStream(stream):
+        yield
+
+
+@functools.cache
+def _kernel(out: torch.dtype, truth: torch.dtype, lanes: int) -> Any:
+    import cupy
+
+    return cupy.RawKernel(source(out, truth, lanes), "sums")
+
+
+def source(out: torch.dtype, truth: torch.dtype, lanes: int) -> str:
+    """CUDA for these types, with groups of so many threads."""
+    constants = {
+        "OUT": LOADS[out][0],
+        "FROM_OUT": LOADS[out][1],
+        "TRUTH": LOADS[truth][0],
+        "FROM_TRUTH": LOADS[truth][1],
+        "LANES": lanes,
+        "BLOCK": BLOCK,
+        "PIECE": f"{PIECE}LL",
+    }
+    return "".join(f"#define {name} {value}\n" for name, value in constants.items()) + SOURCE

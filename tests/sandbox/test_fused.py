@@ -1,0 +1,93 @@
+"""The sums behind errors in one pass, emulated on the CPU, against torch's operators."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sandbox import fused
+from sandbox.compare import errors
+from sandbox.observation import Errors
+from tests.agent.cuda_emulator import RawModule
+
+WITHIN = Errors(1e-1, 1.0, 10.0)
+
+
+@pytest.fixture
+def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = type("InFolder", (RawModule,), {"folder": str(tmp_path)})
+
+    def kernel(*kinds: Any) -> Any:
+        return module(code=fused.source(*kinds)).get_function("sums")
+
+    monkeypatch.setattr(fused, "_kernel", kernel)
+    monkeypatch.setattr(fused, "_current", lambda device: contextlib.nullcontext())
+
+
+def pair(rows: int, length: int, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """A truth whose rows differ in scale, and something near it."""
+    torch.manual_seed(rows)
+    truth = (torch.randn(rows, length) * torch.logspace(-1, 1, rows)[:, None]).to(kind)
+    return (truth.double() * (1 + 3e-2 * torch.rand(rows, length))).to(kind), truth
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("kind", fused.LOADS, ids=str)
+@pytest.mark.parametrize(("rows", "length"), [(5, 257), (3, 4097), (2, fused.PIECE + 300)])
+def test_one_pass_gives_what_torch_gives(
+    rows: int, length: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, truth = pair(rows, length, kind)
+    slow = errors(out, truth, WITHIN)
+    monkeypatch.setattr(fused, "able", lambda *_: True)
+    quick = errors(out, truth, WITHIN)
+    assert 0 < quick.norm == pytest.approx(slow.norm, rel=1e-4)
+    assert quick.row == pytest.approx(slow.row, rel=1e-4)
+    assert quick.element == pytest.approx(slow.element, rel=1e-4)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_places_that_are_not_finite_are_counted_where_they_disagree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, truth = pair(2, 300, torch.float32)
+    same, apart = (math.inf, math.nan), ((math.inf, -math.inf), (1, math.nan), (math.nan, 1))
+    for place, (mine, right) in enumerate([*zip(same, same, strict=True), *apart, (math.inf, 1)]):
+        out[1, place], truth[1, place] = mine, right
+    slow = errors(out, truth, WITHIN)
+    monkeypatch.setattr(fused, "able", lambda *_: True)
+    quick = errors(out, truth, WITHIN)
+    assert quick.misplaced == slow.misplaced == 4
+    assert quick.norm == pytest.approx(slow.norm, rel=1e-6)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_an_upper_limit_beyond_the_bound_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A softmax row's peak is many times its scale, and may be as far off as it is large."""
+    truth = torch.full((1, 1024), 1e-3)
+    truth[0, 7] = 10.0
+    out = truth.clone()
+    out[0, 7] = 10.01
+    monkeypatch.setattr(fused, "able", lambda *_: True)
+    found = errors(out, truth, Errors(1.0, 1.0, 2e-3))
+    assert found.element == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_rows_that_are_too_short_and_integers_are_left_to_torch() -> None:
+    for tensor in (torch.zeros(4, 16), torch.zeros(4, 512), torch.zeros(4, 512, dtype=torch.int)):
+        assert not fused.able(tensor, tensor)  # none is on a GPU
+
+
+@pytest.mark.parametrize("lanes", [fused.WARP, fused.BLOCK])
+@pytest.mark.parametrize("kind", fused.LOADS, ids=str)
+def test_nvrtc_accepts_the_kernel(kind: torch.dtype, lanes: int) -> None:
+    nvrtc = pytest.importorskip("cupy", reason="needs NVRTC: the extra cuda13").cuda.nvrtc
+    program = nvrtc.createProgram(fused.source(kind, torch.float32, lanes), "sums.cu", (), ())
+    nvrtc.compileProgram(program, ("-arch=sm_90", "--std=c++17"))
