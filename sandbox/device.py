@@ -1,8 +1,5 @@
 """What the device can do, measured once per device and driver and cached: the roofline behind each
 floor.
-
-The launch cost of an empty kernel is asked through cupy: candidates in language `cuda` use the same
-launcher.
 """
 
 from __future__ import annotations
@@ -19,8 +16,9 @@ from pathlib import Path
 
 import torch
 
+from sandbox import launch
 from sandbox.cache import read_json, write_json
-from sandbox.errors import DeviceError, install
+from sandbox.errors import DeviceError
 from sandbox.memory import device_free_bytes
 from sandbox.types import SCHEMA_VERSION, digest
 
@@ -171,14 +169,8 @@ def _launch_s() -> float:
     """Seconds per launch of an empty kernel in a CUDA graph of 1000: the least any kernel can
     cost. Raises DeviceError where cupy, which candidates launch with too, is missing.
     """
-    try:
-        import cupy
-    except ImportError as error:
-        cuda = (torch.version.cuda or "13").partition(".")[0]
-        raise DeviceError(f"cupy cannot be imported ({error}): {install(f'cuda{cuda}')}") from error
-
-    kernel = cupy.RawModule(code='extern "C" __global__ void nothing() {}').get_function("nothing")
-    stream = cupy.cuda.Stream(non_blocking=True)
+    kernel = launch.kernel('extern "C" __global__ void nothing() {}', "nothing")
+    stream = launch.cupy().cuda.Stream(non_blocking=True)
     count = 1000
     with stream:
         kernel((1,), (32,), ())

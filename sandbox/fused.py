@@ -4,12 +4,11 @@ and the outputs of a batch are gigabytes.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+
+from sandbox import launch
 
 SHORTEST = 256
 """Of a row: below, what is written for each would be a good part of what is read."""
@@ -123,29 +122,12 @@ def sums(out: torch.Tensor, truth: torch.Tensor) -> Sums:
     total = rows * pieces
     found = torch.empty((4, rows, pieces), dtype=torch.float64, device=out.device)
     pointers = out.data_ptr(), truth.data_ptr()
-    kernel = _kernel(out.dtype, truth.dtype, lanes)
-    with _current(out.device):
+    kernel = launch.kernel(source(out.dtype, truth.dtype, lanes), "sums")
+    with launch.current(out.device):
         grid = (-(-total * lanes // BLOCK),)
         kernel(grid, (BLOCK,), (*pointers, length, pieces, total, found.data_ptr()))
     square, energy, apart, misplaced = found
     return Sums(square.sum(1), energy.sum(1), apart.amax(1), int(misplaced.sum()))
-
-
-@contextlib.contextmanager
-def _current(device: torch.device) -> Iterator[None]:
-    """cupy's launches go to torch's current stream of this device."""
-    import cupy
-
-    stream = torch.cuda.current_stream(device).cuda_stream
-    with cupy.cuda.Device(device.index), cupy.cuda.ExternalStream(stream):
-        yield
-
-
-@functools.cache
-def _kernel(out: torch.dtype, truth: torch.dtype, lanes: int) -> Any:
-    import cupy
-
-    return cupy.RawKernel(source(out, truth, lanes), "sums")
 
 
 def source(out: torch.dtype, truth: torch.dtype, lanes: int) -> str:

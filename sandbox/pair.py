@@ -166,8 +166,8 @@ class ProcessPair:
     def reserved(self) -> int:
         """Outputs that a side has memory for before its first batch."""
         size = self.signature.output_bytes
-        if self.reference.task.device == "cuda":
-            return self.plan.sets + SPARE_OUTPUTS
+        if self.reference.task.device == "cuda":  # where few are large there is no room to spare
+            return 0 if self.keep is None else self.plan.sets + SPARE_OUTPUTS
         fits = 0 < size <= MAPPED_BYTES
         return self.plan.sets + min(RESERVED_OUTPUTS, RESERVED_BYTES // size) if fits else 0
 

@@ -101,13 +101,15 @@ def left_s(rounds: Sequence[RoundObservation]) -> list[float]:
     """Seconds to charge each batch for what a GPU was left to do behind its "done".
 
     Round by round, and by the reference's noise alone: a candidate that leaves now more and now
-    less would else hide in its own.
+    less would else hide in its own. What even its least excess is, noise does not explain.
     """
     mine = [r.reference_left_s for r in rounds]
     usual = statistics.median(mine)
     noise = statistics.median(abs(x - usual) for x in mine)
     excess = [r.candidate_left_s - usual for r in rounds]
-    return [x if x > max(LEFT_FLOOR_S, 3 * noise) else 0.0 for x in excess]
+    least = min(excess)
+    steady = least if least > LEFT_FLOOR_S else 0.0
+    return [x if x > max(LEFT_FLOOR_S, 3 * noise) else steady for x in excess]
 
 
 def interval(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sandbox import fused
+from sandbox import fused, launch
 from sandbox.compare import errors
 from sandbox.observation import Errors
 from tests.agent.cuda_emulator import RawModule
@@ -22,11 +22,11 @@ WITHIN = Errors(1e-1, 1.0, 10.0)
 def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = type("InFolder", (RawModule,), {"folder": str(tmp_path)})
 
-    def kernel(*kinds: Any) -> Any:
-        return module(code=fused.source(*kinds)).get_function("sums")
+    def kernel(source: str, name: str) -> Any:
+        return module(code=source).get_function(name)
 
-    monkeypatch.setattr(fused, "_kernel", kernel)
-    monkeypatch.setattr(fused, "_current", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(launch, "kernel", kernel)
+    monkeypatch.setattr(launch, "current", lambda device: contextlib.nullcontext())
 
 
 def pair(rows: int, length: int, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

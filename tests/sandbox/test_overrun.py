@@ -104,6 +104,22 @@ def test_what_was_left_running_is_paid_for_however_it_varies(least: float) -> No
         assert found.log_speedup <= math.log(1 / (1 - 0.0003 / BATCH_S)) + 1e-9
 
 
+def test_what_is_always_left_running_is_paid_for_beside_noise() -> None:
+    """Other processes' work comes behind both sides' batches, and hides none of the candidate's."""
+    draw = random.Random(4)
+    gains = []
+    for _ in range(500):
+        noise = [draw.uniform(0, 0.004) for _ in range(12)]
+        seen = [
+            batch(IDLE_S + 0.005 + a, IDLE_S + b) for a, b in zip(noise[:6], noise[6:], strict=True)
+        ]
+        paid = [replace(r, candidate_s=BATCH_S - 0.005) for r in seen]
+        (found,) = summarise(paid)
+        gains.append(found.log_speedup)
+    assert statistics.median(gains) < math.log(1.25)
+    assert max(gains) < math.log(2) * 0.9
+
+
 def test_an_idle_gpu_is_charged_to_nobody() -> None:
     draw = random.Random(2)
     logs = []
@@ -115,6 +131,21 @@ def test_an_idle_gpu_is_charged_to_nobody() -> None:
         ])  # fmt: skip
         logs.append(found.log_speedup)
     assert statistics.fmean(logs) == pytest.approx(0, abs=1e-6)
+
+
+def test_noise_behind_both_sides_is_charged_to_few() -> None:
+    """Beside another context's work on both sides' heels, which there is in a search alone."""
+    draw = random.Random(2)
+    charged = 0
+    for _ in range(1000):
+        noise = [IDLE_S + draw.uniform(0, 0.0024) for _ in range(12)]
+        pairs_of = zip(noise[:6], noise[6:], strict=True)
+        (found,) = summarise([
+            RoundObservation(0, False, 10, BATCH_S, BATCH_S, reference_left_s=a, candidate_left_s=b)
+            for a, b in pairs_of
+        ])  # fmt: skip
+        charged += found.log_speedup < -1e-9
+    assert charged / 1000 < 0.1
 
 
 class FakeProbe:

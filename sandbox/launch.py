@@ -1,0 +1,36 @@
+"""Launching kernels of our own through cupy, as candidates in language `cuda` do; its one owner."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from sandbox.errors import DeviceError, install
+
+
+def cupy() -> Any:
+    """The package. Raises DeviceError where it is missing."""
+    try:
+        import cupy
+    except ImportError as error:
+        cuda = (torch.version.cuda or "13").partition(".")[0]
+        raise DeviceError(f"cupy cannot be imported ({error}): {install(f'cuda{cuda}')}") from error
+    return cupy
+
+
+@functools.cache
+def kernel(source: str, name: str) -> Any:
+    """A `__global__` function, compiled when it is first launched on a device."""
+    return cupy().RawKernel(source, name)
+
+
+@contextlib.contextmanager
+def current(device: torch.device) -> Iterator[None]:
+    """Launches go to torch's current stream of this device."""
+    stream = torch.cuda.current_stream(device).cuda_stream
+    with cupy().cuda.Device(device.index), cupy().cuda.ExternalStream(stream):
+        yield
