@@ -157,7 +157,7 @@ def _summary(
     total_square, total_energy = float(square.sum()), float(energy.sum())
     if total_square == 0.0:
         return Errors(misplaced=misplaced)
-    if total_energy == 0.0:
+    if total_energy == 0.0 or not math.isfinite(total_square + total_energy):
         return Errors(math.inf, math.inf, math.inf, misplaced)
     typical = math.sqrt(total_energy / (energy.numel() * length))
     rms, quiet = (energy / length).sqrt(), QUIET_ROW * typical

@@ -4,6 +4,7 @@ and the outputs of a batch are gigabytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -15,13 +16,19 @@ SHORTEST = 256
 PIECE, WARP, BLOCK, WARP_ROW = 1 << 16, 32, 256, 4096
 """Elements that one group of threads reads, and its size; a warp has rows up to WARP_ROW."""
 LOADS = {
-    torch.float32: ("float", "x"),
+    torch.float32: ("float", "wide(x)"),
     torch.float64: ("double", "x"),
-    torch.bfloat16: ("unsigned short", "__uint_as_float((unsigned)x << 16)"),
-    torch.float16: ("unsigned short", "half(x)"),
+    torch.bfloat16: ("unsigned short", "wide(__uint_as_float((unsigned)x << 16))"),
+    torch.float16: ("unsigned short", "wide(half(x))"),
 }
-"""Their types in CUDA, and how a number becomes one that it can compute with."""
+"""Their types in CUDA, and how a number becomes a double."""
 SOURCE = r"""
+// cupy compiles with -ftz=true, and a plain conversion would make zeros of the smallest numbers.
+__device__ double wide(float x) {
+    double y;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
+    return y;
+}
 __device__ float half(unsigned short x) {
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
@@ -51,16 +58,17 @@ struct Sums {
     }
 };
 
-extern "C" __global__ void sums(const OUT* outs, const TRUTH* truths, long long length,
-                                long long pieces, long long total, double* found) {
+extern "C" __global__ void sums(const OUT* outs, long long step_outs, const TRUTH* truths,
+                                long long step_truths, long long length, long long pieces,
+                                long long total, double* found) {
     const long long group = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / LANES;
     const int lane = threadIdx.x % LANES;
     Sums mine = {0, 0, 0, 0};
     if (group < total) {
         const long long begin = group % pieces * PIECE;
         const long long end = begin + PIECE < length ? begin + PIECE : length;
-        const OUT* out = outs + group / pieces * length;
-        const TRUTH* truth = truths + group / pieces * length;
+        const OUT* out = outs + group / pieces * step_outs;
+        const TRUTH* truth = truths + group / pieces * step_truths;
         long long i = begin + lane;
         for (; i + 3 * LANES < end; i += 4 * LANES) {
             OUT a[4];
@@ -114,20 +122,31 @@ def able(out: torch.Tensor, truth: torch.Tensor) -> bool:
 
 
 def sums(out: torch.Tensor, truth: torch.Tensor) -> Sums:
-    """Both (rows, length), on one GPU."""
-    out, truth = out.contiguous(), truth.contiguous()
+    """Both (rows, length), on one GPU. Raises DeviceError where that has failed."""
+    out, truth = (t if t.stride(1) == 1 else t.contiguous() for t in (out, truth))
     rows, length = truth.shape
     lanes = WARP if length <= WARP_ROW else BLOCK
     pieces = -(-length // PIECE)
     total = rows * pieces
     found = torch.empty((4, rows, pieces), dtype=torch.float64, device=out.device)
-    pointers = out.data_ptr(), truth.data_ptr()
+    places = out.data_ptr(), out.stride(0), truth.data_ptr(), truth.stride(0)
     kernel = launch.kernel(source(out.dtype, truth.dtype, lanes), "sums")
     with launch.current(out.device):
         grid = (-(-total * lanes // BLOCK),)
-        kernel(grid, (BLOCK,), (*pointers, length, pieces, total, found.data_ptr()))
+        kernel(grid, (BLOCK,), (*places, length, pieces, total, found.data_ptr()))
     square, energy, apart, misplaced = found
     return Sums(square.sum(1), energy.sum(1), apart.amax(1), int(misplaced.sum()))
+
+
+def load(dtypes: Iterable[torch.dtype], device: str) -> None:
+    """Compile and load what `sums` needs for outputs of these types, against themselves and against
+    float64, before a candidate could leave no memory for it.
+    """
+    for dtype in LOADS.keys() & set(dtypes):
+        for length in (SHORTEST, WARP_ROW + 1):
+            out = torch.zeros(1, length, dtype=dtype, device=device)
+            for kind in {dtype, torch.float64}:
+                sums(out, out.to(kind))
 
 
 def source(out: torch.dtype, truth: torch.dtype, lanes: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +13,17 @@ import torch
 from sandbox.errors import DeviceError, install
 
 
+@functools.cache
 def cupy() -> Any:
-    """The package. Raises DeviceError where it is missing."""
+    """The package. Raises DeviceError where it is missing.
+
+    What it compiles here stays in memory: its cache in the user's home is read unquestioned, and on
+    some hosts a candidate can write there.
+    """
     try:
+        os.environ["CUPY_CACHE_IN_MEMORY"] = "1"
         import cupy
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         cuda = (torch.version.cuda or "13").partition(".")[0]
         raise DeviceError(f"cupy cannot be imported ({error}): {install(f'cuda{cuda}')}") from error
     return cupy
@@ -30,7 +37,10 @@ def kernel(source: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def current(device: torch.device) -> Iterator[None]:
-    """Launches go to torch's current stream of this device."""
+    """Launches go to torch's current stream of this device; raises DeviceError for what fails."""
     stream = torch.cuda.current_stream(device).cuda_stream
     with cupy().cuda.Device(device.index), cupy().cuda.ExternalStream(stream):
-        yield
+        try:
+            yield
+        except Exception as error:  # cupy's have no class in common
+            raise DeviceError(f"a kernel of ours cannot be launched: {error}") from error

@@ -14,9 +14,11 @@ from sandbox.observation import RoundObservation
 
 MARGIN_S, BATCH_SHARE = 500e-6, 0.02
 """Beyond the longest that was seen behind the reference's, and of a batch."""
-GUILTY_SHARE = 0.5
-LEAST_ROUNDS, LEAST_PAIRS = 6, 2
-"""Fewer convict nobody: a neighbour's kernels may have been there in all of them."""
+GUILTY_SHARE = 2 / 3
+LEAST_ROUNDS, LEAST_PAIRS = 8, 2
+"""Fewer convict nobody: a neighbour's kernels may have been there in all of them. Of eight batches
+a side, all equally disturbed, so many of the candidate's lie beyond all of the reference's in 0.3 %
+of cases (C(8, 6) / C(16, 6)), of twelve in 0.07 %."""
 
 
 def convicted(rounds: Sequence[RoundObservation]) -> tuple[bool, str] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from sandbox import memory
+from sandbox import fused, memory
 from sandbox.baselines import Baselines
 from sandbox.cleanup import on_failure
 from sandbox.device import DeviceFacts, free_bytes
@@ -144,6 +144,7 @@ class Preparer:
         else:
             subject.close()  # The null experiment and baselines need the room.
         if task.device == "cuda":
+            fused.load((memory.dtype_of(leaf) for leaf in pools[0].signature.outputs), task.device)
             torch.cuda.empty_cache()  # the plan counts what the driver has
         room = int(share * free_bytes(task.device))
         scheme = self.plan(pools[0].signature, config, share)

@@ -386,7 +386,8 @@ class Run:
 
     def decided(self) -> bool:
         """In a search, whether the pair under way can only confirm what is known. A win that is
-        doubted has to meet everything, and so has a pair that was added for a doubt.
+        doubted has to meet everything, and so has a pair that was added for a doubt, and every
+        figure of a search that asks for more than one pair.
         """
         if self.to_beat is None:
             return False
@@ -394,7 +395,8 @@ class Run:
         known = rounds, self.preparation.null, self.config, self.to_beat
         if hopeless(*known):
             return True
-        return rounds[-1].pair == 0 and clear_win(*known) and not doubted(rounds)
+        ranks = self.config.search_pairs == 1 and rounds[-1].pair == 0
+        return ranks and clear_win(*known) and not doubted(rounds)
 
     def beside(
         self, subject: Subject | None, signature: Signature, calls: int, *, early: bool = False

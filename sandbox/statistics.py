@@ -50,13 +50,15 @@ def summarise(rounds: Sequence[RoundObservation]) -> list[Pair]:
         if not valid:
             continue
         reference, candidate = call_seconds(valid)
+        logs = log_ratios(valid)
         pairs.append(
             Pair(
                 reference_ms=statistics.median(reference) * 1e3,
                 candidate_ms=statistics.median(candidate) * 1e3,
-                log_speedup=statistics.median(log_ratios(valid)),
+                log_speedup=statistics.median(logs),
                 rounds=len(valid),
                 voided=len(mine) - len(valid),
+                spread=statistics.stdev(logs) if len(logs) > 1 else 0.0,
             )
         )
     return pairs
@@ -93,6 +95,8 @@ def charged_collect(rounds: Sequence[RoundObservation]) -> float:
     return middle if middle > max(3 * spread, 0.01 * batch, 20e-6) else 0.0
 
 
+STEADY_ROUNDS = 5
+"""Fewer exceed the reference's by chance."""
 LEFT_FLOOR_S = 300e-6
 """An idle GPU takes 0.3 to 0.7 ms to come back to our context and to be found idle (H200)."""
 
@@ -101,14 +105,14 @@ def left_s(rounds: Sequence[RoundObservation]) -> list[float]:
     """Seconds to charge each batch for what a GPU was left to do behind its "done".
 
     Round by round, and by the reference's noise alone: a candidate that leaves now more and now
-    less would else hide in its own. What even its least excess is, noise does not explain.
+    less would else hide in its own. What all of them exceed, noise does not explain.
     """
     mine = [r.reference_left_s for r in rounds]
     usual = statistics.median(mine)
     noise = statistics.median(abs(x - usual) for x in mine)
     excess = [r.candidate_left_s - usual for r in rounds]
-    least = min(excess)
-    steady = least if least > LEFT_FLOOR_S else 0.0
+    least = min(excess) if len(excess) >= STEADY_ROUNDS else 0.0
+    steady = least if least > max(LEFT_FLOOR_S, noise) else 0.0
     return [x if x > max(LEFT_FLOOR_S, 3 * noise) else steady for x in excess]
 
 
@@ -138,12 +142,20 @@ def interval(
         variance = (own * own_dof + prior * null_dof) / dof
     else:
         variance, dof = 0.05**2, 1
-    if not own_dof:  # a pair that was cut short knows its median less well
-        variance *= max(1.0, full_rounds(config) / max(1, pairs[0].rounds))
+    if not own_dof:
+        variance += _of_rounds_left_out(pairs[0], config)
     half = t_quantile(0.5 + level / 2, dof) * math.sqrt(variance / len(logs))
     half = min(max(half, 1e-4), WIDEST)
     middle = math.exp(value)
     return Interval(middle, middle * math.exp(-half), middle * math.exp(half), config.confidence)
+
+
+def _of_rounds_left_out(pair: Pair, config: EvalConfig) -> float:
+    """Variance that the median of a pair has for being cut short: the null experiment's pairs were
+    whole. A median's is pi / 2 times a mean's.
+    """
+    fewer = 1 / max(1, pair.rounds) - 1 / full_rounds(config)
+    return math.pi / 2 * pair.spread**2 * max(0.0, fewer)
 
 
 def enough(pairs: Sequence[Pair], null: Null, config: EvalConfig, to_beat: float | None) -> bool:
@@ -197,13 +209,17 @@ def hopeless(
 def clear_win(
     rounds: Sequence[RoundObservation], null: Null, config: EvalConfig, to_beat: float
 ) -> bool:
-    """The same above the bar, with all that is charged: whole pairs will confirm it."""
+    """The same above the bar, with all that is charged and a single-set round that counts, and the
+    figure that it ends with says so. What leads a search is confirmed on whole pairs.
+    """
     valid = _under_way(rounds)
-    if not null.log_ratios or len(valid) < WINNING_ROUNDS:
+    alone = any(r.single and not r.void for r in rounds if r.pair == rounds[-1].pair)
+    if not null.log_ratios or len(valid) < WINNING_ROUNDS or not alone:
         return False
     logs, bar = log_ratios(valid), math.log(max(to_beat, 1.0))
     sure = statistics.median(logs) - _half(len(valid), null, config)
-    return min(min(logs) - 2 * null.floor, sure) > bar
+    low = math.log(interval(summarise(valid), null, config).low)
+    return min(min(logs) - 2 * null.floor, sure, low) > bar
 
 
 def _under_way(rounds: Sequence[RoundObservation]) -> list[RoundObservation]:

@@ -253,6 +253,8 @@ class Pair:
     log_speedup: float
     rounds: int
     voided: int = 0
+    spread: float = 0.0
+    """Standard deviation of its rounds' log ratios."""
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,7 @@ class Session:
         if self.device == "cuda":
             large = [leaf.bytes for leaf in self.slots.leaves if leaf.bytes > SMALL_BYTES]
             size = request["count"] * sum(-(-size // PAGE_BYTES) * PAGE_BYTES for size in large)
+            torch.cuda.empty_cache()  # nothing of what verification left fits what is cut now
             with contextlib.suppress(torch.OutOfMemoryError):
                 torch.empty(size, dtype=torch.uint8, device="cuda")
             return {}

@@ -129,6 +129,7 @@ CONVERSIONS = {
     'asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));': (
         "_Float16 h; __builtin_memcpy(&h, &x, 2); y = (float)h;"
     ),
+    'asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));': "y = x;",
     'asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));': (
         "uint32_t b; __builtin_memcpy(&b, &x, 4); y.bits = (b + 0x7fffu + ((b >> 16) & 1)) >> 16;"
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +53,21 @@ def test_one_pass_gives_what_torch_gives(
 
 
 @pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("kind", fused.LOADS, ids=str)
+def test_verification_compares_with_float64(kind: torch.dtype) -> None:
+    """Rows that lie apart are read where they are, to their last element."""
+    out, truth = pair(3, 4099, kind)
+    room = torch.full((3, 5000), 7.0, dtype=kind)
+    room[:, :4099] = out
+    room[2, 4098] += 100
+    seen = fused.sums(room[:, :4099], truth.double())
+    difference = room[:, :4099].double() - truth.double()
+    assert seen.square == pytest.approx((difference**2).sum(1), rel=1e-9)
+    assert seen.apart == pytest.approx(difference.abs().amax(1), rel=1e-9)
+    assert seen.energy == pytest.approx((truth.double() ** 2).sum(1), rel=1e-9)
+
+
+@pytest.mark.usefixtures("emulated")
 def test_places_that_are_not_finite_are_counted_where_they_disagree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -81,13 +97,24 @@ def test_an_upper_limit_beyond_the_bound_is_looked_at_again(
 
 
 def test_rows_that_are_too_short_and_integers_are_left_to_torch() -> None:
-    for tensor in (torch.zeros(4, 16), torch.zeros(4, 512), torch.zeros(4, 512, dtype=torch.int)):
-        assert not fused.able(tensor, tensor)  # none is on a GPU
+    def able(columns: int, dtype: torch.dtype, *, is_cuda: bool = True) -> bool:
+        tensor = SimpleNamespace(is_cuda=is_cuda, dtype=dtype, shape=(4, columns))
+        return fused.able(tensor, tensor)  # type: ignore[arg-type]
+
+    assert able(fused.SHORTEST, torch.float32)
+    assert not able(fused.SHORTEST - 1, torch.float32)
+    assert not able(fused.SHORTEST, torch.int32)
+    assert not able(fused.SHORTEST, torch.float32, is_cuda=False)
 
 
 @pytest.mark.parametrize("lanes", [fused.WARP, fused.BLOCK])
+@pytest.mark.parametrize("truth", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("kind", fused.LOADS, ids=str)
-def test_nvrtc_accepts_the_kernel(kind: torch.dtype, lanes: int) -> None:
+def test_nvrtc_keeps_the_smallest_numbers(
+    kind: torch.dtype, truth: torch.dtype, lanes: int
+) -> None:
+    """As cupy calls it: with -ftz=true a plain conversion flushes them to zero."""
     nvrtc = pytest.importorskip("cupy", reason="needs NVRTC: the extra cuda13").cuda.nvrtc
-    program = nvrtc.createProgram(fused.source(kind, torch.float32, lanes), "sums.cu", (), ())
-    nvrtc.compileProgram(program, ("-arch=sm_90", "--std=c++17"))
+    program = nvrtc.createProgram(fused.source(kind, truth, lanes), "sums.cu", (), ())
+    nvrtc.compileProgram(program, ("-arch=compute_90", "--std=c++17", "-ftz=true"))
+    assert ".ftz" not in str(nvrtc.getPTX(program))

@@ -125,6 +125,8 @@ def test_a_win_that_is_doubted_meets_every_round() -> None:
     for rounds, decided in (
         ([fast, alone, fast, fast], True),
         ([fast, merged, fast, fast], False),
+        ([fast, replace(merged, void="uneven"), fast, fast], False),
+        ([fast, fast, fast], False),
         ([left, alone, left, left], False),
         ([replace(r, pair=1) for r in (fast, alone, fast, fast)], False),
     ):

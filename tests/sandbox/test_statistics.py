@@ -119,7 +119,8 @@ def test_a_pair_is_the_median_of_its_valid_batches() -> None:
     rounds += [batch(0, 9.0, 0.1, void="drift"), batch(1, 1.0, 1.0, void="drift")]
     rounds += [RoundObservation(0, True, 8, 5.0, 5.0)]
     (found,) = summarise(rounds)
-    assert found == Pair(100.0, 50.0, pytest.approx(math.log(2)), 3, 1)
+    spread = pytest.approx(0.203, abs=1e-3)
+    assert found == Pair(100.0, 50.0, pytest.approx(math.log(2)), 3, 1, spread)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +235,7 @@ def cut_short(draw: random.Random, truth: float, between: float, within: float) 
     null = Null(tuple(pair_of() for _ in range(3)))
     process = draw.gauss(0, between)
     rounds: list[RoundObservation] = []
+    rounds.append(RoundObservation(0, True, 8, 1.0, 1.0))
     for number in range(whole - 1):
         log = math.log(1.5 * truth) + process + draw.gauss(0, within)
         rounds.append(batch(0, math.exp(log), 1.0))
@@ -259,7 +261,7 @@ def test_a_candidate_far_from_the_bar_is_cut_short_at_once(truth: float, rounds:
 
 def test_what_is_hidden_behind_done_makes_no_clear_win_and_nobody_hopeless() -> None:
     null, config = Null((0.01, 0.0, -0.01)), EvalConfig(rounds=8)
-    rounds = [batch(0, 1.0, 0.5)] * 3
+    rounds = [RoundObservation(0, True, 8, 1.0, 0.5), *[batch(0, 1.0, 0.5)] * 3]
     left = [replace(r, reference_left_s=3e-4, candidate_left_s=1.5) for r in rounds]
     hidden = [replace(r, reference_collect_s=0.1, candidate_collect_s=1.6) for r in rounds]
     assert clear_win(rounds, null, config, 1.0)
@@ -271,13 +273,29 @@ def test_what_is_hidden_behind_done_makes_no_clear_win_and_nobody_hopeless() -> 
 def test_nothing_is_decided_without_a_null_experiment_or_on_one_round() -> None:
     slow, fast = [batch(0, 1.0, 10.0)] * 4, [batch(0, 10.0, 1.0)] * 4
     null, config = Null((0.01, 0.0, -0.01)), EvalConfig(rounds=8)
+    alone = RoundObservation(0, True, 8, 10.0, 1.0)
     for decided, rounds, least in ((hopeless, slow, 2), (clear_win, fast, 3)):
-        assert not decided(rounds, Null(), config, 1.0)
-        assert not decided(rounds[: least - 1], null, config, 1.0)
-        assert decided(rounds[:least], null, config, 1.0)
+        assert not decided([alone, *rounds], Null(), config, 1.0)
+        assert not decided([alone, *rounds[: least - 1]], null, config, 1.0)
+        assert decided([alone, *rounds[:least]], null, config, 1.0)
+    assert not clear_win(fast, null, config, 1.0)
+    assert not clear_win([replace(alone, void="uneven"), *fast], null, config, 1.0)
+
+
+def test_a_clear_win_ends_with_an_interval_above_the_bar() -> None:
+    draw, null, config = random.Random(5), Null((0.01, 0.0, -0.01)), EvalConfig(rounds=8)
+    ended = 0
+    for _ in range(500):
+        gain, spread = draw.uniform(0.02, 0.15), draw.uniform(0, 0.02)
+        rounds = [RoundObservation(0, True, 8, 1.0, 0.9)]
+        rounds += [batch(0, math.exp(draw.gauss(gain, spread)), 1.0) for _ in range(4)]
+        if clear_win(rounds, null, config, 1.0):
+            ended += 1
+            assert interval(summarise(rounds), null, config).low > 1.0
+    assert ended > 100
 
 
 def test_a_pair_cut_short_has_a_wider_interval() -> None:
     null, config = Null((0.01, -0.02, 0.01)), EvalConfig(rounds=8)
-    whole, short = (interval([Pair(1.0, 1.0, 0.0, n)], null, config) for n in (6, 2))
+    whole, short = (interval([Pair(1, 1, 0, n, spread=0.02)], null, config) for n in (6, 2))
     assert short.high / short.low > whole.high / whole.low
