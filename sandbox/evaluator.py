@@ -37,12 +37,13 @@ from sandbox.invalid import NoRoom, reference_failed
 from sandbox.observation import FailureKind
 from sandbox.prepare import Preparation, Preparer
 from sandbox.quiet import Quiet, Turns
-from sandbox.run import Bench, Run
+from sandbox.run import Run
 from sandbox.spawn import Zygote
 from sandbox.stand import Stand
 from sandbox.subject import Subject
 from sandbox.types import Candidate, EvalConfig, Evaluation, Request, Status, Task
 from sandbox.validate import validate
+from sandbox.workers import Bench
 
 logger = logging.getLogger(__name__)
 Done = TypeVar("Done")

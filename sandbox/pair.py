@@ -21,8 +21,7 @@ from sandbox.drift import SHORT_CALL_S, Alone, drift, timed_alone, uneven
 from sandbox.given import Given
 from sandbox.keepsake import HandedOver, Keepsake
 from sandbox.observation import CaseObservation, Errors, RoundObservation
-from sandbox.pages import MAPPED_BYTES
-from sandbox.plan import Plan
+from sandbox.plan import SPARE_OUTPUTS, Plan
 from sandbox.quiet import Quiet
 from sandbox.rest import Afterwards, probe_of
 from sandbox.statistics import full_rounds
@@ -36,14 +35,6 @@ logger = logging.getLogger(__name__)
 WHOLE_BATCHES = 2
 """Untimed batches before the first timed one, until the allocator holds a batch's outputs: on the
 CPU the first two took four and two times as long as the third."""
-SPARE_OUTPUTS = 2
-"""More than a batch's, while the allocator grows: once an output is kept, what was freed around it
-no longer fits, and the candidate's next batch took three times as long (CPU; the reference's heap
-is larger by what its inputs were made in)."""
-RESERVED_OUTPUTS, RESERVED_BYTES = 8, 64 << 20
-"""More than a batch's, and at most, for which a side's heap has room from the start: what is kept
-leaves gaps that nothing fits, and new memory in a timed batch took five times as long as the work
-(CPU)."""
 RESTYLED_ROUNDS = 2
 """Of a pair, before which parameters change: never none, so that frozen weights cannot be lucky."""
 MET_BY = 3
@@ -134,9 +125,11 @@ class ProcessPair:
         if self.signature.mutates or not self.reference.solo:
             self.given.fill(total)
         self.given.share_inputs(total)
+        device = self.reference.task.device
+        reserved = self.plan.reserved(self.signature, device, keeps=self.keep is not None)
         for side in sides:
-            if not side.solo and (count := self.reserved()):
-                side.reserve(count)
+            if not side.solo and reserved:
+                side.reserve(reserved)
             side.worker.send("warm", stage=side.stage, sets=self.plan.warm_sets)
         for side in (self.reference, self.candidate):
             start = time.perf_counter()
@@ -162,14 +155,6 @@ class ProcessPair:
                 self.reference.solo = timed_alone(self.reference.solo, self.alone)
             finally:
                 self.candidate.worker.thaw()
-
-    def reserved(self) -> int:
-        """Outputs that a side has memory for before its first batch."""
-        size = self.signature.output_bytes
-        if self.reference.task.device == "cuda":  # where few are large there is no room to spare
-            return 0 if self.keep is None else self.plan.sets + SPARE_OUTPUTS
-        fits = 0 < size <= MAPPED_BYTES
-        return self.plan.sets + min(RESERVED_OUTPUTS, RESERVED_BYTES // size) if fits else 0
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:

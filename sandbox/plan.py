@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from sandbox.invalid import NoRoom
+from sandbox.pages import MAPPED_BYTES
 from sandbox.subject import Signature
 from sandbox.types import EvalConfig
 
@@ -20,6 +21,14 @@ FILL_S = 0.03
 LEAST_SETS = 4
 SINGLE_CALLS, LEAST_SINGLE, SINGLE_S = 8, 4, 0.002
 """Calls in a round that discloses one input set per "go": fewer where they last so long."""
+SPARE_OUTPUTS = 2
+"""More than a batch's, while the allocator grows: once an output is kept, what was freed around it
+no longer fits, and the candidate's next batch took three times as long (CPU; the reference's heap
+is larger by what its inputs were made in)."""
+RESERVED_OUTPUTS, RESERVED_BYTES = 8, 64 << 20
+"""More than a batch's, and at most, for which a side's heap has room from the start: what is kept
+leaves gaps that nothing fits, and new memory in a timed batch took five times as long as the work
+(CPU)."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,16 @@ class Plan:
     @property
     def warm_sets(self) -> list[int]:
         return list(range(self.sets, self.sets + self.warm))
+
+    def reserved(self, signature: Signature, device: str, *, keeps: bool) -> int:
+        """Outputs that a side has memory for before its first batch; `keeps`: one of them is kept,
+        which those that are large are not: they leave no room to spare.
+        """
+        size = signature.output_bytes
+        if device == "cuda":
+            return self.sets + SPARE_OUTPUTS if keeps else 0
+        fits = 0 < size <= MAPPED_BYTES
+        return self.sets + min(RESERVED_OUTPUTS, RESERVED_BYTES // size) if fits else 0
 
     def bytes(self, signature: Signature) -> int:
         """Of inputs, slots and retained outputs on both sides."""

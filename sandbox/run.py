@@ -6,16 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sandbox import copying, layers, merging, overrun
-from sandbox.build import CACHE_LIMIT, Builder
-from sandbox.cleanup import on_failure
-from sandbox.device import DeviceFacts, free_bytes
+from sandbox.build import CACHE_LIMIT
 from sandbox.errors import DeviceError, InvalidReference
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import NoRoom
@@ -30,18 +25,17 @@ from sandbox.observation import (
 from sandbox.pair import ProcessPair
 from sandbox.plan import Plan
 from sandbox.pool import timed_bounds
-from sandbox.prepare import ROOM_SHARE, Preparation, Preparer
+from sandbox.prepare import Preparation
 from sandbox.provenance import provenance
 from sandbox.ready import PROFILED
-from sandbox.room import SHORTAGE, blame, own_bytes, refuse_hoard, room_beside
-from sandbox.stages import Stages
-from sandbox.stand import Stand
+from sandbox.room import SHORTAGE, blame, own_bytes
 from sandbox.static.scan import scan
 from sandbox.statistics import clear_win, enough, hopeless, summarise
 from sandbox.subject import Opening, Signature, Subject
-from sandbox.types import Candidate, EvalConfig, Status, Task
+from sandbox.types import Status
 from sandbox.verify import profiled, verify
 from sandbox.walls.folders import CUPY_CACHE, TRITON_CACHE
+from sandbox.workers import Workers
 
 UNMATCHED = (
     "ModelNew's parameters and buffers match the reference's neither by name nor by order, shape "
@@ -54,48 +48,8 @@ def doubted(rounds: Sequence[RoundObservation], *, slow: bool = False) -> bool:
     return overrun.suspected(rounds) or (merging.suspected(rounds) and not slow)
 
 
-@dataclass(frozen=True)
-class Bench:
-    """What all runs on one device share."""
-
-    stand: Stand
-    builder: Builder
-    preparer: Preparer
-    facts: DeviceFacts
-    synchronize: Callable[[], None]
-
-
-class Run:
-    """State of one evaluation: `load`, then `measure` while the device is held, then `finish`."""
-
-    def __init__(
-        self,
-        bench: Bench,
-        task: Task,
-        candidate: Candidate,
-        config: EvalConfig,
-        *,
-        again: bool = False,
-    ) -> None:
-        """`again`: room was made for it; what it lacks now, it lacks."""
-        self.stand, self.builder, self.preparer = bench.stand, bench.builder, bench.preparer
-        self.facts, self.synchronize = bench.facts, bench.synchronize
-        self.task = task
-        self.candidate = candidate
-        self.config = config
-        self.again = again
-        self.stage = Stages()
-        self.observation = Observation(task.id, candidate.id, language=candidate.language)
-        self.preload: list[tuple[Path, str]] = []
-        self.kept = tempfile.TemporaryDirectory()
-        self.walls = ""
-        self.loaded: Subject | None = None
-        """Frozen until it is measured: its code has run."""
-        self.starved = False
-        """It is not loaded for want of a GPU's memory, which others hold."""
-        self.ended: tuple[Subject, Future[None]] | None = None
-        self.watched: Future[None] | None = None
-        """The end of the profiled worker, whose output says nothing."""
+class Run(Workers):
+    """One evaluation: `load`, then `measure` while the device is held, then `finish`."""
 
     def load(self, first: Signature | None = None) -> None:
         """Static scan, build, and a worker with the candidate imported, and its model constructed
@@ -169,10 +123,6 @@ class Run:
         self.stand.settle()
         with self.stage("load"), self.beside(None, self.pools[0].signature, 1, early=True):
             self.loaded = self.started(self.preparation.first)
-
-    def note(self, **seen: object) -> Observation:
-        self.observation = replace(self.observation, **seen)  # type: ignore[arg-type]
-        return self.observation
 
     def build(self) -> None:
         with self.stage("build"):
@@ -397,61 +347,3 @@ class Run:
             return True
         ranks = self.config.search_pairs == 1 and rounds[-1].pair == 0
         return ranks and clear_win(*known) and not doubted(rounds)
-
-    def beside(
-        self, subject: Subject | None, signature: Signature, calls: int, *, early: bool = False
-    ) -> contextlib.AbstractContextManager[None]:
-        """A block of so many calls in which a GPU's memory may run out, and whose fault that is.
-
-        `early`: before anything is timed, a candidate that lacks memory has another try; later it
-        could choose between its times.
-        """
-        return room_beside(
-            subject,
-            self.task.device,
-            self.facts.memory_bytes,
-            own_bytes(signature, calls),
-            settle=self.stand.settle,
-            crowded=early and not self.again,
-        )
-
-    def make_room(self, reference: Subject | None, needed: int) -> None:
-        """A large task has the memory of idle references and of workers that ended."""
-        if needed > ROOM_SHARE * free_bytes(self.task.device):
-            self.preparer.warm.rest(reference)
-            self.stand.settle()
-
-    def dismiss(self) -> None:
-        """End the worker that was loaded, if it still waits for a pair."""
-        subject, self.loaded = self.loaded, None
-        if subject is not None:
-            self.end(subject)
-
-    def started(self, first: Signature | None, *, then_stop: bool = False) -> Subject:
-        """A worker with the candidate, which has left memory to others."""
-        subject = self.start(first=first, then_stop=then_stop)
-        with on_failure(lambda: self.end(subject)), self.stand.quiet.noise():
-            refuse_hoard(subject, self.stand.gpu, self.facts.memory_bytes)
-        return subject
-
-    def start(
-        self,
-        *,
-        role: str = "candidate",
-        first: Signature | None = None,
-        then_stop: bool = False,
-    ) -> Subject:
-        subject = self.stand.candidate(
-            self.task,
-            self.candidate,
-            self.config,
-            self.preload,
-            role=role,
-            first=first,
-            then_stop=then_stop,
-        )
-        self.walls = str(subject.worker.walls.get("grade", ""))
-        return subject
-
-    def end(self, subject: Subject) -> None:
-        self.ended = subject, self.stand.retire(subject)

@@ -101,16 +101,24 @@ def test_a_hopeless_candidate_is_timed_in_fewer_rounds(evaluator: LocalEvaluator
     assert found.timing.pairs[0].rounds < 9
 
 
-def test_a_clear_winner_is_timed_in_fewer_rounds(evaluator: LocalEvaluator) -> None:
-    work = "return torch.relu(x)"
-    task = task_of(SCALE.replace(work, f"{SLOW}\n        {work}"))
-    quick = Candidate(task.id, Language.TORCH, forward("", "return y"))
-    config = replace(SEARCH, rounds=12, min_pairs=3, max_pairs=3)
-    found = evaluator.evaluate(task, quick, config, to_beat=1.5)
+def test_a_clear_winner_is_timed_in_fewer_rounds(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a busy machine makes of it: what is clear is told by the test."""
+    monkeypatch.setattr("sandbox.run.clear_win", lambda *_: True)
+    monkeypatch.setattr("sandbox.run.hopeless", lambda *_: False)
+    monkeypatch.setattr("sandbox.run.doubted", lambda *_, **__: False)
+    task = task_of(SCALE)
+    same = Candidate(task.id, Language.TORCH, forward("return y"))
+    found = evaluator.evaluate(task, same, replace(SEARCH, rounds=12), to_beat=1.0)
     assert found.status is Status.PASSED, found.detail
     assert found.timing is not None
-    assert found.timing.pairs[0].rounds < 9
-    assert found.timing.speedup.low > 1.5
+    (pair,) = found.timing.pairs
+    assert pair.rounds + pair.voided <= MET_BY
+    several = replace(SEARCH, rounds=12, search_pairs=2, max_pairs=2)
+    whole = evaluator.evaluate(task, same, several, to_beat=1.0)
+    assert whole.timing is not None
+    assert all(pair.rounds + pair.voided >= 9 for pair in whole.timing.pairs)
 
 
 def test_a_win_that_is_doubted_meets_every_round() -> None:

@@ -102,11 +102,11 @@ def test_what_is_never_the_heaps_is_not_reserved(
 ) -> None:
     reserved: list[int] = []
     monkeypatch.setattr(Subject, "reserve", lambda self, count: reserved.append(count))
-    monkeypatch.setattr("sandbox.pair.MAPPED_BYTES", 1 << 20)
+    monkeypatch.setattr("sandbox.plan.MAPPED_BYTES", 1 << 20)
     evaluated(evaluator)
     assert reserved == []
-    monkeypatch.setattr("sandbox.pair.MAPPED_BYTES", 2 << 20)
-    monkeypatch.setattr("sandbox.pair.RESERVED_BYTES", 3 << 20)
+    monkeypatch.setattr("sandbox.plan.MAPPED_BYTES", 2 << 20)
+    monkeypatch.setattr("sandbox.plan.RESERVED_BYTES", 3 << 20)
     evaluated(evaluator)
     sets = evaluator.prepare(task_of(COPY), FAST).plan.sets
     assert set(reserved) == {sets + 2}  # of 1.5 MiB each
