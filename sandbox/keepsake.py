@@ -60,17 +60,21 @@ class HandedOver:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self._slots: dict[int, torch.Tensor] = {}
+        self._room: list[torch.Tensor] = []
+        """Of copies that were put back: new pages take longer than the copy (CPU)."""
 
     def take(self, index: int) -> None:
         """Copy slot `index`; to be called while the candidate stands still."""
         slot = self.subject.set_bytes("slots", index)
         if slot.numel() <= KEPT_BYTES:
-            self._slots[index] = slot.clone()
+            room = self._room.pop() if self._room else torch.empty_like(slot)
+            self._slots[index] = room.copy_(slot)
 
     def put_back(self) -> None:
         """Make every slot what it was when it was handed over; likewise."""
         for index, slot in self._slots.items():
             self.subject.set_bytes("slots", index).copy_(slot)
+        self._room += self._slots.values()
         self._slots.clear()
 
 

@@ -242,28 +242,7 @@ class ProcessPair:
                     turns[side], case = self.run_candidate(sets, single, case)
                 else:
                     turns[side] = self.run_reference(sets, single)
-        if self.judged:
-            # Frozen, so that no thread of it mends an output while outputs are compared.
-            with self.frozen(), self.given.meanwhile_filled(following):
-                self.handed_over.put_back()
-                case = replace(
-                    case,
-                    **differences(self.reference, self.candidate, self.signature, sets, bounds),
-                    bounds=tuple(bounds),
-                )
-        if self.keep is None:  # kept in an earlier round
-            if self.ages and self.last:
-                self.candidate.idle.end()
-                self.candidate.grow_old(self.plan.warm_sets)
-                self.candidate.idle.begin()
-            case = replace(case, stale=not self.keepsake.intact(self.until_idle))
-        elif not single:
-            self.keep = None
-        if self.spoils(single):
-            # Now that all is compared: its code runs here, and nobody's clock.
-            self.candidate.idle.end()
-            self.candidate.spoil()
-            self.candidate.idle.begin()
+        case = self.looked_at(sets, single, bounds, following, case)
         mine, its = turns[self.reference], turns[self.candidate]
         return (
             RoundObservation(
@@ -281,6 +260,38 @@ class ProcessPair:
             ),
             case,
         )
+
+    def looked_at(
+        self,
+        sets: list[int],
+        single: bool,
+        bounds: Sequence[Errors],
+        following: int,
+        case: CaseObservation,
+    ) -> CaseObservation:
+        """How the outputs of a round differ, and whether the one that is kept is what it was; then
+        they are spoilt.
+        """
+        if self.judged:
+            # Frozen, so that no thread of it mends an output while outputs are compared.
+            with self.frozen(), self.given.meanwhile_filled(following):
+                self.handed_over.put_back()
+                found = differences(self.reference, self.candidate, self.signature, sets, bounds)
+                case = replace(case, **found, bounds=tuple(bounds))
+        if self.keep is None:  # kept in an earlier round
+            if self.ages and self.last:
+                self.candidate.idle.end()
+                self.candidate.grow_old(self.plan.warm_sets)
+                self.candidate.idle.begin()
+            case = replace(case, stale=not self.keepsake.intact(self.until_idle))
+        elif not single:
+            self.keep = None
+        if self.spoils(single):
+            # Now that all is compared: its code runs here, and nobody's clock.
+            self.candidate.idle.end()
+            self.candidate.spoil()
+            self.candidate.idle.begin()
+        return case
 
     def spoils(self, single: bool) -> bool:
         """Whether a round's outputs are held until it has been compared, and then spoilt."""
