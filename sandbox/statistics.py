@@ -143,18 +143,20 @@ def interval(
     else:
         variance, dof = 0.05**2, 1
     if not own_dof:
-        variance += _of_rounds_left_out(pairs[0], config)
+        variance += _of_rounds_left_out(pairs[0], config, variance)
     half = t_quantile(0.5 + level / 2, dof) * math.sqrt(variance / len(logs))
     half = min(max(half, 1e-4), WIDEST)
     middle = math.exp(value)
     return Interval(middle, middle * math.exp(-half), middle * math.exp(half), config.confidence)
 
 
-def _of_rounds_left_out(pair: Pair, config: EvalConfig) -> float:
-    """Variance that the median of a pair has for being cut short: the null experiment's pairs were
-    whole. A median's is pi / 2 times a mean's.
+def _of_rounds_left_out(pair: Pair, config: EvalConfig, whole: float) -> float:
+    """Variance that the median of a pair has for being cut short: the null experiment's pairs, of
+    variance `whole`, were not. A median's is pi / 2 times a mean's; of one round nothing is known.
     """
-    fewer = 1 / max(1, pair.rounds) - 1 / full_rounds(config)
+    if pair.rounds < LEAST_ROUNDS:
+        return whole * (full_rounds(config) - 1)
+    fewer = 1 / pair.rounds - 1 / full_rounds(config)
     return math.pi / 2 * pair.spread**2 * max(0.0, fewer)
 
 

@@ -299,3 +299,23 @@ def test_a_pair_cut_short_has_a_wider_interval() -> None:
     null, config = Null((0.01, -0.02, 0.01)), EvalConfig(rounds=8)
     whole, short = (interval([Pair(1, 1, 0, n, spread=0.02)], null, config) for n in (6, 2))
     assert short.high / short.low > whole.high / whole.low
+    one, all_of_it = (interval([Pair(1, 1, 0, n)], null, config) for n in (1, 6))
+    assert math.log(one.high) == pytest.approx(math.sqrt(6) * math.log(all_of_it.high))
+
+
+@pytest.mark.parametrize("within", [0.002, 0.01, 0.03])
+def test_the_interval_of_a_pair_cut_short_covers_the_truth(within: float) -> None:
+    draw, covered, trials = random.Random(9), 0, 2000
+    config = EvalConfig(rounds=8)
+
+    def pair_of(count: int) -> Pair:
+        process = draw.gauss(0, 0.005)
+        logs = [process + draw.gauss(0, within) for _ in range(count)]
+        (found,) = summarise([batch(0, math.exp(0.3 + log), 1.0) for log in logs])
+        return found
+
+    for _ in range(trials):
+        null = Null(tuple(pair_of(6).log_speedup - 0.3 for _ in range(3)))
+        found = interval([pair_of(3)], null, config)
+        covered += found.low <= math.exp(0.3) <= found.high
+    assert covered / trials >= 0.95
