@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--repetitions", type=int, default=1, help="of every exploit")
     parser.add_argument("--honest-repetitions", type=int, default=5, help="of every honest twin")
-    parser.add_argument("--seconds", type=float, default=600.0, help="start nothing new after")
+    parser.add_argument("--seconds", type=float, default=600.0, help="start no evaluation after")
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="prefixes of names")
     parser.add_argument("--ahead", type=int, default=1, help="entries under way at once")
     parser.add_argument("--out", type=Path)
@@ -117,7 +117,7 @@ def summary(record: dict[str, Any], seconds: float) -> bool:
         entries = len({row["name"] for row in of_kind})
         print(f"{kind}: {right} of {len(of_kind)} verdicts right, {entries} entries")
     passed = [row for row in rows if row["kind"] == "exploit" and row["searched"]]
-    print(f"{len(passed)} exploits were called faster by a search, and confirmed:")
+    print(f"{len(passed)} exploits were called faster by a search, and judged again:")
     for row in passed:
         print(f"  {row['name']}: {row['searched'][0]}, then {row['got']}")
     for row in wrong:

@@ -140,7 +140,7 @@ def sums(out: torch.Tensor, truth: torch.Tensor) -> Sums:
 
 def load(dtypes: Iterable[torch.dtype], device: str) -> None:
     """Compile and load what `sums` needs for outputs of these types, against themselves and against
-    float64, before a candidate could leave no memory for it.
+    float64: a candidate that is being judged could leave no memory for it.
     """
     for dtype in LOADS.keys() & set(dtypes):
         for length in (SHORTEST, WARP_ROW + 1):

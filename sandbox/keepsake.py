@@ -61,7 +61,7 @@ class HandedOver:
         self.subject = subject
         self._slots: dict[int, torch.Tensor] = {}
         self._room: list[torch.Tensor] = []
-        """Of copies that were put back: new pages take longer than the copy (CPU)."""
+        """Of copies that were put back: on the CPU new pages take longer than the copy."""
 
     def take(self, index: int) -> None:
         """Copy slot `index`; to be called while the candidate stands still."""
@@ -74,7 +74,7 @@ class HandedOver:
         """Make every slot what it was when it was handed over; likewise."""
         for index, slot in self._slots.items():
             self.subject.set_bytes("slots", index).copy_(slot)
-        self._room += self._slots.values()
+        self._room += [slot for slot in self._slots.values() if not slot.is_cuda]
         self._slots.clear()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sandbox import memory
 from sandbox.errors import DeviceError, install
 
 
@@ -17,8 +18,8 @@ from sandbox.errors import DeviceError, install
 def cupy() -> Any:
     """The package. Raises DeviceError where it is missing.
 
-    What it compiles here stays in memory: its cache in the user's home is read unquestioned, and on
-    some hosts a candidate can write there.
+    What it compiles in this process stays in memory: its cache in the user's home is read
+    unquestioned, and on some hosts a candidate can write there.
     """
     try:
         os.environ["CUPY_CACHE_IN_MEMORY"] = "1"
@@ -37,10 +38,13 @@ def kernel(source: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def current(device: torch.device) -> Iterator[None]:
-    """Launches go to torch's current stream of this device; raises DeviceError for what fails."""
+    """Launches go to torch's current stream of this device. Raises memory.OutOfMemoryError where
+    the device has no room to load one, DeviceError where else it fails.
+    """
     stream = torch.cuda.current_stream(device).cuda_stream
-    with cupy().cuda.Device(device.index), cupy().cuda.ExternalStream(stream):
-        try:
+    try:
+        with cupy().cuda.Device(device.index), cupy().cuda.ExternalStream(stream):
             yield
-        except Exception as error:  # cupy's have no class in common
-            raise DeviceError(f"a kernel of ours cannot be launched: {error}") from error
+    except Exception as error:  # cupy's have no class in common
+        kind = memory.OutOfMemoryError if "OUT_OF_MEMORY" in str(error) else DeviceError
+        raise kind(f"a kernel of ours cannot be launched: {error}") from error

@@ -18,7 +18,9 @@ GUILTY_SHARE = 2 / 3
 LEAST_ROUNDS, LEAST_PAIRS = 8, 2
 """Fewer convict nobody: a neighbour's kernels may have been there in all of them. Of eight batches
 a side, all equally disturbed, so many of the candidate's lie beyond all of the reference's in 0.3 %
-of cases (C(8, 6) / C(16, 6)), of twelve in 0.07 %."""
+of cases (C(8, 6) / C(16, 6)), of more in at most 0.5 %."""
+MOST_PAIRS = 3
+"""To come to so many batches."""
 
 
 def convicted(rounds: Sequence[RoundObservation]) -> tuple[bool, str] | None:
@@ -42,7 +44,7 @@ def convicted(rounds: Sequence[RoundObservation]) -> tuple[bool, str] | None:
 def suspected(rounds: Sequence[RoundObservation]) -> bool:
     """Whether the verdict on these rounds needs another pair."""
     batches = _batches(rounds)
-    few = len({r.pair for r in batches}) < LEAST_PAIRS
+    few = len({r.pair for r in batches}) < LEAST_PAIRS or len(batches) < LEAST_ROUNDS
     return bool(batches) and few and _share(batches) >= GUILTY_SHARE
 
 

@@ -247,7 +247,8 @@ class Run(Workers):
         bounds = timed_bounds(self.pools[0].cases[0])
         worst = CaseObservation("timed rounds", (Errors(),) * len(bounds), bounds)
         null = self.preparation.null
-        for number in range(max(self.config.max_pairs, merging.LEAST_PAIRS)):
+        most = max(self.config.max_pairs, merging.LEAST_PAIRS, overrun.MOST_PAIRS)
+        for number in range(most):
             warm = (
                 number == 0 and self.to_beat is not None and self.observation.parameters != "seed"
             )
@@ -342,8 +343,8 @@ class Run(Workers):
         if self.to_beat is None:
             return False
         rounds = self.observation.rounds
+        if rounds[-1].pair >= self.config.search_pairs:
+            return False
         known = rounds, self.preparation.null, self.config, self.to_beat
-        if hopeless(*known):
-            return True
-        ranks = self.config.search_pairs == 1 and rounds[-1].pair == 0
-        return ranks and clear_win(*known) and not doubted(rounds)
+        wins = self.config.search_pairs == 1 and clear_win(*known) and not doubted(rounds)
+        return wins or hopeless(*known)

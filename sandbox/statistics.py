@@ -7,6 +7,7 @@ keeps the level whenever sampling stops.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -95,10 +96,10 @@ def charged_collect(rounds: Sequence[RoundObservation]) -> float:
     return middle if middle > max(3 * spread, 0.01 * batch, 20e-6) else 0.0
 
 
-STEADY_ROUNDS = 5
-"""Fewer exceed the reference's by chance."""
 LEFT_FLOOR_S = 300e-6
 """An idle GPU takes 0.3 to 0.7 ms to come back to our context and to be found idle (H200)."""
+STEADY_NOISE = ((5, 1.0), (3, 2.0))
+"""(batches, times the noise) beyond which what all of them exceed is no chance."""
 
 
 def left_s(rounds: Sequence[RoundObservation]) -> list[float]:
@@ -107,13 +108,21 @@ def left_s(rounds: Sequence[RoundObservation]) -> list[float]:
     Round by round, and by the reference's noise alone: a candidate that leaves now more and now
     less would else hide in its own. What all of them exceed, noise does not explain.
     """
+    excess, noise = _behind(rounds)
+    least = min(excess)
+    times = next((times for count, times in STEADY_NOISE if len(excess) >= count), math.inf)
+    steady = least if least > max(LEFT_FLOOR_S, times * noise) else 0.0
+    return [x if x > max(LEFT_FLOOR_S, 3 * noise) else steady for x in excess]
+
+
+def _behind(rounds: Sequence[RoundObservation]) -> tuple[list[float], float]:
+    """By how much longer a GPU was at work behind each of a candidate's batches than usual behind
+    the reference's, and how much these scatter (median absolute deviation).
+    """
     mine = [r.reference_left_s for r in rounds]
     usual = statistics.median(mine)
     noise = statistics.median(abs(x - usual) for x in mine)
-    excess = [r.candidate_left_s - usual for r in rounds]
-    least = min(excess) if len(excess) >= STEADY_ROUNDS else 0.0
-    steady = least if least > max(LEFT_FLOOR_S, noise) else 0.0
-    return [x if x > max(LEFT_FLOOR_S, 3 * noise) else steady for x in excess]
+    return [r.candidate_left_s - usual for r in rounds], noise
 
 
 def interval(
@@ -125,7 +134,7 @@ def interval(
 
     Pooling is refused when the pairs scatter more than the null did: allowed up to four times its
     variance, the 95 % interval of three pairs covered 91 % (simulated). With one pair the null
-    alone gives the spread.
+    gives the spread, and its own rounds what they add where some were left out.
     """
     logs = [p.log_speedup for p in pairs]
     value = statistics.fmean(logs)
@@ -155,7 +164,7 @@ def _of_rounds_left_out(pair: Pair, config: EvalConfig, whole: float) -> float:
     variance `whole`, were not. A median's is pi / 2 times a mean's; of one round nothing is known.
     """
     if pair.rounds < LEAST_ROUNDS:
-        return whole * (full_rounds(config) - 1)
+        return whole * max(0, full_rounds(config) - 1)
     fewer = 1 / pair.rounds - 1 / full_rounds(config)
     return math.pi / 2 * pair.spread**2 * max(0.0, fewer)
 
@@ -218,6 +227,9 @@ def clear_win(
     alone = any(r.single and not r.void for r in rounds if r.pair == rounds[-1].pair)
     if not null.log_ratios or len(valid) < WINNING_ROUNDS or not alone:
         return False
+    behind, noise = _behind(valid)
+    if min(behind) > max(LEFT_FLOOR_S, noise):  # more rounds may charge it
+        return False
     logs, bar = log_ratios(valid), math.log(max(to_beat, 1.0))
     sure = statistics.median(logs) - _half(len(valid), null, config)
     low = math.log(interval(summarise(valid), null, config).low)
@@ -242,6 +254,7 @@ def full_rounds(config: EvalConfig) -> int:
     return config.rounds - max(1, round(config.rounds * config.single_share))
 
 
+@functools.cache
 def t_quantile(probability: float, dof: int) -> float:
     """Quantile of Student's t, by bisection on the closed-form CDF for integer degrees of
     freedom.

@@ -16,8 +16,8 @@ from sandbox.evaluator import LocalEvaluator
 from sandbox.observation import RoundObservation
 from sandbox.overrun import convicted, suspected
 from sandbox.pair import ProcessPair
-from sandbox.statistics import summarise
-from sandbox.types import Candidate, Language, Status
+from sandbox.statistics import Null, clear_win, summarise
+from sandbox.types import Candidate, EvalConfig, Language, Status
 from tests.sandbox.conftest import FAST, SCALE, forward, task_of
 
 IDLE_S = 0.0004
@@ -64,6 +64,8 @@ def test_one_pair_convicts_nobody_and_asks_for_another() -> None:
     assert suspected(one)
     assert not suspected([batch(IDLE_S)] * 8)
     assert not suspected([*one, *(replace(r, pair=1) for r in one)])
+    few = [batch(0.005, pair=number % 2) for number in range(7)]
+    assert suspected(few), "two pairs of too few batches ask for a third"
 
 
 def test_a_neighbour_on_the_gpu_convicts_nobody() -> None:
@@ -132,6 +134,24 @@ def test_what_is_always_left_running_is_paid_for_beside_noise() -> None:
         gains.append(found.log_speedup)
     assert statistics.median(gains) < math.log(1.25)
     assert max(gains) < math.log(2) * 0.9
+
+
+@pytest.mark.parametrize("count", [3, 4, 6])
+def test_a_short_pair_is_charged_for_what_all_its_batches_exceed(count: int) -> None:
+    mine = [IDLE_S + x for x in (0, 0.0004, 0.0008, 0.0002, 0.0006, 0.0004)][:count]
+    (found,) = summarise([batch(IDLE_S + 0.0014, left) for left in mine])
+    assert found.candidate_ms * 10 > 1e3 * (BATCH_S - 0.0014) + 0.3
+
+
+def test_no_win_is_clear_whose_batches_all_end_late() -> None:
+    """Whole pairs would charge what three noisy rounds do not."""
+    null, config = Null((0.005, 0.0, -0.005)), EvalConfig(rounds=8)
+    alone = RoundObservation(0, True, 8, 0.008, 0.007)
+    quick = [batch(IDLE_S, left) for left in (0.0002, 0.0006, 0.0010)]
+    quick = [replace(r, candidate_s=0.9 * BATCH_S) for r in quick]
+    late = [replace(r, candidate_left_s=0.0014) for r in quick]
+    assert clear_win([alone, *quick], null, config, 1.0)
+    assert not clear_win([alone, *late], null, config, 1.0)
 
 
 def test_an_idle_gpu_is_charged_to_nobody() -> None:
