@@ -23,6 +23,9 @@ from sandbox.evaluator import LocalEvaluator
 from sandbox.types import SCHEMA_VERSION
 from tests.exploits.corpus import Entry, Kind, load_corpus
 
+KEPT_EVERY = 20
+"""Verdicts between two writes of the record."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -60,6 +63,8 @@ def main() -> None:
     }
     jobs = [(*row, number) for row in chosen for number in range(times[row[1]])]
 
+    done = Counter[str]()
+
     def one(job: tuple[str, Kind, Entry, int]) -> dict[str, Any] | None:
         late = time.monotonic() - started > options.seconds
         return None if late else judge(evaluator, options.device, *job)
@@ -69,11 +74,14 @@ def main() -> None:
             for row in filter(None, pool.map(one, jobs)):
                 rows.append(row)
                 print(line(row), flush=True)
-                done = Counter(row["name"] for row in rows)
+                done[row["name"]] += 1
                 record["not_started"] = [n for n, kind, _ in chosen if done[n] < times[kind]]
-                if options.out:
-                    keep_json(options.out, record)
+                if options.out and len(rows) % KEPT_EVERY == 0:
+                    with evaluator._quiet.noise():  # not while something is timed
+                        keep_json(options.out, record)
     finally:
+        if options.out:
+            keep_json(options.out, record)
         evaluator.close()
     sys.exit(summary(record, time.monotonic() - started))
 

@@ -230,10 +230,11 @@ def clear_win(
     behind, noise = _behind(valid)
     if min(behind) > max(LEFT_FLOOR_S, noise):  # more rounds may charge it
         return False
-    logs, bar = log_ratios(valid), math.log(max(to_beat, 1.0))
-    sure = statistics.median(logs) - _half(len(valid), null, config)
-    low = math.log(interval(summarise(valid), null, config).low)
-    return min(min(logs) - 2 * null.floor, sure, low) > bar
+    (pair,) = summarise(valid)
+    worst = min(log_ratios(valid)) - 2 * null.floor
+    sure = pair.log_speedup - _half(len(valid), null, config)
+    low = math.log(interval([pair], null, config).low)
+    return min(worst, sure, low) > math.log(max(to_beat, 1.0))
 
 
 def _under_way(rounds: Sequence[RoundObservation]) -> list[RoundObservation]:
