@@ -208,13 +208,15 @@ class LocalEvaluator:
         try:
             return self._ours(task, partial(self._validate, task, config, compiled))
         finally:
+            self._compilers.settle()
             self._stand.settle()
             if self.device == "cuda":
                 torch.cuda.empty_cache()
 
     def _validate(self, task: Task, config: EvalConfig, compiled: bool) -> Admission:
         with self._turns.alone(), self._hold(task.hash):
-            return validate(self._stand, self._preparer, task, config, compiled=compiled)
+            # Counting operations imports what torch.compile does, for seconds in each new process.
+            return validate(self._compilers, self._preparer, task, config, compiled=compiled)
 
     def _ours(self, task: Task, work: Callable[[], Done]) -> Done:
         """What went wrong with one task is no reason to give up the others."""

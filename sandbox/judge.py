@@ -11,7 +11,7 @@ import math
 import re
 from dataclasses import replace
 
-from sandbox import layers, statistics
+from sandbox import layers, merging, statistics
 from sandbox.observation import CaseObservation, Errors, Failure, FailureKind, Observation
 from sandbox.statistics import Null
 from sandbox.types import (
@@ -42,6 +42,8 @@ def judge(observation: Observation, null: Null, config: EvalConfig) -> Evaluatio
     timing = None
     if status is Status.PASSED and pairs:
         speedup = statistics.interval(pairs, null, config)
+        if observation.environment.get("device") == "cpu":
+            speedup = merging.lower_bound(observation.rounds, speedup)
         timing = Timing(
             reference_ms=math.exp(sum(math.log(p.reference_ms) for p in pairs) / len(pairs)),
             candidate_ms=math.exp(sum(math.log(p.candidate_ms) for p in pairs) / len(pairs)),

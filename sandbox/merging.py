@@ -16,10 +16,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sandbox.observation import RoundObservation
 from sandbox.statistics import charged_collect
-from sandbox.types import Timing
+from sandbox.types import Interval, Timing
 
 FLOOR_S = 150e-6
 """Through the pipe a candidate's cold launcher costs some 120 us more than the reference's (H200):
@@ -33,6 +34,16 @@ LEAST_PAIRS = 2
 """Pairs in which the excess must show: on a busy CPU one in seven honest pairs had it."""
 LEAST_ROUNDS = 4
 """Fewer single-set rounds convict nobody: their spread is not known. A confirmation has more."""
+SHORT_S = 2 * FLOOR_S
+"""Shorter calls may be merged to less than half of what they cost without being convicted, where
+lone calls begin through the pipe."""
+LEAST_KNOWN = 3
+"""Figures from which their own spread is taken."""
+NOISE_TIMES = 2.0
+"""Standard errors of the excess that a lower bound allows for."""
+BEGIN_SHARE = 0.05
+"""Of what a lone call through the pipe takes, on two cores some 130 us more than in a batch: it is
+not known better than that."""
 
 
 def excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
@@ -100,6 +111,42 @@ def convicted(rounds: Sequence[RoundObservation], timing: Timing) -> tuple[bool,
         f"allowed {allowed * 1e6:.0f} us over the reference's"
     )
     return known and excess > allowed, words
+
+
+def lower_bound(rounds: Sequence[RoundObservation], speedup: Interval) -> Interval:
+    """The interval with the lower bound that calls made alone leave, where the reference's are so
+    short that merging them would not be convicted: as if all that lone calls cost more had been
+    saved by merging.
+
+    For the CPU, where lone calls begin through the pipe and honest code differs there by noise; on
+    a GPU's host it differs by what a batch hides.
+    """
+    usable = _usable(rounds)
+    lone = [r for r in usable if r.single]
+    batches = [r for r in usable if not r.single]
+    if not lone or _rung(lone):
+        return speedup
+    candidate_s = statistics.median(r.candidate_s / r.calls for r in batches)
+    if statistics.median(r.reference_s / r.calls for r in batches) > SHORT_S:
+        return speedup
+    saved = [(r.reference_s - r.candidate_s) / r.calls for r in batches]
+    costs = [(r.candidate_s - r.reference_s) / r.calls for r in lone]
+    after_s = charged_collect(lone) / statistics.median(r.calls for r in lone)
+    excess = statistics.median(saved) + statistics.median(costs) + after_s
+    begin_s = BEGIN_SHARE * statistics.median(r.reference_s / r.calls for r in lone)
+    error = math.hypot(_error_s(saved), _error_s(costs), begin_s)
+    most = max(0.0, excess) + NOISE_TIMES * error
+    low = speedup.low * candidate_s / (candidate_s + most)
+    return replace(speedup, low=low)
+
+
+def _error_s(figures: Sequence[float]) -> float:
+    """Standard error of their median, from their median absolute deviation (normal noise)."""
+    if len(figures) < LEAST_KNOWN:
+        return FLOOR_S
+    middle = statistics.median(figures)
+    spread = 1.4826 * statistics.median(abs(x - middle) for x in figures)
+    return math.sqrt(math.pi / 2 / len(figures)) * spread
 
 
 def _honest_s(rounds: Sequence[RoundObservation], candidate_s: float, reference_s: float) -> float:

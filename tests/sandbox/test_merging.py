@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandbox.merging import convicted, excess_s, suspected
+from sandbox.merging import SHORT_S, convicted, excess_s, lower_bound, suspected
 from sandbox.observation import RoundObservation
 from sandbox.types import Interval, Timing
 
@@ -164,3 +164,58 @@ def test_lone_rounds_of_unknown_noise_convict_nobody() -> None:
     """One in each pair: how much the reference's own scatter is not known."""
     pairs = [rung(n, 20.0, 4.0, [(50.0 + 30 * n, 100.0 + 30 * n)]) for n in range(4)]
     assert not verdict([r for rounds in pairs for r in rounds])
+
+
+def rounds_of(reference_s: float, candidate_s: float, lone_s: float) -> list[RoundObservation]:
+    """Of two pairs, seconds a call: batches, then lone calls of the candidate; those of the
+    reference take 130 us more than in a batch. A microsecond of noise.
+    """
+    noise = (0.0, 1e-6, -1e-6, 2e-6)
+    found = []
+    for pair in range(2):
+        for late in noise:
+            found.append(
+                RoundObservation(pair, False, 10, 10 * (reference_s + late), 10 * candidate_s)
+            )
+            alone = 8 * (reference_s + 130e-6), 8 * (lone_s + late)
+            found.append(RoundObservation(pair, True, 8, *alone))
+    return found
+
+
+SPEEDUP = Interval(4.0, 3.8, 4.2, 0.95)
+
+
+def test_short_calls_merged_below_what_convicts_gain_nothing() -> None:
+    merged = rounds_of(35e-6, 8e-6, 35e-6 + 130e-6)
+    found = lower_bound(merged, SPEEDUP)
+    assert found.low < 1
+    assert (found.value, found.high) == (SPEEDUP.value, SPEEDUP.high)
+
+
+def test_short_calls_that_are_as_fast_alone_keep_most_of_their_lower_bound() -> None:
+    honest = rounds_of(200e-6, 50e-6, 50e-6 + 130e-6)
+    assert 0.5 * SPEEDUP.low < lower_bound(honest, SPEEDUP).low < 0.8 * SPEEDUP.low
+
+
+def test_work_left_for_collect_of_lone_calls_counts_as_theirs() -> None:
+    left = [
+        replace(r, candidate_collect_s=8 * 27e-6) if r.single else r
+        for r in rounds_of(35e-6, 8e-6, 8e-6 + 130e-6)
+    ]
+    assert lower_bound(left, SPEEDUP).low < 1
+
+
+def test_few_lone_rounds_leave_short_calls_no_lower_bound_to_speak_of() -> None:
+    """In their noise anything may hide."""
+    few = [r for r in rounds_of(35e-6, 8e-6, 8e-6 + 130e-6) if not r.single]
+    few += [RoundObservation(0, True, 8, 8 * 165e-6, 8 * 138e-6)] * 2
+    assert lower_bound(few, SPEEDUP).low < 0.2
+
+
+def test_longer_calls_and_rung_ones_keep_their_lower_bound() -> None:
+    merged = rounds_of(1.1 * SHORT_S, 0.5 * SHORT_S, 1.1 * SHORT_S + 130e-6)
+    assert lower_bound(merged, SPEEDUP) == SPEEDUP
+    rung = [replace(r, rung=r.single) for r in rounds_of(35e-6, 8e-6, 35e-6 + 130e-6)]
+    assert lower_bound(rung, SPEEDUP) == SPEEDUP
+    batches = [r for r in rung if not r.single]
+    assert lower_bound(batches, SPEEDUP) == SPEEDUP
