@@ -2,8 +2,9 @@
 
 Begun through the pipe such a call takes 160 us and more: the worker has to wake, and the GPU has to
 come back from our context, in which its inputs were written, while the host goes on unseen. Here
-the worker stands by, awake and warmed up, and its inputs come through host memory. That a call is
-over is told through the pipe, as ever: who says so too early has its inputs poisoned next.
+the inputs are in the worker's memory before, but scrambled; the worker stands by, awake and warmed
+up, and the ring brings the key. That a call is over is told through the pipe, as ever: who says so
+too early has its inputs poisoned next.
 """
 
 from __future__ import annotations
@@ -15,53 +16,56 @@ from collections.abc import Callable
 
 import torch
 
-HEADER_BYTES = 64
+BELL_BYTES = 64
+KEY_BITS = 63
 STANDS_BY_S = 0.05
 """For so long the supervisor waits for a worker that stands by."""
-LISTENS_S, WRITTEN_PER_S = 100e-6, 2e9
-"""Seconds between two warm-up calls, and bytes that the supervisor writes per second at least: a
-worker that is busy warming up would begin late."""
-READY, RING = range(2)
-"""What the cells hold: the ticket of a call. The first is written by the worker."""
+LISTENS_S = 100e-6
+"""Between two warm-up calls."""
+READY, RING, KEY = range(3)
+"""What the cells hold: the ticket of a call, twice, the first one written by the worker; and the
+key to its inputs."""
+
+
+def scramble(values: torch.Tensor, key: int, pad: torch.Tensor, out: torch.Tensor) -> None:
+    """`values` with torch's generator under `key` (Philox on a GPU) over them; once more, and they
+    are what they were. All (n,) int64 on one device; `pad` and `out` are overwritten.
+    """
+    generator = torch.Generator(values.device).manual_seed(key)
+    pad.random_(-(1 << 63), None, generator=generator)
+    torch.bitwise_xor(values, pad, out=out)
 
 
 class Bell:
-    """One end of it, over (HEADER_BYTES + bytes of one input set,) uint8 that both processes map.
-    Tickets grow.
-    """
+    """One end of it, over (BELL_BYTES,) uint8 that both processes map. Tickets grow."""
 
     def __init__(self, shared: torch.Tensor) -> None:
-        self.given = shared[HEADER_BYTES:]
-        """(bytes of one set,) uint8: the call's inputs."""
-        self._cells = memoryview(shared[:HEADER_BYTES].numpy()).cast("Q")
-        self._writable = memoryview(self.given.numpy())
-        self._writable[:] = bytes(len(self._writable))  # its pages are there when it counts
+        self._cells = memoryview(shared.numpy()).cast("Q")
         self._barrier = threading.Lock()
-        self._listens_s = LISTENS_S + len(self._writable) / WRITTEN_PER_S
 
-    def stand_by(self, ticket: int, keep_warm: Callable[[], None]) -> None:
-        """Worker: wait for the ring, and do again and again what keeps caches and threads awake."""
+    def stand_by(self, ticket: int, keep_warm: Callable[[], None]) -> int:
+        """Worker: the key, once it is rung for; until then do again and again what keeps caches and
+        threads awake.
+        """
         cells = self._cells
         while cells[RING] != ticket:
             keep_warm()
             cells[READY] = ticket
-            end = time.perf_counter() + self._listens_s
+            end = time.perf_counter() + LISTENS_S
             while cells[RING] != ticket and time.perf_counter() < end:
                 pass
             cells[READY] = 0
         with self._barrier:  # what was written before the ring is seen, on ARM too
-            pass
+            return cells[KEY]
 
-    def ring(self, ticket: int, values: bytes) -> float:
-        """Supervisor: when the clock was started.
-
-        It runs while inputs are written: who looks for them instead of waiting for the ring is not
-        ahead of it.
+    def ring(self, ticket: int, key: int) -> float:
+        """Supervisor: when the clock was started, which is before the key is there: who looks for
+        that instead of waiting for the ring is not ahead.
         """
         self._wait(0)
         self._wait(ticket)
         start = time.perf_counter()
-        self._writable[:] = values
+        self._cells[KEY] = key
         with self._barrier:
             pass
         self._cells[RING] = ticket

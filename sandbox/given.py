@@ -98,10 +98,6 @@ class Given:
         """The reference's sets with the values that they have, for what it does to caches."""
         self.reference.set_bytes("inputs", first, count).view(torch.int64).add_(0)
 
-    def values(self, index: int) -> bytes:
-        """One set, in the supervisor's own memory."""
-        return bytes(self.reference.set_bytes("inputs", index).cpu().numpy())
-
     def unchanged(self, first: int, count: int) -> bool:
         """The candidate's inputs are, byte for byte, the reference's."""
         return compare.identical(

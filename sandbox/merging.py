@@ -121,19 +121,22 @@ def lower_bound(rounds: Sequence[RoundObservation], speedup: Interval) -> Interv
     For the CPU, where lone calls begin through the pipe and honest code differs there by noise; on
     a GPU's host it differs by what a batch hides.
     """
+    asked = [r for r in rounds if r.single]
+    if not asked or _rung(asked):
+        return speedup
     usable = _usable(rounds)
     lone = [r for r in usable if r.single]
-    batches = [r for r in usable if not r.single]
-    if not lone or _rung(lone):
-        return speedup
+    batches = [r for r in usable or rounds if not r.single and not r.void]
     candidate_s = statistics.median(r.candidate_s / r.calls for r in batches)
     if statistics.median(r.reference_s / r.calls for r in batches) > SHORT_S:
         return speedup
     saved = [(r.reference_s - r.candidate_s) / r.calls for r in batches]
     costs = [(r.candidate_s - r.reference_s) / r.calls for r in lone]
-    after_s = charged_collect(lone) / statistics.median(r.calls for r in lone)
-    excess = statistics.median(saved) + statistics.median(costs) + after_s
-    begin_s = BEGIN_SHARE * statistics.median(r.reference_s / r.calls for r in lone)
+    excess = begin_s = 0.0
+    if lone:  # else all that is known is how far off it may be
+        after_s = charged_collect(lone) / statistics.median(r.calls for r in lone)
+        excess = statistics.median(saved) + statistics.median(costs) + after_s
+        begin_s = BEGIN_SHARE * statistics.median(r.reference_s / r.calls for r in lone)
     error = math.hypot(_error_s(saved), _error_s(costs), begin_s)
     most = max(0.0, excess) + NOISE_TIMES * error
     low = speedup.low * candidate_s / (candidate_s + most)

@@ -40,8 +40,9 @@ RESTYLED_ROUNDS = 2
 MET_BY = 3
 """Rounds by which every pair has met a single-set round and new parameters, and before which none
 ends early: else a slow cheat would pass for a slow kernel."""
-RUNG_BYTES = 1 << 20
-"""Of one input set, up to which lone calls are rung for: its way to the GPU is timed with them."""
+RUNG_BYTES = 16 << 20
+"""Of one input set, up to which lone calls are rung for: making it out is timed with them. Calls on
+more are not so short that what merging saves would be hidden."""
 OVERHEAD_GOS = 9
 """Empty "go"s whose median round trip, on the reference's side, is taken off both sides' times."""
 
@@ -119,6 +120,8 @@ class ProcessPair:
         for side in sides:
             side.fresh = self.strict
             side.attach_all(self.signature, total, self.plan.sets)
+            if self.rung and self.judged:
+                side.attach_bell(self.signature)
         self.given.share_state()
         # A warm reference has values there, from before this candidate was begun: they do for what
         # is not judged, and making them takes as long as a round.
@@ -393,7 +396,8 @@ class ProcessPair:
     def timed(self, side: Subject, sets: list[int], single: bool) -> float:
         """Seconds of a batch without the harness's round trip, or of a lone call with it."""
         if single and self.rung:
-            return side.ring(sets[0], self.plan.warm_sets[0], self.given.values(sets[0]))
+            values = self.reference.set_bytes("inputs", sets[0])
+            return side.ring(sets[0], self.plan.warm_sets[0], values)
         if single:
             side.rouse(self.plan.warm_sets[0])
         self.given.disclose(side, *span(sets))

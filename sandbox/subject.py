@@ -4,6 +4,7 @@ candidate.
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -249,20 +250,28 @@ class Subject:
         self.worker.reply(stage=self.stage, timeout_s=limit_s, awake_s=self.awake_s)
         return time.perf_counter() - start
 
-    def ring(self, index: int, warm: int, values: bytes) -> float:
-        """Seconds of one call on `values`, the bytes of set `index`, through a bell in shared
-        memory, with the way of its inputs into the arena; `warm`: a set to keep warm on.
-        """
+    def attach_bell(self, signature: Signature) -> None:
+        """What lone calls are rung for with: the bell, and memory for one set in secret."""
+        self.attach("scrambled", Layout(signature.inputs, 1))
         if self._bell is None:
-            arena = self.allocate(bell.HEADER_BYTES + len(values), "cpu")
+            arena = self.allocate(bell.BELL_BYTES, "cpu")
             limit_s = self.config.load_timeout_s
             self.request("bell", limit_s, fds=arena.fds, ticket=arena.ticket())
             self._bell = Bell(arena.bytes)
             arena.close()
+
+    def ring(self, index: int, warm: int, values: torch.Tensor) -> float:
+        """Seconds of one call on `values`, the (bytes,) of set `index`, begun by a bell in shared
+        memory, with making them out; `warm`: a set to keep warm on.
+        """
+        assert self._bell is not None
         self._rung += 1
+        key, place = secrets.randbits(bell.KEY_BITS), self.set_bytes("scrambled", 0)
+        own = values.view(torch.int64)
+        bell.scramble(own, key, torch.empty_like(own), place.view(torch.int64))
         self.finish_ours()
         self.worker.send("go", stage=self.stage, sets=[index], rung=self._rung, warm=warm)
-        start = self._bell.ring(self._rung, values)
+        start = self._bell.ring(self._rung, key)
         limit_s = self.config.run_timeout_s
         self.worker.reply(stage=self.stage, timeout_s=limit_s, awake_s=self.awake_s)
         return time.perf_counter() - start

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sandbox import memory, trees
-from sandbox.bell import Bell
+from sandbox.bell import Bell, scramble
 from sandbox.trees import Layout, Leaf
 from sandbox.worker import facts, models, profile
 
@@ -52,10 +52,10 @@ class Session:
         self.inputs: Layout = Layout((), 0)
         self.slots: Layout = Layout((), 0)
         self.state: Layout = Layout((), 0)
+        self.scrambled: Layout = Layout((), 0)
         self.state_tensors: list[torch.Tensor | None] = []
         self.results: list[Any] = []
         self.bell: Any = None
-        self.pinned = contextlib.ExitStack()
         self.hasty: int | None = None
         """A set whose slot has its output before the rest is collected."""
         self.kept: list[Any] = []
@@ -78,8 +78,8 @@ class Session:
         return {}
 
     def do_attach(self, request: Request, fds: list[int]) -> Request:
-        """Open an arena under a name (`inputs`, `slots`, `state`); the previous one is dropped.
-        With the ticket of the same that one stays, with other leaves.
+        """Open an arena under a name (`inputs`, `slots`, `state`, `scrambled`); the previous one is
+        dropped. With the ticket of the same that one stays, with other leaves.
         """
         name, ticket = request["name"], request["ticket"]
         if ticket["kind"] == "same":
@@ -96,12 +96,8 @@ class Session:
         return {}
 
     def do_bell(self, request: Request, fds: list[int]) -> Request:
-        """Map the bell for calls that are alone in their "go"; pinned, its inputs come quickly."""
-        shared = memory.OpenedArena(request["ticket"], fds.pop(0)).bytes
-        self.pinned.close()
-        if self.device == "cuda":
-            self.pinned.enter_context(memory.pinned(shared))
-        self.bell = Bell(shared)
+        """Map the bell for calls that are alone in their "go"."""
+        self.bell = Bell(memory.OpenedArena(request["ticket"], fds.pop(0)).bytes)
         return {}
 
     def do_release(self, request: Request, fds: list[int]) -> Request:
@@ -182,8 +178,8 @@ class Session:
         """The timed region: one call per set, every output retained, then a device
         synchronisation.
 
-        `rung`: the ticket of a lone call, whose inputs come with the ring. `hasty`: then call once
-        more, as `hurry` says.
+        `rung`: the ticket of a lone call, for whose inputs the ring brings the key. `hasty`: then
+        call once more, as `hurry` says.
         """
         call, calls, results = self.call, self.calls, self.results
         if "rung" in request:
@@ -221,19 +217,21 @@ class Session:
         return self.arenas["inputs"].bytes[index * stride : (index + 1) * stride]
 
     def stand_by(self, request: Request) -> None:
-        """Until the bell rings; then its inputs are in the arena, and the device is idle: their way
-        is no work that launches could hide behind.
+        """Until the bell rings; then its inputs are made out, and the device is idle: that is no
+        work that launches could hide behind.
         """
-        place = self.input_bytes(request["sets"][0])
+        place = self.input_bytes(request["sets"][0]).view(torch.int64)
+        given = self.arenas["scrambled"].bytes.view(torch.int64)
+        pad = torch.empty_like(given)
         gc.disable()
 
         def keep_warm() -> None:
-            place.copy_(self.bell.given, non_blocking=True)  # which nobody has asked for yet
+            scramble(given, 0, pad, place)  # to no avail: the key is not there
             self.call(*self.calls[request["warm"]])
             self.synchronize()
 
-        self.bell.stand_by(request["rung"], keep_warm)
-        place.copy_(self.bell.given, non_blocking=True)
+        key = self.bell.stand_by(request["rung"], keep_warm)
+        scramble(given, key, pad, place)
         self.synchronize()
 
     def do_collect(self, request: Request, fds: list[int]) -> Request:

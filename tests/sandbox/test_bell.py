@@ -7,37 +7,42 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 
-from sandbox.bell import HEADER_BYTES, STANDS_BY_S, Bell
+from sandbox.bell import BELL_BYTES, STANDS_BY_S, Bell, scramble
 from sandbox.memory import HostArena
+from sandbox.pair import ProcessPair
+from sandbox.subject import Subject
+from sandbox.types import Status
+from tests.sandbox.conftest import Evaluate, forward
 
-VALUES = bytes(range(32))
+SECRET = 0x7EDC_BA98_7654_3210
 
 
 @pytest.fixture
 def bells() -> Iterator[tuple[Bell, Bell]]:
-    arena = HostArena(HEADER_BYTES + len(VALUES))
+    arena = HostArena(BELL_BYTES)
     yield Bell(arena.bytes), Bell(arena.bytes)
     arena.close()
 
 
 def answer(bell: Bell, ticket: int, late_s: float = 0.0) -> int:
-    """A child process that waits for one ring, and ends with 0 if it got the values then."""
+    """A child process that waits for one ring, and ends with 0 if it got the key then."""
     child = os.fork()
     if child:
         return child
     warmed: list[None] = []
     time.sleep(late_s)
-    bell.stand_by(ticket, lambda: warmed.append(None))
-    os._exit(0 if warmed and bytes(bell.given.numpy()) == VALUES else 1)
+    key = bell.stand_by(ticket, lambda: warmed.append(None))
+    os._exit(0 if warmed and key == SECRET else 1)
 
 
-def test_a_worker_that_is_rung_has_its_values(bells: tuple[Bell, Bell]) -> None:
+def test_a_worker_that_is_rung_has_its_key(bells: tuple[Bell, Bell]) -> None:
     supervisor, worker = bells
     for ticket in (1, 2):
         child = answer(worker, ticket)
         before = time.perf_counter()
-        start = supervisor.ring(ticket, VALUES)
+        start = supervisor.ring(ticket, SECRET)
         assert before <= start <= time.perf_counter()
         assert os.waitpid(child, 0)[1] == 0
 
@@ -46,7 +51,7 @@ def test_a_worker_that_stands_by_late_is_rung_all_the_same(bells: tuple[Bell, Be
     supervisor, worker = bells
     child = answer(worker, 7, late_s=4 * STANDS_BY_S)
     start = time.perf_counter()
-    supervisor.ring(7, VALUES)
+    supervisor.ring(7, SECRET)
     assert time.perf_counter() - start < 4 * STANDS_BY_S
     assert os.waitpid(child, 0)[1] in (0, 256)  # the ring was there before it could warm up
 
@@ -56,5 +61,42 @@ def test_a_worker_that_never_stands_by_does_not_hold_the_supervisor(
 ) -> None:
     supervisor, _ = bells
     start = time.perf_counter()
-    supervisor.ring(1, VALUES)
+    supervisor.ring(1, SECRET)
     assert time.perf_counter() - start < 10 * STANDS_BY_S
+
+
+def test_scrambled_values_say_nothing_without_their_key() -> None:
+    values = torch.ones(1 << 16, dtype=torch.float64).view(torch.int64)
+    pad, hidden, found = (torch.empty_like(values) for _ in range(3))
+    scramble(values, SECRET, pad, hidden)
+    bits = (hidden[:, None] >> torch.arange(64)) & 1
+    assert (bits.float().mean(0) - 0.5).abs().max() < 0.01  # every bit of it, signs included
+    assert hidden.unique().numel() == hidden.numel()
+    scramble(hidden, SECRET - 1, pad, found)
+    assert (found == values).sum() == 0
+    scramble(hidden, SECRET, pad, found)
+    assert torch.equal(found, values)
+
+
+def test_lone_calls_that_are_rung_for_get_fresh_values_of_their_own(
+    evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU's host, here on the CPU: what came out of the scrambling is judged."""
+    start, ring, rung = ProcessPair.start, Subject.ring, list[int]()
+
+    def start_rung(pair: ProcessPair, first_call_timeout_s: float) -> None:
+        pair.rung = True
+        start(pair, first_call_timeout_s)
+
+    def told_ring(subject: Subject, index: int, warm: int, values: torch.Tensor) -> float:
+        rung.append(index)
+        seconds = ring(subject, index, warm, values)
+        assert torch.equal(subject.set_bytes("inputs", index), values)
+        assert not torch.equal(subject.set_bytes("scrambled", 0), values)
+        return seconds
+
+    monkeypatch.setattr(ProcessPair, "start", start_rung)
+    monkeypatch.setattr(Subject, "ring", told_ring)
+    found = evaluate(forward("return y"))  # too few lone rounds to convict: cores are few
+    assert found.status is Status.PASSED, found.detail
+    assert len(rung) > 2

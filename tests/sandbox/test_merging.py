@@ -210,6 +210,8 @@ def test_few_lone_rounds_leave_short_calls_no_lower_bound_to_speak_of() -> None:
     few = [r for r in rounds_of(35e-6, 8e-6, 8e-6 + 130e-6) if not r.single]
     few += [RoundObservation(0, True, 8, 8 * 165e-6, 8 * 138e-6)] * 2
     assert lower_bound(few, SPEEDUP).low < 0.2
+    none = [replace(r, void="drifted" if r.single else "") for r in few]
+    assert lower_bound(none, SPEEDUP).low < 0.2
 
 
 def test_longer_calls_and_rung_ones_keep_their_lower_bound() -> None:
