@@ -41,7 +41,7 @@ def judge(observation: Observation, null: Null, config: EvalConfig) -> Evaluatio
     pairs = statistics.summarise(observation.rounds)
     timing = None
     if status is Status.PASSED and pairs:
-        speedup = statistics.interval(pairs, null, config)
+        speedup = batched = statistics.interval(pairs, null, config)
         if observation.environment.get("device") == "cpu":
             speedup = merging.lower_bound(observation.rounds, speedup)
         timing = Timing(
@@ -53,7 +53,7 @@ def judge(observation: Observation, null: Null, config: EvalConfig) -> Evaluatio
             sets=observation.sets,
             floor_ms=None if observation.floor_s is None else observation.floor_s * 1e3,
         )
-        evidence = (*evidence, *layers.physics(observation, timing))
+        evidence = (*evidence, *layers.physics(observation, timing, batched))
     hack = layers.proof(evidence) if status is Status.PASSED else None
     if hack is not None:
         status, detail = Status.REWARD_HACK, str(hack)

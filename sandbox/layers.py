@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from sandbox import merging, overrun
 from sandbox.evidence import Evidence, Kind, Layer, Weight
 from sandbox.observation import CaseObservation, Observation, RuntimeClaim
-from sandbox.types import Timing
+from sandbox.types import Interval, Timing
 
 PRECISION_CLASSES = (("float32", 1e-5), ("tf32", 8e-4), ("bfloat16", 6e-3), ("float8", 8e-2))
 """Norm error up to which a result counts as this class (twice to three times the measured
@@ -204,13 +204,22 @@ def overlap(observation: Observation, timing: Timing) -> list[Evidence]:
     return [Evidence(Layer.HOST, weight, (words,))]
 
 
-def physics(observation: Observation, timing: Timing) -> tuple[Evidence, ...]:
-    """Merged calls, work behind "done", and times that no device reaches (docs/measuring.md)."""
+def physics(observation: Observation, timing: Timing, batched: Interval) -> tuple[Evidence, ...]:
+    """Merged calls, work behind "done", and times that no device reaches (docs/measuring.md).
+
+    `batched`: what batches alone say of the speedup.
+    """
     found = []
     candidate_s = timing.candidate_ms / 1e3
     merged = merging.convicted(observation.rounds, timing)
     if merged is not None:
-        found.append(_physical(Layer.TIMING, *merged))
+        impossible, words = merged
+        if timing.speedup.low < batched.low:
+            words += (
+                f"; they leave a lower bound of {timing.speedup.low:.2f}x, batches one of "
+                f"{batched.low:.2f}x"
+            )
+        found.append(_physical(Layer.TIMING, impossible, words))
     left = overrun.convicted(observation.rounds)
     if left is not None:
         found.append(_physical(Layer.IDLE, *left))

@@ -99,7 +99,7 @@ def _rounded(size: int) -> int:
     return size if size < LEAST_BYTES else -(-size // step) * step
 
 
-def _usable_bytes() -> int:
+def usable_bytes() -> int:
     """Of this machine's memory, or of the container's."""
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
@@ -116,7 +116,7 @@ def _one_node() -> bool:
         return False
 
 
-_limit = min(int(KEPT_SHARE * _usable_bytes()), KEPT_BYTES)
+_limit = min(int(KEPT_SHARE * usable_bytes()), KEPT_BYTES)
 trusted = Kept(_limit)
 """Of references' workers."""
 untrusted = Kept(_limit if _one_node() else 0)

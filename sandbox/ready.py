@@ -44,9 +44,9 @@ class Ready:
         self._making: set[Worker] = set()
         self._closed = False
 
-    def take(self, role: str, config: EvalConfig) -> Worker | None:
-        """One that lives, under this config's limits; None where none is ready. For one in which
-        the profiler is about to begin, this waits: another would need as long.
+    def take(self, role: str) -> Worker | None:
+        """One that lives; None where none is ready. For one in which the profiler is about to begin
+        this waits: another would need as long.
         """
         with self._changed:
             found = self._pop(role)
@@ -54,8 +54,6 @@ class Ready:
                 self._changed.wait()
                 found = self._pop(role)
         self.expect(role)
-        if found is not None:
-            found.limit(config.memory_limit_bytes, config.log_limit_bytes)
         return found
 
     def expect(self, role: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from sandbox import pages
 from sandbox.cleanup import on_failure
 from sandbox.gpu_state import GpuWatch, undisturbed
 from sandbox.handle import WorkerFailed
@@ -26,6 +27,11 @@ from sandbox.trees import CLAIM_ERRORS, Leaf
 from sandbox.types import Candidate, EvalConfig, Task
 
 logger = logging.getLogger(__name__)
+
+REFERENCE_SHARE = 0.5
+"""Of the host's memory, for a reference's worker: its code is the user's own."""
+STATE_TIMES = 2
+"""Parameters that a candidate may hold on the host, converted ones beside the first."""
 
 Started = TypeVar("Started")
 AlsoStarted = TypeVar("AlsoStarted")
@@ -197,15 +203,16 @@ class Stand:
         then_stop: bool = False,
     ) -> Subject:
         """A worker with the source loaded: host work, which may go on beside what is timed."""
-        worker = self.ready.take(role, config)
+        worker, limit_bytes = self.ready.take(role), memory_limit(role, config, first)
         armed = worker is not None
         if worker is not None:
             with on_failure(worker.close), self.quiet.noise():
                 worker.furnish(preload)
+                worker.limit(limit_bytes, config.log_limit_bytes)
         else:
             worker = self.zygote.spawn(
                 side_of(role),
-                memory_limit_bytes=config.memory_limit_bytes,
+                memory_limit_bytes=limit_bytes,
                 log_limit_bytes=config.log_limit_bytes,
                 preload=preload,
                 quiet=self.quiet,
@@ -222,6 +229,16 @@ class Stand:
             if first is not None:
                 subject.request("construct", config.load_timeout_s, **made_from(first))
         return subject
+
+
+def memory_limit(role: str, config: EvalConfig, first: Signature | None) -> int:
+    """Bytes of host memory for a worker: parameters come on top of what the config allows, since
+    they are made there (KernelBench's level3/2 has 8 GiB); how large, a reference tells first.
+    """
+    if role == "reference":
+        return max(config.memory_limit_bytes, int(REFERENCE_SHARE * pages.usable_bytes()))
+    state_bytes = 0 if first is None else first.state_bytes
+    return config.memory_limit_bytes + STATE_TIMES * state_bytes
 
 
 def made_from(signature: Signature) -> dict[str, Any]:

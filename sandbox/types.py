@@ -169,8 +169,8 @@ class EvalConfig:
     run_timeout_s: float = 60.0
     """For one batch of calls."""
     memory_limit_bytes: int = 8 << 30
-    """Host memory a worker's process tree may hold, and again as much in files; on the CPU its
-    arenas are not counted.
+    """Host memory a candidate's process tree may hold beside twice the task's parameters, and again
+    as much in files; on the CPU its arenas are not counted.
     """
     log_limit_bytes: int = 16 << 10
     """Build output, stdout and stderr kept per Evaluation, head and tail."""

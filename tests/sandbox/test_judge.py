@@ -236,3 +236,18 @@ def test_what_a_compiler_within_the_load_stage_said_is_the_build_log():
     assert (seen.status, seen.build_log) == (Status.COMPILE_ERROR, "k.cu(1): error: no\nmore")
     other = judge(failing(FailureKind.CLAIMED, "ValueError"), Null(), EvalConfig())
     assert other.build_log == ""
+
+
+def test_a_lower_bound_that_calls_made_alone_leave_is_explained() -> None:
+    short = tuple(
+        replace(r, reference_s=r.reference_s / 10, candidate_s=r.candidate_s / 10)
+        for r in rounds_of(2e-4, 1e-3)
+    )
+    told = {}
+    for device in ("cpu", "cuda"):
+        found = judge(replace(SEEN, rounds=short, environment={"device": device}), NULL, CONFIG)
+        assert found.timing is not None
+        (told[device],) = [str(e) for e in found.evidence if e.layer is Layer.TIMING]
+        assert ("leave a lower bound of" in told[device]) == (device == "cpu")
+    assert found.timing.speedup.low > 1
+    assert f"batches one of {found.timing.speedup.low:.2f}x" in told["cpu"]

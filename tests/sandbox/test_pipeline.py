@@ -19,7 +19,16 @@ from sandbox.ready import PROFILED, Ready
 from sandbox.spawn import Zygote
 from sandbox.stand import Stand
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Request, Status, Task
-from tests.sandbox.conftest import FAST, LINEAR, SCALE, forward, renamed, task_of, workers_alive
+from tests.sandbox.conftest import (
+    FAST,
+    LINEAR,
+    SCALE,
+    Evaluate,
+    forward,
+    renamed,
+    task_of,
+    workers_alive,
+)
 
 SEARCH = replace(FAST, search_pairs=1, rounds=8, batch_ms=2.0, max_sets=64)
 CORPUS = {
@@ -122,21 +131,36 @@ def test_a_worker_kept_ready_serves_once_and_another_takes_its_place(cache, one_
 
 
 def test_limits_and_folders_reach_a_worker_kept_ready(zygote: Zygote, tmp_path: Path) -> None:
-    ready, config = Ready(zygote, Quiet(freezes=False), 1), replace(FAST, log_limit_bytes=20)
-    assert ready.take("candidate", config) is None
-    worker, deadline = None, time.monotonic() + 30
-    while worker is None and time.monotonic() < deadline:
+    stand, task = Stand(zygote, Quiet(freezes=False), ready=1), task_of(SCALE)
+    stand.ready.expect("candidate")
+    deadline = time.monotonic() + 30
+    while not stand.ready._waiting.get("candidate") and time.monotonic() < deadline:
         time.sleep(0.02)
-        worker = ready.take("candidate", config)
-    ready.close()
-    assert worker is not None
+    (waiting,) = stand.ready._waiting["candidate"]
     (tmp_path / "file").write_text("print('x' * 1000)\nclass ModelNew: pass\n")
-    worker.furnish([(tmp_path, "home/given")])
-    source = f"exec(open({str(worker.scratch / 'home/given/file')!r}).read())"
-    worker.request("load", stage="load", timeout_s=20, source=source)
-    worker.close()
-    assert worker.memory_limit_bytes == config.memory_limit_bytes
-    assert "bytes left out" in worker.stdout()
+    source = f"exec(open({str(waiting.scratch / 'home/given/file')!r}).read())"
+    candidate = Candidate(task.id, Language.TORCH, source)
+    config = replace(FAST, log_limit_bytes=20)
+    subject = stand.candidate(task, candidate, config, [(tmp_path, "home/given")])
+    assert subject.worker is waiting
+    stand.retire(subject).result()
+    stand.ready.close()
+    assert waiting.memory_limit_bytes == config.memory_limit_bytes
+    assert "bytes left out" in waiting.stdout()
+
+
+def test_parameters_come_on_top_of_what_a_candidate_may_hold(evaluate: Evaluate) -> None:
+    """KernelBench's level3/2 has 8 GiB of them, as much as a worker may hold by default."""
+    large = LINEAR.replace("torch.randn(n, n) / n**0.5", "torch.zeros(1 << 27)").replace(
+        "x @ self.weight.T", "x * self.weight[:33]"
+    )
+    hog = renamed(large).replace("super().__init__()", "super().__init__(); self.hog = HOG")
+    config = replace(FAST, memory_limit_bytes=700 << 20)
+    found = evaluate(renamed(large), large, config=config)
+    assert found.status is Status.PASSED, found.detail
+    hog = "HOG = bytearray(b'x') * (2 << 30)\n" + hog
+    found = evaluate(hog, large, config=config)
+    assert found.status is Status.OUT_OF_MEMORY, found.detail
 
 
 def test_one_worker_whose_profiler_has_begun_is_kept_ready(zygote: Zygote) -> None:
@@ -181,7 +205,7 @@ def test_who_needs_a_profiler_has_the_one_that_is_about_to_begin(
     zygote: Zygote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready, making = about_to_begin(zygote, monkeypatch, 1)
-    worker = ready.take(PROFILED, FAST)
+    worker = ready.take(PROFILED)
     assert worker is making
     ready.close()
     worker.close()
@@ -195,7 +219,7 @@ def test_no_end_waits_for_a_profiler_to_begin(
     ready.close()
     assert time.monotonic() < begin + 30
     assert not making.living
-    assert ready.take(PROFILED, FAST) is None
+    assert ready.take(PROFILED) is None
 
 
 def test_a_candidate_is_loaded_while_another_holds_the_device(evaluator: LocalEvaluator) -> None:
@@ -250,5 +274,5 @@ def test_who_waits_for_a_profiler_hears_when_none_can_be_started(
     monkeypatch.setattr(ready, "_make", no_descriptor)
     ready.expect(PROFILED)
     assert tried.wait(30)
-    assert ready.take(PROFILED, FAST) is None
+    assert ready.take(PROFILED) is None
     ready.close()
