@@ -4,7 +4,7 @@ Begun through the pipe such a call takes 160 us and more: the worker has to wake
 come back from our context, in which its inputs were written, while the host goes on unseen. Here
 the inputs are in the worker's memory before, but scrambled; the worker stands by, awake and warmed
 up, and the ring brings the key. That a call is over is told through the pipe, as ever: who says so
-too early has its inputs poisoned next.
+too early has its inputs poisoned next, and the key is gone.
 """
 
 from __future__ import annotations
@@ -27,13 +27,23 @@ READY, RING, KEY = range(3)
 key to its inputs."""
 
 
-def scramble(values: torch.Tensor, key: int, pad: torch.Tensor, out: torch.Tensor) -> None:
-    """`values` with torch's generator under `key` (Philox on a GPU) over them; once more, and they
-    are what they were. All (n,) int64 on one device; `pad` and `out` are overwritten.
+class Scrambler:
+    """Puts the output of torch's generator (Philox on a GPU) over values; once more under the same
+    key, and they are what they were. What it needs is there before it counts.
     """
-    generator = torch.Generator(values.device).manual_seed(key)
-    pad.random_(-(1 << 63), None, generator=generator)
-    torch.bitwise_xor(values, pad, out=out)
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        """For (count,) int64."""
+        self._generator = torch.Generator(device)
+        self._pad = torch.empty(count, dtype=torch.int64, device=device)
+
+    def scramble(self, values: torch.Tensor, key: int, out: torch.Tensor) -> None:
+        """Both (count,) int64; `out` is overwritten, and must have that size: torch would give it
+        another, and what lies behind it is another call's.
+        """
+        assert values.shape == out.shape == self._pad.shape
+        self._pad.random_(-(1 << 63), None, generator=self._generator.manual_seed(key))
+        torch.bitwise_xor(values, self._pad, out=out)
 
 
 class Bell:
@@ -70,6 +80,10 @@ class Bell:
             pass
         self._cells[RING] = ticket
         return start
+
+    def forget(self) -> None:
+        """Supervisor: no key is there."""
+        self._cells[KEY] = 0
 
     def _wait(self, ticket: int) -> None:
         """Until READY holds it, or STANDS_BY_S have passed."""

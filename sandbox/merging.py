@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sandbox.observation import RoundObservation
-from sandbox.statistics import charged_collect
+from sandbox.statistics import call_seconds, charged_collect
 from sandbox.types import Interval, Timing
 
 FLOOR_S = 150e-6
@@ -34,16 +34,13 @@ LEAST_PAIRS = 2
 """Pairs in which the excess must show: on a busy CPU one in seven honest pairs had it."""
 LEAST_ROUNDS = 4
 """Fewer single-set rounds convict nobody: their spread is not known. A confirmation has more."""
-SHORT_S = 2 * FLOOR_S
-"""Shorter calls may be merged to less than half of what they cost without being convicted, where
-lone calls begin through the pipe."""
 LEAST_KNOWN = 3
 """Figures from which their own spread is taken."""
 NOISE_TIMES = 2.0
 """Standard errors of the excess that a lower bound allows for."""
 BEGIN_SHARE = 0.05
-"""Of what a lone call through the pipe takes, on two cores some 130 us more than in a batch: it is
-not known better than that."""
+"""Of what beginning a lone call through the pipe takes, on two cores some 130 us: it is not known
+better than that."""
 
 
 def excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
@@ -116,31 +113,62 @@ def convicted(rounds: Sequence[RoundObservation], timing: Timing) -> tuple[bool,
 def lower_bound(rounds: Sequence[RoundObservation], speedup: Interval) -> Interval:
     """The interval with the lower bound that calls made alone leave, where the reference's are so
     short that merging them would not be convicted: as if all that lone calls cost more had been
-    saved by merging.
+    saved by merging. What one pair says is left as it is: it only ranks, unless it is `doubtful`.
 
     For the CPU, where lone calls begin through the pipe and honest code differs there by noise; on
     a GPU's host it differs by what a batch hides.
     """
-    asked = [r for r in rounds if r.single]
-    if not asked or _rung(asked):
+    if len({r.pair for r in rounds}) < LEAST_PAIRS or not _unseen(rounds):
         return speedup
-    usable = _usable(rounds)
-    lone = [r for r in usable if r.single]
-    batches = [r for r in usable or rounds if not r.single and not r.void]
-    candidate_s = statistics.median(r.candidate_s / r.calls for r in batches)
-    if statistics.median(r.reference_s / r.calls for r in batches) > SHORT_S:
-        return speedup
-    saved = [(r.reference_s - r.candidate_s) / r.calls for r in batches]
-    costs = [(r.candidate_s - r.reference_s) / r.calls for r in lone]
-    excess = begin_s = 0.0
-    if lone:  # else all that is known is how far off it may be
-        after_s = charged_collect(lone) / statistics.median(r.calls for r in lone)
-        excess = statistics.median(saved) + statistics.median(costs) + after_s
-        begin_s = BEGIN_SHARE * statistics.median(r.reference_s / r.calls for r in lone)
-    error = math.hypot(_error_s(saved), _error_s(costs), begin_s)
+    _, candidate_s = _batched(rounds)
+    excess, error = _lone_excess(rounds)
     most = max(0.0, excess) + NOISE_TIMES * error
-    low = speedup.low * candidate_s / (candidate_s + most)
-    return replace(speedup, low=low)
+    middle_s = statistics.median(candidate_s)
+    return replace(speedup, low=speedup.low * middle_s / (middle_s + most))
+
+
+def doubtful(rounds: Sequence[RoundObservation]) -> bool:
+    """The same for a search's one pair: whether calls made alone leave nothing of a gain, and
+    another pair has to say if that was noise.
+    """
+    if len({r.pair for r in rounds}) >= LEAST_PAIRS or not _unseen(rounds):
+        return False
+    reference_s, candidate_s = map(statistics.median, _batched(rounds))
+    return candidate_s < reference_s <= candidate_s + _lone_excess(rounds)[0]
+
+
+def _unseen(rounds: Sequence[RoundObservation]) -> bool:
+    """Whether lone calls began through the pipe, and merging calls to half would convict nobody."""
+    lone = _singles(rounds)
+    if not lone or _rung(lone):
+        return False
+    reference_s = statistics.median(_batched(rounds)[0])
+    return reference_s / 2 <= _honest_s(rounds, reference_s / 2, reference_s)
+
+
+def _batched(rounds: Sequence[RoundObservation]) -> tuple[list[float], list[float]]:
+    """Seconds a call in batches: the reference's, and the candidate's with what is charged."""
+    mine, its = list[float](), list[float]()
+    usable = [r for r in _usable(rounds) if not r.single]
+    for number in {r.pair for r in usable}:
+        reference_s, candidate_s = call_seconds([r for r in usable if r.pair == number])
+        mine += reference_s
+        its += candidate_s
+    return mine, its
+
+
+def _lone_excess(rounds: Sequence[RoundObservation]) -> tuple[float, float]:
+    """(excess, standard error) in seconds a call of lone calls over batched ones, the reference's
+    off; all pairs together.
+    """
+    lone = _singles(rounds)
+    mine, its = _batched(rounds)
+    saved = [a - b for a, b in zip(mine, its, strict=True)]
+    costs = [(r.candidate_s - r.reference_s) / r.calls for r in lone]
+    after_s = charged_collect(lone) / statistics.median(r.calls for r in lone)
+    begin_s = statistics.median(r.reference_s / r.calls for r in lone) - statistics.median(mine)
+    error = math.hypot(_error_s(saved), _error_s(costs), BEGIN_SHARE * max(0.0, begin_s))
+    return statistics.median(saved) + statistics.median(costs) + after_s, error
 
 
 def _error_s(figures: Sequence[float]) -> float:

@@ -41,8 +41,7 @@ MET_BY = 3
 """Rounds by which every pair has met a single-set round and new parameters, and before which none
 ends early: else a slow cheat would pass for a slow kernel."""
 RUNG_BYTES = 16 << 20
-"""Of one input set, up to which lone calls are rung for: making it out is timed with them. Calls on
-more are not so short that what merging saves would be hidden."""
+"""Of one input set, up to which lone calls are rung for: making it out is timed with them."""
 OVERHEAD_GOS = 9
 """Empty "go"s whose median round trip, on the reference's side, is taken off both sides' times."""
 
@@ -330,6 +329,8 @@ class ProcessPair:
                     elif self.used_up:  # as the candidate's are, to the byte: it is timed
                         self.candidate.poison("inputs", *span(batch))
                     self.reference.poison("slots", *span(batch))
+                    if single and self.rung:
+                        self.reference.forget()
                     self.synchronize()
                 self.reference.worker.thaw()
                 keep = None if single else self.keep
@@ -364,6 +365,8 @@ class ProcessPair:
                     if self.used_up:
                         self.candidate.poison("inputs", *span(batch))
                     self.candidate.poison("slots", *span(batch))
+                    if single and self.rung:
+                        self.candidate.forget()
                     self.synchronize()
             keep = self.keep if not single else None
             # A lone call's output goes at once, as the reference's does: the next takes its memory.

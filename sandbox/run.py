@@ -43,9 +43,10 @@ UNMATCHED = (
 )
 
 
-def doubted(rounds: Sequence[RoundObservation], *, slow: bool = False) -> bool:
+def doubted(rounds: Sequence[RoundObservation], device: str, *, slow: bool = False) -> bool:
     """Whether another pair has to say if work is hidden; `slow`: merging calls gained nothing."""
-    return overrun.suspected(rounds) or (merging.suspected(rounds) and not slow)
+    merged = merging.suspected(rounds) or (device == "cpu" and merging.doubtful(rounds))
+    return overrun.suspected(rounds) or (merged and not slow)
 
 
 class Run(Workers):
@@ -264,7 +265,7 @@ class Run(Workers):
             done = enough(pairs, null, self.config, self.to_beat)
             # A search has no use for a slow candidate, merged or not.
             slow = self.to_beat is not None and all(p.log_speedup < 0 for p in pairs)
-            if done and not doubted(rounds, slow=slow):
+            if done and not doubted(rounds, self.task.device, slow=slow):
                 return
 
     def pair(
@@ -346,5 +347,5 @@ class Run(Workers):
         if rounds[-1].pair >= self.config.search_pairs:
             return False
         known = rounds, self.preparation.null, self.config, self.to_beat
-        wins = self.config.search_pairs == 1 and clear_win(*known) and not doubted(rounds)
-        return wins or hopeless(*known)
+        wins = self.config.search_pairs == 1 and clear_win(*known)
+        return (wins and not doubted(rounds, self.task.device)) or hopeless(*known)

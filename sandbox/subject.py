@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sandbox import bell, memory, processes, tree
-from sandbox.bell import Bell
+from sandbox.bell import Bell, Scrambler
 from sandbox.claims import runtime_claim
 from sandbox.drift import Alone
 from sandbox.handle import Worker
@@ -266,15 +266,21 @@ class Subject:
         """
         assert self._bell is not None
         self._rung += 1
-        key, place = secrets.randbits(bell.KEY_BITS), self.set_bytes("scrambled", 0)
-        own = values.view(torch.int64)
-        bell.scramble(own, key, torch.empty_like(own), place.view(torch.int64))
+        key, own = secrets.randbits(bell.KEY_BITS), values.view(torch.int64)
+        secret = self.set_bytes("scrambled", 0).view(torch.int64)
+        Scrambler(len(own), own.device).scramble(own, key, secret)
         self.finish_ours()
         self.worker.send("go", stage=self.stage, sets=[index], rung=self._rung, warm=warm)
         start = self._bell.ring(self._rung, key)
         limit_s = self.config.run_timeout_s
         self.worker.reply(stage=self.stage, timeout_s=limit_s, awake_s=self.awake_s)
         return time.perf_counter() - start
+
+    def forget(self) -> None:
+        """After a call that was rung for: nothing is left to make its inputs out of again."""
+        assert self._bell is not None
+        self._bell.forget()
+        self.poison("scrambled", 0, 1)
 
     def collect(
         self,

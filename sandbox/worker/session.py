@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sandbox import memory, trees
-from sandbox.bell import Bell, scramble
+from sandbox.bell import Bell, Scrambler
 from sandbox.trees import Layout, Leaf
 from sandbox.worker import facts, models, profile
 
@@ -221,17 +221,18 @@ class Session:
         work that launches could hide behind.
         """
         place = self.input_bytes(request["sets"][0]).view(torch.int64)
-        given = self.arenas["scrambled"].bytes.view(torch.int64)
-        pad = torch.empty_like(given)
+        # An arena on a GPU is of whole pages: larger than the set.
+        given = self.arenas["scrambled"].bytes[: self.scrambled.stride].view(torch.int64)
+        scrambler = Scrambler(len(given), given.device)
         gc.disable()
 
         def keep_warm() -> None:
-            scramble(given, 0, pad, place)  # to no avail: the key is not there
+            scrambler.scramble(given, 0, place)  # to no avail: the key is not there
             self.call(*self.calls[request["warm"]])
             self.synchronize()
 
         key = self.bell.stand_by(request["rung"], keep_warm)
-        scramble(given, key, pad, place)
+        scrambler.scramble(given, key, place)
         self.synchronize()
 
     def do_collect(self, request: Request, fds: list[int]) -> Request:
