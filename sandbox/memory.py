@@ -7,11 +7,12 @@ IPC for memory it does not pool.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -134,6 +135,23 @@ class DeviceArena:
 
 _sizes: dict[int, int] = {}
 """Bytes of every device arena that is not closed, by address."""
+
+
+@contextlib.contextmanager
+def pinned(shared: torch.Tensor) -> Iterator[None]:
+    """Meanwhile the GPU copies from this host memory directly, where the driver agrees."""
+    place = ctypes.c_void_p(shared.data_ptr())
+    try:
+        driver().call(
+            "cuMemHostRegister_v2", place, ctypes.c_size_t(shared.numel()), ctypes.c_uint(0)
+        )
+    except DeviceError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        driver().call("cuMemHostUnregister", place)
 
 
 def allocate(size: int, device: str, *, trusted: bool = True, fresh: bool = False) -> Arena:

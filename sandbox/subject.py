@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from sandbox import bell, memory, processes, tree
-from sandbox.bell import Bell, Scrambler
+from sandbox.bell import Bell
 from sandbox.claims import runtime_claim
 from sandbox.drift import Alone
 from sandbox.handle import Worker
 from sandbox.memory import Arena
 from sandbox.observation import RuntimeClaim, TreeFacts
+from sandbox.scrambling import KEY_BITS, Scrambler
 from sandbox.trees import Layout, Leaf
 from sandbox.types import EvalConfig, Task
 
@@ -251,10 +252,12 @@ class Subject:
         return time.perf_counter() - start
 
     def attach_bell(self, signature: Signature) -> None:
-        """What lone calls are rung for with: the bell, and memory for one set in secret."""
-        self.attach("scrambled", Layout(signature.inputs, 1))
-        if self._bell is None:
-            arena = self.allocate(bell.BELL_BYTES, "cpu")
+        """What lone calls are rung for with: the bell, and memory for a set that it does not carry."""
+        carried = bell.carried(signature.input_bytes)
+        if not carried:
+            self.attach("scrambled", Layout(signature.inputs, 1))
+        if self._bell is None or self._bell.given.numel() != carried:
+            arena = self.allocate(bell.HEADER_BYTES + carried, "cpu")
             limit_s = self.config.load_timeout_s
             self.request("bell", limit_s, fds=arena.fds, ticket=arena.ticket())
             self._bell = Bell(arena.bytes)
@@ -266,12 +269,16 @@ class Subject:
         """
         assert self._bell is not None
         self._rung += 1
-        key, own = secrets.randbits(bell.KEY_BITS), values.view(torch.int64)
-        secret = self.set_bytes("scrambled", 0).view(torch.int64)
-        Scrambler(len(own), own.device).scramble(own, key, secret)
+        key, carried = 0, b""
+        if self._bell.given.numel():
+            carried = bytes(values.cpu().numpy())
+        else:
+            key, own = secrets.randbits(KEY_BITS), values.view(torch.int64)
+            secret = self.set_bytes("scrambled", 0).view(torch.int64)
+            Scrambler(len(own), own.device).scramble(own, key, secret)
         self.finish_ours()
         self.worker.send("go", stage=self.stage, sets=[index], rung=self._rung, warm=warm)
-        start = self._bell.ring(self._rung, key)
+        start = self._bell.ring(self._rung, key, carried)
         limit_s = self.config.run_timeout_s
         self.worker.reply(stage=self.stage, timeout_s=limit_s, awake_s=self.awake_s)
         return time.perf_counter() - start
@@ -280,7 +287,8 @@ class Subject:
         """After a call that was rung for: nothing is left to make its inputs out of again."""
         assert self._bell is not None
         self._bell.forget()
-        self.poison("scrambled", 0, 1)
+        if not self._bell.given.numel():
+            self.poison("scrambled", 0, 1)
 
     def collect(
         self,

@@ -10,13 +10,15 @@ import contextlib
 import gc
 import itertools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sandbox import memory, trees
-from sandbox.bell import Bell, Scrambler
+from sandbox.bell import Bell
+from sandbox.scrambling import Scrambler
 from sandbox.trees import Layout, Leaf
 from sandbox.worker import facts, models, profile
 
@@ -56,6 +58,7 @@ class Session:
         self.state_tensors: list[torch.Tensor | None] = []
         self.results: list[Any] = []
         self.bell: Any = None
+        self.pinned = contextlib.ExitStack()
         self.hasty: int | None = None
         """A set whose slot has its output before the rest is collected."""
         self.kept: list[Any] = []
@@ -96,8 +99,12 @@ class Session:
         return {}
 
     def do_bell(self, request: Request, fds: list[int]) -> Request:
-        """Map the bell for calls that are alone in their "go"."""
-        self.bell = Bell(memory.OpenedArena(request["ticket"], fds.pop(0)).bytes)
+        """Map the bell for calls that are alone in their "go"; pinned, its inputs come quickly."""
+        shared = memory.OpenedArena(request["ticket"], fds.pop(0)).bytes
+        self.pinned.close()
+        if self.device == "cuda":
+            self.pinned.enter_context(memory.pinned(shared))
+        self.bell = Bell(shared)
         return {}
 
     def do_release(self, request: Request, fds: list[int]) -> Request:
@@ -178,8 +185,8 @@ class Session:
         """The timed region: one call per set, every output retained, then a device
         synchronisation.
 
-        `rung`: the ticket of a lone call, for whose inputs the ring brings the key. `hasty`: then
-        call once more, as `hurry` says.
+        `rung`: the ticket of a lone call, whose inputs come with the ring or the key to them.
+        `hasty`: then call once more, as `hurry` says.
         """
         call, calls, results = self.call, self.calls, self.results
         if "rung" in request:
@@ -220,20 +227,25 @@ class Session:
         """Until the bell rings; then its inputs are made out, and the device is idle: that is no
         work that launches could hide behind.
         """
-        place = self.input_bytes(request["sets"][0]).view(torch.int64)
-        # An arena on a GPU is of whole pages: larger than the set.
-        given = self.arenas["scrambled"].bytes[: self.scrambled.stride].view(torch.int64)
-        scrambler = Scrambler(len(given), given.device)
+        make_out = self.making_out(self.input_bytes(request["sets"][0]))
         gc.disable()
 
         def keep_warm() -> None:
-            scrambler.scramble(given, 0, place)  # to no avail: the key is not there
+            make_out(0)  # to no avail: what it takes is not there
             self.call(*self.calls[request["warm"]])
             self.synchronize()
 
-        key = self.bell.stand_by(request["rung"], keep_warm)
-        scrambler.scramble(given, key, place)
+        make_out(self.bell.stand_by(request["rung"], keep_warm))
         self.synchronize()
+
+    def making_out(self, place: torch.Tensor) -> Callable[[int], object]:
+        """What brings a rung call's inputs to their place, once there is the key."""
+        if self.bell.given.numel():
+            return lambda key: place.copy_(self.bell.given, non_blocking=True)
+        # An arena on a GPU is of whole pages: larger than the set.
+        given = self.arenas["scrambled"].bytes[: len(place)].view(torch.int64)
+        scrambler, own = Scrambler(len(given), given.device), place.view(torch.int64)
+        return lambda key: scrambler.scramble(given, key, own)
 
     def do_collect(self, request: Request, fds: list[int]) -> Request:
         """Copy the retained outputs to their slots and describe them; `spoil`: hold them until they

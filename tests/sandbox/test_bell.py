@@ -9,26 +9,28 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sandbox.bell import BELL_BYTES, STANDS_BY_S, Bell, Scrambler
+from sandbox.bell import CARRIED_BYTES, HEADER_BYTES, STANDS_BY_S, Bell
 from sandbox.memory import Arena, HostArena
 from sandbox.pair import ProcessPair
+from sandbox.scrambling import Scrambler
 from sandbox.subject import Subject
 from sandbox.types import Status
 from tests.sandbox.conftest import SCALE, Evaluate, forward
 
 SECRET = 0x7EDC_BA98_7654_3210
+VALUES = bytes(range(32))
 
 
 @pytest.fixture
 def bells() -> Iterator[tuple[Bell, Bell]]:
-    arena = HostArena(BELL_BYTES)
+    arena = HostArena(HEADER_BYTES + len(VALUES))
     yield Bell(arena.bytes), Bell(arena.bytes)
     arena.close()
 
 
 def answer(bell: Bell, ticket: int, late_s: float = 0.0) -> int:
-    """A child process that waits for one ring, and ends with 0 if it got the key then, and with 1
-    if it got it before it could warm up.
+    """A child process that waits for one ring, and ends with 0 if it got key and values then, and
+    with 1 if it got them before it could warm up.
     """
     child = os.fork()
     if child:
@@ -36,25 +38,27 @@ def answer(bell: Bell, ticket: int, late_s: float = 0.0) -> int:
     warmed: list[None] = []
     time.sleep(late_s)
     key = bell.stand_by(ticket, lambda: warmed.append(None))
-    os._exit(2 if key != SECRET else 0 if warmed else 1)
+    found = key == SECRET and bytes(bell.given.numpy()) == VALUES
+    os._exit(2 if not found else 0 if warmed else 1)
 
 
-def test_a_worker_that_is_rung_has_its_key(bells: tuple[Bell, Bell]) -> None:
+def test_a_worker_that_is_rung_has_its_key_and_values(bells: tuple[Bell, Bell]) -> None:
     supervisor, worker = bells
     for ticket in (1, 2):
         child = answer(worker, ticket)
         before = time.perf_counter()
-        start = supervisor.ring(ticket, SECRET)
+        start = supervisor.ring(ticket, SECRET, VALUES)
         assert before <= start <= time.perf_counter()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         supervisor.forget()
+        assert VALUES not in bytes(worker.given.numpy())
 
 
 def test_a_worker_that_stands_by_late_is_rung_all_the_same(bells: tuple[Bell, Bell]) -> None:
     supervisor, worker = bells
     child = answer(worker, 7, late_s=4 * STANDS_BY_S)
     start = time.perf_counter()
-    supervisor.ring(7, SECRET)
+    supervisor.ring(7, SECRET, VALUES)
     assert time.perf_counter() - start < 4 * STANDS_BY_S
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1  # the ring was there before
 
@@ -64,7 +68,7 @@ def test_a_worker_that_never_stands_by_does_not_hold_the_supervisor(
 ) -> None:
     supervisor, _ = bells
     start = time.perf_counter()
-    supervisor.ring(1, SECRET)
+    supervisor.ring(1, SECRET, VALUES)
     assert time.perf_counter() - start < 10 * STANDS_BY_S
 
 
@@ -93,13 +97,15 @@ PAGE = 1 << 16
 
 
 def in_pages(size: int, kept: object, *, fresh: bool = False) -> Arena:
-    """An arena that is larger than asked for, as on a GPU."""
-    return HostArena(-(-size // PAGE) * PAGE, fresh=fresh)
+    """An arena that is larger than asked for, as on a GPU; the bell's is on the host."""
+    bell = size % HEADER_BYTES == 0 and size % (4 * HEADER_BYTES) != 0
+    return HostArena(size if bell else -(-size // PAGE) * PAGE, fresh=fresh)
 
 
 @pytest.mark.parametrize("pages", [False, True], ids=["exact", "in pages"])
+@pytest.mark.parametrize("carried", [CARRIED_BYTES, 0], ids=["carried", "scrambled"])
 def test_lone_calls_that_are_rung_for_get_fresh_values_of_their_own(
-    pages: bool, evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
+    pages: bool, carried: int, evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU's host, here on the CPU: what came out of the scrambling is judged."""
     start, ring, rung = ProcessPair.start, Subject.ring, list[int]()
@@ -115,11 +121,12 @@ def test_lone_calls_that_are_rung_for_get_fresh_values_of_their_own(
         rung.append(index)
         seconds = ring(subject, index, warm, values)
         assert torch.equal(place, expected)
-        assert not torch.equal(subject.set_bytes("scrambled", 0), expected)
+        assert carried or not torch.equal(subject.set_bytes("scrambled", 0), expected)
         for i, kept in zip(others, before, strict=True):
             assert torch.equal(subject.set_bytes("inputs", i), kept)
         return seconds
 
+    monkeypatch.setattr("sandbox.bell.CARRIED_BYTES", carried)
     monkeypatch.setattr(ProcessPair, "start", start_rung)
     monkeypatch.setattr(Subject, "ring", told_ring)
     if pages:
