@@ -30,7 +30,7 @@ from sandbox.provenance import provenance
 from sandbox.ready import PROFILED
 from sandbox.room import SHORTAGE, blame, own_bytes
 from sandbox.static.scan import scan
-from sandbox.statistics import clear_win, enough, hopeless, summarise
+from sandbox.statistics import clear_win, enough, hopeless, settled, summarise
 from sandbox.subject import Opening, Signature, Subject
 from sandbox.types import Status
 from sandbox.verify import profiled, verify
@@ -337,7 +337,7 @@ class Run(Workers):
                 self.look(subject, reference)
 
     def decided(self) -> bool:
-        """In a search, whether the pair under way can only confirm what is known. A win that is
+        """In a search, whether the pair under way can only confirm what is known. What is
         doubted has to meet everything, and so has a pair that was added for a doubt, and every
         figure of a search that asks for more than one pair.
         """
@@ -346,6 +346,11 @@ class Run(Workers):
         rounds = self.observation.rounds
         if rounds[-1].pair >= self.config.search_pairs:
             return False
-        known = rounds, self.preparation.null, self.config, self.to_beat
-        wins = self.config.search_pairs == 1 and clear_win(*known)
-        return (wins and not doubted(rounds, self.task.device)) or hopeless(*known)
+        null = self.preparation.null
+        known = rounds, null, self.config, self.to_beat
+        if hopeless(*known):
+            return True
+        enough_known = clear_win(*known) or settled(rounds, null, self.config)
+        return (
+            self.config.search_pairs == 1 and enough_known and not doubted(rounds, self.task.device)
+        )

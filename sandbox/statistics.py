@@ -197,6 +197,8 @@ def enough(pairs: Sequence[Pair], null: Null, config: EvalConfig, to_beat: float
 
 LEAST_ROUNDS, WINNING_ROUNDS = 2, 3
 """Batch rounds of a pair before a candidate is given up, or its win is clear."""
+SETTLED_SHARE = 0.25
+"""Of a whole pair's variance, that rounds may be left out for: its interval is 12 % wider."""
 
 
 def hopeless(
@@ -223,18 +225,37 @@ def clear_win(
     """The same above the bar, with all that is charged and a single-set round that counts, and the
     figure that it ends with says so. What leads a search is confirmed on whole pairs.
     """
-    valid = _under_way(rounds)
-    alone = any(r.single and not r.void for r in rounds if r.pair == rounds[-1].pair)
-    if not null.log_ratios or len(valid) < WINNING_ROUNDS or not alone:
-        return False
-    behind, noise = _behind(valid)
-    if min(behind) > max(LEFT_FLOOR_S, noise):  # more rounds may charge it
+    valid = _complete(rounds)
+    if not null.log_ratios or not valid:
         return False
     (pair,) = summarise(valid)
     worst = min(log_ratios(valid)) - 2 * null.floor
     sure = pair.log_speedup - _half(len(valid), null, config)
     low = math.log(interval([pair], null, config).low)
     return min(worst, sure, low) > math.log(max(to_beat, 1.0))
+
+
+def settled(rounds: Sequence[RoundObservation], null: Null, config: EvalConfig) -> bool:
+    """In a search, whether the rounds left would hardly narrow the figure of the pair under way:
+    processes of equal code differ by more, as the null experiment's pairs did.
+    """
+    valid, whole = _complete(rounds), null.deviation**2
+    if not valid:
+        return False
+    (pair,) = summarise(valid)
+    return _of_rounds_left_out(pair, config, whole) <= SETTLED_SHARE * whole
+
+
+def _complete(rounds: Sequence[RoundObservation]) -> list[RoundObservation]:
+    """The same as `_under_way` once the pair has had what a figure needs, a single-set round that
+    counts among it; until then none, and none where more rounds may charge what is left behind.
+    """
+    valid = _under_way(rounds)
+    alone = any(r.single and not r.void for r in rounds if r.pair == rounds[-1].pair)
+    if len(valid) < WINNING_ROUNDS or not alone:
+        return []
+    behind, noise = _behind(valid)
+    return [] if min(behind) > max(LEFT_FLOOR_S, noise) else valid
 
 
 def _under_way(rounds: Sequence[RoundObservation]) -> list[RoundObservation]:

@@ -252,7 +252,7 @@ class Subject:
         return time.perf_counter() - start
 
     def attach_bell(self, signature: Signature) -> None:
-        """What lone calls are rung for with: the bell, and memory for a set that it does not carry."""
+        """What lone calls are rung for with: the bell, and memory for what it does not carry."""
         carried = bell.carried(signature.input_bytes)
         if not carried:
             self.attach("scrambled", Layout(signature.inputs, 1))

@@ -216,8 +216,9 @@ def test_both_sides_are_asked_behind_every_batch_and_who_left_it_busy_is_refused
     probe = FakeProbe(busy)
     monkeypatch.setattr(pairs, "probe_of", lambda device: probe)
     monkeypatch.setattr(ProcessPair, "until_idle", lambda self: None)  # of what is kept
-    # Equal code on a busy machine may look hopeless, and its search would end early.
-    monkeypatch.setattr(run, "hopeless", lambda *_: False)
+    # Equal code on a busy machine may look hopeless or settled, and its search would end early.
+    for known in ("hopeless", "settled"):
+        monkeypatch.setattr(run, known, lambda *_: False)
     for side in ("reference", "candidate"):
         real = getattr(ProcessPair, f"run_{side}")
 

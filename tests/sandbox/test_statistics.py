@@ -20,6 +20,7 @@ from sandbox.statistics import (
     full_rounds,
     hopeless,
     interval,
+    settled,
     summarise,
     t_cdf,
     t_quantile,
@@ -280,6 +281,47 @@ def test_nothing_is_decided_without_a_null_experiment_or_on_one_round() -> None:
         assert decided([alone, *rounds[:least]], null, config, 1.0)
     assert not clear_win(fast, null, config, 1.0)
     assert not clear_win([replace(alone, void="uneven"), *fast], null, config, 1.0)
+
+
+def test_a_search_ends_once_processes_differ_by_more_than_rounds() -> None:
+    alone, config = RoundObservation(0, True, 8, 1.0, 1.0), EvalConfig(rounds=8)
+    steady = [batch(0, 1.0 + late, 1.0) for late in (0.0, 0.004, -0.004)]
+    loud, quiet = Null((0.05, -0.04, 0.02)), Null((0.001, -0.002, 0.001))
+    assert settled([alone, *steady], loud, config)
+    assert not settled([alone, *steady], quiet, config)
+    assert not settled(
+        [alone, *(replace(r, reference_s=r.reference_s**30) for r in steady)], loud, config
+    )
+    assert not settled([alone, *steady], Null(), config)
+    assert not settled([alone, *steady[:2]], loud, config)
+    assert not settled(steady, loud, config)
+    assert not settled([replace(alone, void="uneven"), *steady], loud, config)
+    left = [replace(r, reference_left_s=3e-4, candidate_left_s=1.5) for r in (alone, *steady)]
+    assert not settled(left, loud, config)
+
+
+@pytest.mark.parametrize("within", [0.002, 0.02, 0.05])
+def test_the_interval_of_a_settled_pair_covers_the_truth_and_is_little_wider(within: float) -> None:
+    draw, config, between = random.Random(3), EvalConfig(rounds=8), 0.03
+    covered, ended, wider = 0, 0, list[float]()
+    for _ in range(1500):
+        null = Null(tuple(draw.gauss(0, between) for _ in range(3)))
+        process = 0.3 + draw.gauss(0, between)
+        rounds = [RoundObservation(0, True, 8, 1.0, 1.0)]
+        for _ in range(full_rounds(config)):
+            rounds.append(batch(0, math.exp(process + draw.gauss(0, within)), 1.0))
+            if settled(rounds, null, config):
+                break
+        count = len(rounds) - 1
+        ended += count < full_rounds(config)
+        (pair,) = summarise(rounds)
+        found = interval([pair], null, config)
+        whole = interval([replace(pair, rounds=full_rounds(config))], null, config)
+        covered += found.low <= math.exp(0.3) <= found.high
+        wider.append(math.log(found.high / found.low) / math.log(whole.high / whole.low))
+    assert covered / 1500 >= 0.95
+    assert max(wider) < 1.13
+    assert ended > 500
 
 
 def test_a_clear_win_ends_with_an_interval_above_the_bar() -> None:
