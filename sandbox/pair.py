@@ -24,7 +24,7 @@ from sandbox.observation import CaseObservation, Errors, RoundObservation
 from sandbox.plan import SPARE_OUTPUTS, Plan
 from sandbox.quiet import Quiet
 from sandbox.rest import Afterwards, probe_of
-from sandbox.statistics import full_rounds
+from sandbox.rounds import MET_BY, restyled, single_set
 from sandbox.structure import structure
 from sandbox.subject import Signature, Subject
 from sandbox.turn import Progress, Turn, goes, span
@@ -35,11 +35,6 @@ logger = logging.getLogger(__name__)
 WHOLE_BATCHES = 2
 """Untimed batches before the first timed one, until the allocator holds a batch's outputs: on the
 CPU the first two took four and two times as long as the third."""
-RESTYLED_ROUNDS = 2
-"""Of a pair, before which parameters change: never none, so that frozen weights cannot be lucky."""
-MET_BY = 3
-"""Rounds by which every pair has met a single-set round and new parameters, and before which none
-ends early: else a slow cheat would pass for a slow kernel."""
 RUNG_BYTES = 16 << 20
 """Of one input set, up to which lone calls are rung for: making it out is timed with them."""
 OVERHEAD_GOS = 9
@@ -189,17 +184,15 @@ class ProcessPair:
         They end early once `over` says so, though not before the candidate was tested in every way.
         A void round is made up for at the end, as often as there are rounds.
         """
-        kinds = self.schedule()
+        kinds = single_set(self.config, self.secret, judged=self.judged)
         most = 2 * len(kinds)
-        early = self.secret.randrange(min(MET_BY, len(kinds)))
-        others = [number for number in range(len(kinds)) if number != early]
-        restyled = {early, *self.secret.sample(others, min(RESTYLED_ROUNDS - 1, len(others)))}
+        changed = restyled(len(kinds), self.secret)
         for number, single in enumerate(kinds):
             if number >= MET_BY and over():
                 return
             self.last = number == len(kinds) - 1
             following = 0 if self.last else self.count(single=kinds[number + 1])
-            if number in restyled:
+            if number in changed:
                 self.given.restyle()
             seen, case = self.round(single, bounds, following)
             if seen.void and len(kinds) < most:
@@ -209,17 +202,6 @@ class ProcessPair:
     def count(self, *, single: bool) -> int:
         """Input sets of a round."""
         return self.plan.single if single else self.plan.sets
-
-    def schedule(self) -> list[bool]:
-        """True for single-set rounds: at least one, at a secret place that is met early."""
-        if not self.judged:
-            return [False] * full_rounds(self.config)
-        count = max(1, round(self.config.rounds * self.config.single_share))
-        kinds = [True] * count + [False] * (self.config.rounds - count)
-        self.secret.shuffle(kinds)
-        while not any(kinds[:MET_BY]):
-            self.secret.shuffle(kinds)
-        return kinds
 
     def round(
         self, single: bool, bounds: Sequence[Errors], following: int

@@ -15,7 +15,7 @@ import pytest
 from sandbox.drift import DRIFT
 from sandbox.evaluator import LocalEvaluator
 from sandbox.observation import Observation, RoundObservation
-from sandbox.pair import MET_BY, ProcessPair
+from sandbox.rounds import MET_BY, restyled, single_set
 from sandbox.run import Run
 from sandbox.statistics import Null, full_rounds
 from sandbox.subject import Subject
@@ -52,17 +52,23 @@ SEARCH = replace(FAST, search_pairs=1, rounds=8)
 
 
 def test_a_single_set_round_comes_early_at_a_secret_place() -> None:
-    pair = ProcessPair.__new__(ProcessPair)
-    pair.config, pair.secret = replace(SEARCH, single_share=0.1), random.Random(1)
-    pair.judged = True
-    places = [pair.schedule().index(True) for _ in range(200)]
-    assert set(places) == set(range(MET_BY))
+    config, secret = replace(SEARCH, single_share=0.1), random.Random(1)
+    kinds = [single_set(config, secret, judged=True) for _ in range(200)]
+    assert {rounds.count(True) for rounds in kinds} == {1}
+    assert {rounds.index(True) for rounds in kinds} == set(range(MET_BY))
+
+
+def test_parameters_change_early_and_again_at_secret_places() -> None:
+    secret = random.Random(1)
+    places = [restyled(8, secret) for _ in range(400)]
+    assert {len(numbers) for numbers in places} == {2}
+    assert all(min(numbers) < MET_BY for numbers in places)
+    assert set().union(*places) == set(range(8))
+    assert restyled(1, secret) == {0}
 
 
 def test_between_trusted_sides_no_call_is_alone() -> None:
-    pair = ProcessPair.__new__(ProcessPair)
-    pair.config, pair.secret, pair.judged = SEARCH, random.Random(1), False
-    assert pair.schedule() == [False] * 6
+    assert single_set(SEARCH, random.Random(1), judged=False) == [False] * 6
 
 
 def test_a_lone_call_that_waited_for_a_thread_does_not_speak_for_the_others() -> None:
