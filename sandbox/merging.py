@@ -38,6 +38,11 @@ LEAST_KNOWN = 3
 """Figures from which their own spread is taken."""
 NOISE_TIMES = 2.0
 """Standard errors of the excess that a lower bound allows for."""
+LEAST_GAIN, DOUBTFUL_SHARE = 0.1, 0.5
+"""Of a candidate's time, what merging may have gained, and of that what lone calls leave: with both
+nearly all mergers get a second pair in simulation, and one honest candidate in ten at most, but for
+the shortest calls.
+"""
 BEGIN_SHARE = 0.05
 """Of what beginning a lone call through the pipe takes, on two cores some 130 us: it is not known
 better than that."""
@@ -128,13 +133,15 @@ def lower_bound(rounds: Sequence[RoundObservation], speedup: Interval) -> Interv
 
 
 def doubtful(rounds: Sequence[RoundObservation]) -> bool:
-    """The same for a search's one pair: whether calls made alone leave nothing of a gain, and
+    """The same for a search's one pair: whether half of a gain is gone in calls made alone, and
     another pair has to say if that was noise.
     """
     if len({r.pair for r in rounds}) >= LEAST_PAIRS or not _unseen(rounds):
         return False
     reference_s, candidate_s = map(statistics.median, _batched(rounds))
-    return candidate_s < reference_s <= candidate_s + _lone_excess(rounds)[0]
+    gained_s = reference_s - candidate_s
+    excess, _ = _lone_excess(rounds)
+    return gained_s > LEAST_GAIN * candidate_s and excess >= DOUBTFUL_SHARE * gained_s
 
 
 def _unseen(rounds: Sequence[RoundObservation]) -> bool:

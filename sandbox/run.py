@@ -52,6 +52,9 @@ def doubted(rounds: Sequence[RoundObservation], device: str, *, slow: bool = Fal
 class Run(Workers):
     """One evaluation: `load`, then `measure` while the device is held, then `finish`."""
 
+    doubt = False
+    """Something about the first pair was doubted."""
+
     def load(self, first: Signature | None = None) -> None:
         """Static scan, build, and a worker with the candidate imported, and its model constructed
         where it is known what for: host work, for any thread.
@@ -89,6 +92,7 @@ class Run(Workers):
             if self.loaded is None:
                 return
             self.loaded.worker.thaw()
+            self.stand.allow(self.loaded, preparation.first)
             self.check(self.loaded, Path(self.kept.name))
             if self.loaded is not None and self.sound() and self.unmasked():
                 self.time()
@@ -265,7 +269,7 @@ class Run(Workers):
             done = enough(pairs, null, self.config, self.to_beat)
             # A search has no use for a slow candidate, merged or not.
             slow = self.to_beat is not None and all(p.log_speedup < 0 for p in pairs)
-            if done and not doubted(rounds, self.task.device, slow=slow):
+            if done and not self.doubts(slow=slow):
                 return
 
     def pair(
@@ -350,7 +354,17 @@ class Run(Workers):
         known = rounds, null, self.config, self.to_beat
         if hopeless(*known):
             return True
-        enough_known = clear_win(*known) or settled(rounds, null, self.config)
-        return (
-            self.config.search_pairs == 1 and enough_known and not doubted(rounds, self.task.device)
-        )
+        if self.config.search_pairs > 1:
+            return False
+        return (clear_win(*known) or settled(rounds, null, self.config)) and not self.doubts()
+
+    def doubts(self, *, slow: bool = False) -> bool:
+        """As `doubted`; a doubt about the first pair stands until there is another, or a cheat
+        would pass by the first look that has none.
+        """
+        rounds = self.observation.rounds
+        now = doubted(rounds, self.task.device, slow=slow)
+        if rounds[-1].pair > 0:
+            return now
+        self.doubt = self.doubt or now
+        return now or (self.doubt and not slow)

@@ -191,6 +191,12 @@ class Stand:
         subject.request("bind", subject.config.load_timeout_s, names=names)
         return how
 
+    def allow(self, subject: Subject, first: Signature) -> None:
+        """The memory that a candidate's worker may hold for this model: it may have been loaded
+        before the reference told of its parameters.
+        """
+        subject.worker.memory_limit_bytes = memory_limit("candidate", subject.config, first)
+
     def _subject(
         self,
         role: str,

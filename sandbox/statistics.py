@@ -240,7 +240,7 @@ def settled(rounds: Sequence[RoundObservation], null: Null, config: EvalConfig) 
     processes of equal code differ by more, as the null experiment's pairs did.
     """
     valid, whole = _complete(rounds), null.deviation**2
-    if not valid:
+    if not null.log_ratios or not valid:
         return False
     (pair,) = summarise(valid)
     return _of_rounds_left_out(pair, config, whole) <= SETTLED_SHARE * whole

@@ -18,6 +18,7 @@ from sandbox.quiet import Quiet
 from sandbox.ready import PROFILED, Ready
 from sandbox.spawn import Zygote
 from sandbox.stand import Stand
+from sandbox.subject import Opening
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Request, Status, Task
 from tests.sandbox.conftest import (
     FAST,
@@ -161,6 +162,21 @@ def test_parameters_come_on_top_of_what_a_candidate_may_hold(evaluate: Evaluate)
     hog = "HOG = bytearray(b'x') * (2 << 30)\n" + hog
     found = evaluate(hog, large, config=config)
     assert found.status is Status.OUT_OF_MEMORY, found.detail
+
+
+def test_a_candidate_loaded_before_its_reference_may_hold_as_much(zygote: Zygote) -> None:
+    stand, task = Stand(zygote, Quiet(freezes=False)), task_of(LINEAR)
+    reference, signature = stand.reference(task, FAST, Opening())
+    candidate = Candidate(task.id, Language.TORCH, renamed(LINEAR))
+    late, early = (stand.candidate(task, candidate, FAST, first=f) for f in (signature, None))
+    limits = [s.worker.memory_limit_bytes for s in (late, early)]
+    assert limits == [FAST.memory_limit_bytes + 2 * signature.state_bytes, FAST.memory_limit_bytes]
+    stand.allow(early, signature)
+    assert early.worker.memory_limit_bytes == limits[0]
+    assert reference.worker.memory_limit_bytes > limits[0]
+    for subject in (reference, late, early):
+        stand.retire(subject)
+    stand.settle()
 
 
 def test_one_worker_whose_profiler_has_begun_is_kept_ready(zygote: Zygote) -> None:

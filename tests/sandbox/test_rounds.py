@@ -130,7 +130,7 @@ def test_a_clear_winner_is_timed_in_fewer_rounds(
 def test_a_win_that_is_doubted_meets_every_round() -> None:
     """And so does the pair that was added for the doubt."""
     run, null = Run.__new__(Run), Null((0.001, -0.001, 0.0005))
-    run.to_beat, run.config = 1.0, SEARCH
+    run.to_beat, run.config, run.task = 1.0, SEARCH, task_of(SCALE)
     run.preparation = SimpleNamespace(null=null)  # type: ignore[assignment]
     fast = RoundObservation(0, False, 10, 0.01, 0.005)
     alone = RoundObservation(0, True, 8, 0.008, 0.004)
@@ -144,8 +144,27 @@ def test_a_win_that_is_doubted_meets_every_round() -> None:
         ([left, alone, left, left], False),
         ([replace(r, pair=1) for r in (fast, alone, fast, fast)], False),
     ):
-        run.observation = Observation("task", "candidate", rounds=tuple(rounds))
+        run.observation, run.doubt = Observation("task", "candidate", rounds=tuple(rounds)), False
         assert run.decided() is decided
+
+
+def test_a_doubt_about_the_first_pair_stands_until_there_is_another() -> None:
+    run, null = Run.__new__(Run), Null((0.001, -0.001, 0.0005))
+    run.to_beat, run.config, run.task = 1.0, SEARCH, task_of(SCALE)
+    run.preparation = SimpleNamespace(null=null)  # type: ignore[assignment]
+    fast, alone = (
+        RoundObservation(0, False, 10, 0.01, 0.005),
+        RoundObservation(0, True, 8, 0.008, 0.004),
+    )
+    merged = replace(alone, candidate_s=0.07)
+    doubtful, clean = [fast, merged, fast, fast], [fast, merged, fast, fast, *[alone] * 4]
+    for rounds, doubts in ((doubtful, True), (clean, True)):
+        run.observation = Observation("task", "candidate", rounds=tuple(rounds))
+        assert run.doubts() is doubts
+    assert not run.doubts(slow=True)
+    other = [replace(r, pair=1) for r in (fast, alone, fast, fast)]
+    run.observation = Observation("task", "candidate", rounds=(*clean, *other))
+    assert not run.doubts()
 
 
 @pytest.fixture
