@@ -38,10 +38,10 @@ LEAST_KNOWN = 3
 """Figures from which their own spread is taken."""
 NOISE_TIMES = 2.0
 """Standard errors of the excess that a lower bound allows for."""
-LEAST_GAIN, DOUBTFUL_SHARE = 0.1, 0.5
-"""Of a candidate's time, what merging may have gained, and of that what lone calls leave: with both
-nearly all mergers get a second pair in simulation, and one honest candidate in ten at most, but for
-the shortest calls.
+LEAST_GAIN, LEAST_GAIN_S, DOUBTFUL_SHARE = 0.1, 20e-6, 0.5
+"""What merging may have gained, as a share of the candidate's time and at least, and the share of
+it that lone calls do without: nearly all such mergers get a second pair in simulation, and few who
+are honest. Less cannot be told from what lone calls scatter in one pair.
 """
 BEGIN_SHARE = 0.05
 """Of what beginning a lone call through the pipe takes, on two cores some 130 us: it is not known
@@ -141,7 +141,8 @@ def doubtful(rounds: Sequence[RoundObservation]) -> bool:
     reference_s, candidate_s = map(statistics.median, _batched(rounds))
     gained_s = reference_s - candidate_s
     excess, _ = _lone_excess(rounds)
-    return gained_s > LEAST_GAIN * candidate_s and excess >= DOUBTFUL_SHARE * gained_s
+    known = gained_s > max(LEAST_GAIN * candidate_s, LEAST_GAIN_S)
+    return known and excess >= DOUBTFUL_SHARE * gained_s
 
 
 def _unseen(rounds: Sequence[RoundObservation]) -> bool:
