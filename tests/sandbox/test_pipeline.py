@@ -152,14 +152,14 @@ def test_limits_and_folders_reach_a_worker_kept_ready(zygote: Zygote, tmp_path: 
 
 def test_parameters_come_on_top_of_what_a_candidate_may_hold(evaluate: Evaluate) -> None:
     """KernelBench's level3/2 has 8 GiB of them, as much as a worker may hold by default."""
-    large = LINEAR.replace("torch.randn(n, n) / n**0.5", "torch.zeros(1 << 27)").replace(
+    large = LINEAR.replace("torch.randn(n, n) / n**0.5", "torch.zeros(1 << 24)").replace(
         "x @ self.weight.T", "x * self.weight[:33]"
     )
     hog = renamed(large).replace("super().__init__()", "super().__init__(); self.hog = HOG")
-    config = replace(FAST, memory_limit_bytes=700 << 20)
+    config = replace(FAST, memory_limit_bytes=80 << 20)
     found = evaluate(renamed(large), large, config=config)
     assert found.status is Status.PASSED, found.detail
-    hog = "HOG = bytearray(b'x') * (2 << 30)\n" + hog
+    hog = "HOG = bytearray(b'x') * (1 << 30)\n" + hog
     found = evaluate(hog, large, config=config)
     assert found.status is Status.OUT_OF_MEMORY, found.detail
 
