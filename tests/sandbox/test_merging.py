@@ -163,7 +163,10 @@ def test_a_pair_without_a_valid_batch_is_no_second_witness() -> None:
 def test_lone_rounds_of_unknown_noise_convict_nobody() -> None:
     """One in each pair: how much the reference's own scatter is not known."""
     pairs = [rung(n, 20.0, 4.0, [(50.0 + 30 * n, 100.0 + 30 * n)]) for n in range(4)]
-    assert not verdict([r for rounds in pairs for r in rounds])
+    rounds = [r for rounds in pairs for r in rounds]
+    assert not verdict(rounds)
+    timing = Timing(20e-3, 4e-3, Interval(5.0, 4.0, 6.0, 0.95), 0.0, (), 10)
+    assert "too few such rounds" in (convicted(rounds, timing) or (False, ""))[1]
 
 
 def rounds_of(reference_s: float, candidate_s: float, lone_s: float) -> list[RoundObservation]:
