@@ -119,7 +119,8 @@ def convicted(rounds: Sequence[RoundObservation], timing: Timing) -> tuple[bool,
 def lower_bound(rounds: Sequence[RoundObservation], speedup: Interval) -> Interval:
     """The interval with the lower bound that calls made alone leave, where the reference's are so
     short that merging them would not be convicted: as if all that lone calls cost more had been
-    saved by merging. What one pair says is left as it is: it only ranks, unless it is `doubtful`.
+    saved by merging. What one pair says is left as it is: it only ranks, and where it is `doubtful`
+    another is measured.
 
     For the CPU, where lone calls begin through the pipe and honest code differs there by noise; on
     a GPU's host it differs by what a batch hides.
@@ -134,7 +135,7 @@ def lower_bound(rounds: Sequence[RoundObservation], speedup: Interval) -> Interv
 
 
 def doubtful(rounds: Sequence[RoundObservation]) -> bool:
-    """The same for a search's one pair: whether half of a gain is gone in calls made alone, and
+    """Of a search's one pair: whether half of a gain is gone in calls made alone, and
     another pair has to say if that was noise.
     """
     if len({r.pair for r in rounds}) >= LEAST_PAIRS or not _unseen(rounds):
