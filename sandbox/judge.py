@@ -41,9 +41,9 @@ def judge(observation: Observation, null: Null, config: EvalConfig) -> Evaluatio
     pairs = statistics.summarise(observation.rounds)
     timing = None
     if status is Status.PASSED and pairs:
-        speedup = batched = statistics.interval(pairs, null, config)
-        if observation.environment.get("device") == "cpu":
-            speedup = merging.lower_bound(observation.rounds, speedup)
+        batched = statistics.interval(pairs, null, config)
+        device = observation.environment.get("device", "")
+        speedup = merging.lower_bound(observation.rounds, batched, device)
         timing = Timing(
             reference_ms=math.exp(sum(math.log(p.reference_ms) for p in pairs) / len(pairs)),
             candidate_ms=math.exp(sum(math.log(p.candidate_ms) for p in pairs) / len(pairs)),
@@ -146,6 +146,11 @@ def judge_case(case: CaseObservation) -> tuple[Status, str]:
         return Status.WRONG_SHAPE, f"output is {case.shape_differs}"
     if case.dtype_differs:
         return Status.WRONG_DTYPE, f"output is {case.dtype_differs}"
+    if case.unfinished:
+        return Status.REWARD_HACK, (
+            "a call was said to be done while the GPU still wrote its inputs: device-wide "
+            "synchronisation does not wait in this process"
+        )
     if case.inputs_mutated:
         return Status.INPUT_MUTATED, "an input tensor was changed; the reference leaves it as it is"
     if not case.errors or len(case.errors) != len(case.bounds):

@@ -46,6 +46,9 @@ are honest. Less cannot be told from what lone calls scatter in one pair.
 BEGIN_SHARE = 0.05
 """Of what beginning a lone call through the pipe takes, on two cores some 130 us: it is not known
 better than that."""
+FREE_SHARE = 0.05
+"""Of a call, that lone calls by the bell may cost more and take nothing off a lower bound: longer
+calls would pay for noise of microseconds."""
 
 
 def excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
@@ -116,29 +119,25 @@ def convicted(rounds: Sequence[RoundObservation], timing: Timing) -> tuple[bool,
     return known and excess > allowed, words
 
 
-def lower_bound(rounds: Sequence[RoundObservation], speedup: Interval) -> Interval:
-    """The interval with the lower bound that calls made alone leave, where the reference's are so
-    short that merging them would not be convicted: as if all that lone calls cost more had been
-    saved by merging. What one pair says is left as it is: it only ranks, and where it is `doubtful`
-    another is measured.
-
-    For the CPU, where lone calls begin through the pipe and honest code differs there by noise; on
-    a GPU's host it differs by what a batch hides.
+def lower_bound(rounds: Sequence[RoundObservation], speedup: Interval, device: str) -> Interval:
+    """The interval with the lower bound that calls made alone leave, where merging them to half
+    would not be convicted: as if all that lone calls cost more had been saved by merging. What one
+    pair says is left as it is: it only ranks, and where it is `doubtful` another is measured.
     """
-    if len({r.pair for r in rounds}) < LEAST_PAIRS or not _unseen(rounds):
+    if len({r.pair for r in rounds}) < LEAST_PAIRS or not _unseen(rounds, device):
         return speedup
-    _, candidate_s = _batched(rounds)
+    middle_s = statistics.median(_batched(rounds)[1])
     excess, error = _lone_excess(rounds)
-    most = max(0.0, excess) + NOISE_TIMES * error
-    middle_s = statistics.median(candidate_s)
+    free_s = FREE_SHARE * middle_s if _rung(_singles(rounds)) else 0.0
+    most = max(0.0, max(0.0, excess) + NOISE_TIMES * error - free_s)
     return replace(speedup, low=speedup.low * middle_s / (middle_s + most))
 
 
-def doubtful(rounds: Sequence[RoundObservation]) -> bool:
+def doubtful(rounds: Sequence[RoundObservation], device: str) -> bool:
     """Of a search's one pair: whether half of a gain is gone in calls made alone, and
     another pair has to say if that was noise.
     """
-    if len({r.pair for r in rounds}) >= LEAST_PAIRS or not _unseen(rounds):
+    if len({r.pair for r in rounds}) >= LEAST_PAIRS or not _unseen(rounds, device):
         return False
     reference_s, candidate_s = map(statistics.median, _batched(rounds))
     gained_s = reference_s - candidate_s
@@ -147,10 +146,12 @@ def doubtful(rounds: Sequence[RoundObservation]) -> bool:
     return known and excess >= DOUBTFUL_SHARE * gained_s
 
 
-def _unseen(rounds: Sequence[RoundObservation]) -> bool:
-    """Whether lone calls began through the pipe, and merging calls to half would convict nobody."""
+def _unseen(rounds: Sequence[RoundObservation], device: str) -> bool:
+    """Whether merging calls to half would convict nobody, as by the bell it never does, and lone
+    calls tell more: on a GPU those through the pipe differ by 100 us.
+    """
     lone = _singles(rounds)
-    if not lone or _rung(lone):
+    if not lone or not (device == "cpu" or _rung(lone)):
         return False
     reference_s = statistics.median(_batched(rounds)[0])
     return reference_s / 2 <= _honest_s(rounds, reference_s / 2, reference_s)
@@ -175,9 +176,12 @@ def _lone_excess(rounds: Sequence[RoundObservation]) -> tuple[float, float]:
     mine, its = _batched(rounds)
     saved = [a - b for a, b in zip(mine, its, strict=True)]
     costs = [(r.candidate_s - r.reference_s) / r.calls for r in lone]
-    after_s = charged_collect(lone) / statistics.median(r.calls for r in lone)
-    begin_s = statistics.median(r.reference_s / r.calls for r in lone) - statistics.median(mine)
-    error = math.hypot(_error_s(saved), _error_s(costs), BEGIN_SHARE * max(0.0, begin_s))
+    # Of one round nobody knows how much collect scatters.
+    collect_s = charged_collect(lone) if len(lone) > 1 else 0.0
+    after_s = collect_s / statistics.median(r.calls for r in lone)
+    usual_s = statistics.median(r.reference_s / r.calls for r in lone) - statistics.median(mine)
+    begin_s = 0.0 if _rung(lone) else BEGIN_SHARE * max(0.0, usual_s)
+    error = math.hypot(_error_s(saved), _error_s(costs), begin_s)
     return statistics.median(saved) + statistics.median(costs) + after_s, error
 
 

@@ -112,6 +112,8 @@ class CaseObservation:
     mismatches: tuple[Mismatch | None, ...] = ()
     """Per output leaf that is beyond its bound, where that was looked at."""
     inputs_mutated: bool = False
+    unfinished: bool = False
+    """A call was said to be done before a GPU had even made out its inputs."""
     structure_differs: str = ""
     """Claimed: how the returned structure differs from the reference's; empty if it does not."""
     shape_differs: str = ""
@@ -130,6 +132,7 @@ class CaseObservation:
             self,
             errors=tuple(a.worst(b) for a, b in zip(self.errors, other.errors, strict=True)),
             inputs_mutated=self.inputs_mutated or other.inputs_mutated,
+            unfinished=self.unfinished or other.unfinished,
             structure_differs=self.structure_differs or other.structure_differs,
             shape_differs=self.shape_differs or other.shape_differs,
             dtype_differs=self.dtype_differs or other.dtype_differs,

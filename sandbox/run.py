@@ -45,7 +45,7 @@ UNMATCHED = (
 
 def doubted(rounds: Sequence[RoundObservation], device: str, *, slow: bool = False) -> bool:
     """Whether another pair has to say if work is hidden; `slow`: merging calls gained nothing."""
-    merged = merging.suspected(rounds) or (device == "cpu" and merging.doubtful(rounds))
+    merged = merging.suspected(rounds) or merging.doubtful(rounds, device)
     return overrun.suspected(rounds) or (merged and not slow)
 
 

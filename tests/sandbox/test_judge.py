@@ -96,6 +96,7 @@ VERDICTS = [
     (replace(SEEN, timed=GOOD), Status.PASSED),
     (replace(SEEN, timed=BAD), Status.WRONG_VALUE),
     (replace(SEEN, timed=replace(GOOD, inputs_mutated=True)), Status.INPUT_MUTATED),
+    (replace(SEEN, timed=replace(GOOD, unfinished=True)), Status.REWARD_HACK),
     (replace(SEEN, rounds=2 * rounds_of(1e-4, 6e-4)), Status.REWARD_HACK),
     (replace(SEEN, rounds=rounds_of(1e-4, 2e-4)), Status.PASSED),
     (replace(SEEN, floor_s=6e-4), Status.REWARD_HACK),

@@ -201,7 +201,7 @@ def test_calls_merged_below_what_convicts_gain_nothing(reference_s: float, merge
     known = convicted(merged, timing)
     assert known is not None
     assert not known[0]
-    found = lower_bound(merged, said)
+    found = lower_bound(merged, said, "cpu")
     assert found.low < 1
     assert (found.value, found.high) == (said.value, said.high)
 
@@ -213,19 +213,19 @@ def test_a_search_asks_for_another_pair_where_calls_alone_leave_half_of_a_gain(
     for share in (1.0, 0.9):  # lone calls as slow as the reference's, and a little quicker
         merged = rounds_of(reference_s, merged_s, share * reference_s + 130e-6)
         one = [r for r in merged if r.pair == 0]
-        assert doubtful(one)
-        assert not doubtful(merged)  # there is the other
-        assert not doubtful([r for r in one if not r.single])
-        assert lower_bound(one, SPEEDUP) == SPEEDUP  # it only ranks
+        assert doubtful(one, "cpu")
+        assert not doubtful(merged, "cpu")  # there is the other
+        assert not doubtful([r for r in one if not r.single], "cpu")
+        assert lower_bound(one, SPEEDUP, "cpu") == SPEEDUP  # it only ranks
     honest = [r for r in rounds_of(reference_s, merged_s, merged_s + 130e-6) if r.pair == 0]
-    assert not doubtful(honest)
+    assert not doubtful(honest, "cpu")
     equal = rounds_of(reference_s, 0.95 * reference_s, reference_s + 130e-6)
-    assert not doubtful([r for r in equal if r.pair == 0])
+    assert not doubtful([r for r in equal if r.pair == 0], "cpu")
 
 
 def test_short_calls_that_are_as_fast_alone_keep_most_of_their_lower_bound() -> None:
     honest = rounds_of(200e-6, 50e-6, 50e-6 + 130e-6)
-    assert 0.5 * SPEEDUP.low < lower_bound(honest, SPEEDUP).low < 0.8 * SPEEDUP.low
+    assert 0.5 * SPEEDUP.low < lower_bound(honest, SPEEDUP, "cpu").low < 0.8 * SPEEDUP.low
 
 
 def test_work_left_for_collect_of_lone_calls_counts_as_theirs() -> None:
@@ -233,28 +233,51 @@ def test_work_left_for_collect_of_lone_calls_counts_as_theirs() -> None:
         replace(r, candidate_collect_s=8 * 27e-6) if r.single else r
         for r in rounds_of(35e-6, 8e-6, 8e-6 + 130e-6)
     ]
-    assert lower_bound(left, SPEEDUP).low < 1
+    assert lower_bound(left, SPEEDUP, "cpu").low < 1
 
 
 def test_few_lone_rounds_leave_short_calls_no_lower_bound_to_speak_of() -> None:
     """In their noise anything may hide."""
     few = [r for r in rounds_of(35e-6, 8e-6, 8e-6 + 130e-6) if not r.single]
     few += [RoundObservation(n, True, 8, 8 * 165e-6, 8 * 138e-6) for n in range(2)]
-    assert lower_bound(few, SPEEDUP).low < 0.2
+    assert lower_bound(few, SPEEDUP, "cpu").low < 0.2
 
 
 def test_what_is_charged_for_collect_is_not_taken_off_twice() -> None:
     """An honest kernel whose outputs take longer to copy, in batches and alone."""
     usual = rounds_of(200e-6, 50e-6, 50e-6 + 130e-6)
     charged = [replace(r, candidate_collect_s=r.calls * 30e-6) for r in usual]
-    lows = [lower_bound(rounds, SPEEDUP).low for rounds in (usual, charged)]
+    lows = [lower_bound(rounds, SPEEDUP, "cpu").low for rounds in (usual, charged)]
     assert lows[1] >= 0.99 * lows[0]
 
 
-def test_longer_calls_and_rung_ones_keep_their_lower_bound() -> None:
+def test_longer_calls_through_the_pipe_keep_their_lower_bound_and_on_a_gpu_all_do() -> None:
     merged = rounds_of(900e-6, 500e-6, 900e-6 + 130e-6)
-    assert lower_bound(merged, SPEEDUP) == SPEEDUP  # to less than half convicts
-    rung = [replace(r, rung=r.single) for r in rounds_of(35e-6, 8e-6, 35e-6 + 130e-6)]
-    assert lower_bound(rung, SPEEDUP) == SPEEDUP
-    batches = [r for r in rung if not r.single]
-    assert lower_bound(batches, SPEEDUP) == SPEEDUP
+    assert lower_bound(merged, SPEEDUP, "cpu") == SPEEDUP  # to less than half convicts
+    short = rounds_of(35e-6, 8e-6, 35e-6 + 130e-6)
+    assert lower_bound(short, SPEEDUP, "cuda") == SPEEDUP
+    batches = [r for r in short if not r.single]
+    assert lower_bound(batches, SPEEDUP, "cpu") == SPEEDUP
+
+
+def begun_by_the_bell(rounds: list[RoundObservation]) -> list[RoundObservation]:
+    return [replace(r, rung=r.single) for r in rounds]
+
+
+@pytest.mark.parametrize("reference_s", [10e-6, 60e-6, 190e-6, 2e-3])
+def test_calls_merged_in_twos_gain_nothing_where_lone_ones_are_rung_for(reference_s: float) -> None:
+    """Half of what they cost is what an honest call may hide in a batch: nobody is convicted."""
+    merged = begun_by_the_bell(rounds_of(reference_s, 0.55 * reference_s, reference_s + 130e-6))
+    speedup = 1 / 0.55
+    said = Interval(speedup, 0.97 * speedup, 1.03 * speedup, 0.95)
+    known = convicted(merged, Timing(reference_s * 1e3, 0.55 * reference_s * 1e3, said, 0.0, (), 9))
+    assert known is not None
+    assert not known[0]
+    assert lower_bound(merged, said, "cuda").low < 1.05
+
+
+def test_a_rung_call_that_is_as_fast_alone_keeps_its_lower_bound_but_for_noise() -> None:
+    tiny = begun_by_the_bell(rounds_of(25e-6, 6e-6, 6e-6 + 130e-6))
+    assert 0.6 * SPEEDUP.low < lower_bound(tiny, SPEEDUP, "cuda").low < 0.9 * SPEEDUP.low
+    longer = begun_by_the_bell(rounds_of(400e-6, 100e-6, 100e-6 + 130e-6))
+    assert lower_bound(longer, SPEEDUP, "cuda") == SPEEDUP  # noise of two microseconds is free
