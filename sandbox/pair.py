@@ -7,24 +7,22 @@ garbage.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from sandbox.differences import differences
-from sandbox.drift import SHORT_CALL_S, Alone, drift, timed_alone, uneven
-from sandbox.given import Given
+from sandbox.drift import drift, timed_alone, uneven
 from sandbox.keepsake import HandedOver, Keepsake
 from sandbox.observation import CaseObservation, Errors, RoundObservation
 from sandbox.plan import SPARE_OUTPUTS, Plan
 from sandbox.quiet import Quiet
-from sandbox.rest import Afterwards, probe_of
 from sandbox.rounds import MET_BY, restyled, single_set
+from sandbox.sides import Sides
 from sandbox.structure import structure
 from sandbox.subject import Signature, Subject
 from sandbox.turn import Progress, Turn, goes, span
@@ -35,15 +33,11 @@ logger = logging.getLogger(__name__)
 WHOLE_BATCHES = 2
 """Untimed batches before the first timed one, until the allocator holds a batch's outputs: on the
 CPU the first two took four and two times as long as the third."""
-RUNG_BYTES = 16 << 20
-"""Of one input set, up to which lone calls are rung for: making it out is timed with them."""
-LATE_LOOKS = 10
-"""At inputs that a GPU may still be writing: each waits for it, up to 0.1 s."""
 OVERHEAD_GOS = 9
 """Empty "go"s whose median round trip, on the reference's side, is taken off both sides' times."""
 
 
-class ProcessPair:
+class ProcessPair(Sides):
     """Drives both sides; the caller owns the subjects and closes them."""
 
     def __init__(
@@ -68,36 +62,26 @@ class ProcessPair:
         `judged`: False where both sides are trusted; their outputs are not compared, and no call is
         alone in its "go".
         """
-        self.number = number
-        self.reference = reference
-        self.candidate = candidate
-        self.signature = signature
-        self.plan = plan
-        self.config = config
-        self.synchronize = synchronize
-        self.given = Given(
-            reference, candidate, signature, config, synchronize, new_weights=new_weights
+        super().__init__(
+            reference,
+            candidate,
+            signature,
+            plan,
+            config,
+            synchronize,
+            quiet,
+            new_weights=new_weights,
+            strict=strict,
         )
+        self.number = number
         self.judged = judged
         self.ages = strict and judged
         """Call on after the last round, so that what is kept grows old."""
-        # The supervisor waits awake: without a core of its own it would take one from the work.
-        # And while a worker stands by it makes as many calls as there is time for.
-        self.rung = (
-            reference.worker.core is not None
-            and signature.input_bytes <= RUNG_BYTES
-            and not signature.moves_state
-        )
-        """Lone calls begin by a bell instead of the pipe."""
         self.used_up = not signature.mutates and not signature.aliases
         """A call's inputs are poisoned once it is "done": no output needs them."""
-        self.probe = probe_of(reference.task.device)
         self.last = False
         self.poisoned = 0
         """The candidate's first so many input sets hold nothing since they were used."""
-        self.quiet = quiet
-        self.strict = strict
-        self.overhead_s = 0.0
         self.secret = random.Random(secrets.randbits(64))
         self.keepsake = Keepsake(candidate, able=signature.owns)
         self.handed_over = HandedOver(candidate)
@@ -154,29 +138,6 @@ class ProcessPair:
                 self.reference.solo = timed_alone(self.reference.solo, self.alone)
             finally:
                 self.candidate.worker.thaw()
-
-    @contextlib.contextmanager
-    def silence(self) -> Iterator[None]:
-        """A region in which nothing of ours runs but what is timed, and we keep off its core."""
-        core = self.reference.worker.core
-        aside = contextlib.nullcontext() if core is None else core.left_alone()
-        with self.quiet.timed(strict=self.strict), aside:
-            yield
-
-    def alone(self) -> Alone:
-        """One batch of the reference, with the candidate stopped."""
-        self.reference.warm(self.plan.warm_sets)
-        self.given.disclose(self.reference, 0, self.plan.sets)  # as cold as in the rounds
-        seconds = self.net(self.reference.go(self.plan.timed)) / self.plan.sets
-        return Alone(seconds, self.pace())
-
-    def pace(self, single: bool = False) -> float:
-        """How slow the launching core is now; 1.0 where calls are not bound by it: long ones, and
-        lone ones through the pipe.
-        """
-        core = self.reference.worker.core
-        bound = self.signature.latency_s <= SHORT_CALL_S and (self.rung or not single)
-        return core.pace() if core is not None and bound else 1.0
 
     def rounds(
         self, bounds: Sequence[Errors], over: Callable[[], bool] = lambda: False
@@ -374,56 +335,3 @@ class ProcessPair:
             self.poisoned = max(self.poisoned, len(sets))
         self.candidate.idle.begin()
         return turn.over(), case
-
-    def until_idle(self) -> None:
-        """Of a GPU, whatever a worker said."""
-        if self.probe is not None:
-            self.probe.until_idle()
-
-    def came_late(self, batch: list[int]) -> bool:
-        """Whether inputs that a rung call made out for itself are right once the GPU is idle."""
-        if not self.rung or self.probe is None:
-            return False
-        for _ in range(LATE_LOOKS):
-            self.probe.until_idle()
-            if self.given.unchanged(*span(batch)):
-                return True
-        return False
-
-    def afterwards(self, single: bool) -> Afterwards:
-        """The clock behind "done", of batches alone: it tells no less than some 0.1 ms."""
-        return Afterwards(None if single else self.probe)
-
-    def timed(self, side: Subject, sets: list[int], single: bool) -> float:
-        """Seconds of a batch without the harness's round trip, or of a lone call with it."""
-        if single and self.rung:
-            values = self.reference.set_bytes("inputs", sets[0])
-            return side.ring(sets[0], self.plan.warm_sets[0], values)
-        if single:
-            side.rouse(self.plan.warm_sets[0])
-        self.given.disclose(side, *span(sets))
-        seconds = side.go(sets)
-        return seconds if single else self.net(seconds)
-
-    @contextlib.contextmanager
-    def frozen(self) -> Iterator[None]:
-        """The candidate's whole process tree stands still."""
-        self.candidate.worker.freeze()
-        try:
-            yield
-        finally:
-            self.candidate.worker.thaw()
-
-    def ready(self, side: Subject) -> None:
-        """Warm up on other sets; restore the state that calls would move."""
-        side.idle.end()
-        side.warm(self.plan.warm_sets)
-        if self.signature.moves_state:
-            side.restate(side.awake_s)
-        self.synchronize()
-
-    def net(self, seconds: float) -> float:
-        """Seconds without the harness's own round trip, of which at most half is taken off: on a
-        busy machine a trip can outlast a short batch, whose speed is then unknown, not infinite.
-        """
-        return max(seconds - self.overhead_s, seconds / 2)

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandbox import pair as pairs
-from sandbox import run
+from sandbox import run, sides
 from sandbox.evaluator import LocalEvaluator
 from sandbox.observation import RoundObservation
 from sandbox.overrun import convicted, suspected
@@ -214,7 +213,7 @@ def test_both_sides_are_asked_behind_every_batch_and_who_left_it_busy_is_refused
     config = replace(FAST, rounds=8, min_pairs=2, max_pairs=2)
     evaluator.prepare(task, config)
     probe = FakeProbe(busy)
-    monkeypatch.setattr(pairs, "probe_of", lambda device: probe)
+    monkeypatch.setattr(sides, "probe_of", lambda device: probe)
     monkeypatch.setattr(ProcessPair, "until_idle", lambda self: None)  # of what is kept
     # Equal code on a busy machine may look hopeless or settled, and its search would end early.
     for known in ("hopeless", "settled"):

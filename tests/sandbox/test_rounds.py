@@ -174,7 +174,7 @@ def launching_on(
     """As on a GPU's host: workers launch from one core, whose pace is read; nothing else voids."""
     monkeypatch.setitem(DRIFT, "cpu", math.inf)
     # A call of microseconds, however long it took on a busy machine.
-    monkeypatch.setattr("sandbox.pair.SHORT_CALL_S", math.inf)
+    monkeypatch.setattr("sandbox.sides.SHORT_CALL_S", math.inf)
     # With a launching core lone calls are rung for, which says nothing on cores that others share.
     monkeypatch.setattr("sandbox.merging.convicted", lambda *_: None)
     zygote = evaluator._stand.zygote
