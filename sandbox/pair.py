@@ -191,6 +191,8 @@ class ProcessPair(Sides):
                     turns[side] = self.run_reference(sets, single)
         case = self.looked_at(sets, single, bounds, following, case)
         mine, its = turns[self.reference], turns[self.candidate]
+        if single:
+            its = its.beside(mine)
         return (
             RoundObservation(
                 pair=self.number,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from sandbox.rest import Afterwards
 
@@ -20,6 +21,19 @@ class Turn:
     """Of the launching core, right after a batch."""
     left_s: float = 0.0
     """Behind a batch's "done" on a GPU: what takes longer while it is busy."""
+    spent: tuple[float, ...] = ()
+    collects: tuple[float, ...] = ()
+    """Both by "go"."""
+
+    def beside(self, reference: Turn) -> Turn:
+        """Of lone calls: what handing an output over takes beyond the slowest of the reference's is
+        part of its call. Else the one that leaves its work for then would be the quickest, and
+        count for all.
+        """
+        longest = max(reference.collects)
+        late = [max(0.0, seconds - longest) for seconds in self.collects]
+        whole = [a + b for a, b in zip(self.spent, late, strict=True)]
+        return replace(self, seconds=together(whole), collect_s=self.collect_s - sum(late))
 
 
 @dataclass
@@ -28,17 +42,22 @@ class Progress:
 
     spent: list[float] = field(default_factory=list)
     paces: list[float] = field(default_factory=list)
-    collect_s: float = 0.0
+    collects: list[float] = field(default_factory=list)
     left_s: float = 0.0
 
     def collected(self, seconds: float, after: Afterwards) -> None:
         """A "go"'s outputs are handed over, which took so long by itself."""
-        self.collect_s += seconds
+        self.collects.append(seconds)
         self.left_s += after.left_s
 
     def over(self) -> Turn:
         return Turn(
-            together(self.spent), self.collect_s, statistics.median(self.paces), self.left_s
+            together(self.spent),
+            sum(self.collects),
+            statistics.median(self.paces),
+            self.left_s,
+            tuple(self.spent),
+            tuple(self.collects),
         )
 
 
@@ -47,7 +66,7 @@ def goes(sets: list[int], single: bool) -> list[list[int]]:
     return [[index] for index in sets] if single else [sets]
 
 
-def together(spent: list[float]) -> float:
+def together(spent: Sequence[float]) -> float:
     """Seconds of a round's "go"s, all as long as the quickest: on a busy machine a thread may wake
     milliseconds late for a lone call, while none of them is quicker than the work it has to do.
     """

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,11 +15,12 @@ import pytest
 from sandbox.drift import DRIFT
 from sandbox.evaluator import LocalEvaluator
 from sandbox.observation import Observation, RoundObservation
+from sandbox.rest import Afterwards
 from sandbox.rounds import MET_BY, restyled, single_set
 from sandbox.run import Run
 from sandbox.statistics import Null, full_rounds
 from sandbox.subject import Subject
-from sandbox.turn import together
+from sandbox.turn import Progress, Turn, together
 from sandbox.types import Candidate, Language, Status
 from tests.exploits.problems import FRAMES
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, forward, task_of
@@ -74,6 +75,27 @@ def test_between_trusted_sides_no_call_is_alone() -> None:
 def test_a_lone_call_that_waited_for_a_thread_does_not_speak_for_the_others() -> None:
     assert together([0.003]) == 0.003
     assert together([0.001, 0.012, 0.002, 0.001]) == 0.004
+
+
+def lone_turn(calls: Sequence[tuple[float, float]]) -> Turn:
+    """Of lone calls, by seconds to "done" and of handing their outputs over."""
+    turn = Progress(paces=[1.0])
+    for spent, collect in calls:
+        turn.spent.append(spent)
+        turn.collected(collect, Afterwards(None))
+    return turn.over()
+
+
+def test_the_lone_call_that_leaves_its_work_for_collect_does_not_speak_for_the_others() -> None:
+    reference = lone_turn([(3e-3, 1.1e-3), (3e-3, 1.3e-3), (3e-3, 1.2e-3)])
+    deferring = lone_turn([(3e-3, 1.2e-3), (1e-3, 4e-3), (3e-3, 1.1e-3)])
+    seen = deferring.beside(reference)
+    assert seen.seconds == pytest.approx(9e-3)
+    assert seen.collect_s == pytest.approx(3.6e-3)
+    slower = lone_turn([(1e-3, 2.3e-3)] * 3)  # whose outputs take longer to copy
+    seen = slower.beside(reference)
+    assert seen.seconds + seen.collect_s == pytest.approx(slower.seconds + slower.collect_s)
+    assert reference.beside(reference) == reference
 
 
 @pytest.mark.parametrize("attempt", range(2))
