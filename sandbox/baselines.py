@@ -29,7 +29,7 @@ from sandbox.plan import Plan
 from sandbox.records import from_record, to_record
 from sandbox.stages import Stages
 from sandbox.stand import Stand
-from sandbox.statistics import Null, interval, summarise
+from sandbox.statistics import Null, interval, settled, summarise
 from sandbox.subject import Opening, Signature, Subject
 from sandbox.types import SCHEMA_VERSION, Baseline, EvalConfig, Task, digest
 
@@ -239,7 +239,8 @@ class Baselines:
         pass. Its failure is recorded, not raised. `ready` and `references` as in `race`.
         """
         try:
-            pairs = summarise(self.race(task, config, signature, scheme, name, ready, references))
+            raced = self.race(task, config, signature, scheme, name, ready, references, null)
+            pairs = summarise(raced)
         except WorkerFailed as failed:
             kind, types = failed.failure.kind, set(failed.failure.types)
             lasting = kind is FailureKind.CLAIMED and not types & MEMORY_TYPES
@@ -259,8 +260,10 @@ class Baselines:
         wrap: str | None,
         ready: deque[Subject],
         references: dict[int, Subject],
+        null: Null | None = None,
     ) -> list[RoundObservation]:
-        """Rounds of `min_pairs` pairs of the reference against itself, wrapped as `wrap` says.
+        """Rounds of `min_pairs` pairs of the reference against itself, wrapped as `wrap` says; with
+        a `null` experiment a pair ends once its figure is settled.
 
         `ready`: workers of the wrapped one, which are used up. `references`: those of earlier races
         by their pair, and of this one afterwards: a figure needs pairs of fresh processes, while
@@ -286,7 +289,7 @@ class Baselines:
                             coming.append(pool.submit(start, number + 1))
                         with on_failure(partial(self._drop, references, number)):
                             rounds += self._rounds(
-                                number, references[number], rival, signature, scheme
+                                number, references[number], rival, signature, scheme, null
                             )
                         if not few or free_bytes(task.device) < FREE_SHARE * room:
                             self._drop(references, number)  # its memory is the next one's
@@ -307,7 +310,13 @@ class Baselines:
         self.stand.retire(references.pop(number))
 
     def _rounds(
-        self, number: int, reference: Subject, rival: Subject, signature: Signature, scheme: Plan
+        self,
+        number: int,
+        reference: Subject,
+        rival: Subject,
+        signature: Signature,
+        scheme: Plan,
+        null: Null | None,
     ) -> list[RoundObservation]:
         """Of one pair."""
         bounds = [BASELINE_BOUND] * len(signature.outputs)
@@ -325,7 +334,14 @@ class Baselines:
         self.stand.settle()
         with self.stand.undisturbed():
             pair.start(COMPILE_TIMEOUT_S)
-            return [seen for seen, _ in pair.rounds(bounds)]
+            rounds: list[RoundObservation] = []
+
+            def over() -> bool:
+                return null is not None and settled(rounds, null, pair.config, judged=False)
+
+            for seen, _ in pair.rounds(bounds, over):
+                rounds.append(seen)
+            return rounds
 
     def _start_pair(
         self,

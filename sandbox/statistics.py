@@ -235,12 +235,15 @@ def clear_win(
     return min(worst, sure, low) > math.log(max(to_beat, 1.0))
 
 
-def settled(rounds: Sequence[RoundObservation], null: Null, config: EvalConfig) -> bool:
-    """In a search, whether the rounds left would hardly narrow the figure of the pair under way:
-    processes of equal code differ by more, as the null experiment's pairs did.
+def settled(
+    rounds: Sequence[RoundObservation], null: Null, config: EvalConfig, *, judged: bool = True
+) -> bool:
+    """In a search, and for baselines, whose sides are not `judged`, whether the rounds left would
+    hardly narrow the figure of the pair under way: processes of equal code differ by more, as the
+    null experiment's pairs did.
     """
-    valid, whole = _complete(rounds), null.deviation**2
-    if not null.log_ratios or not valid:
+    valid, whole = _complete(rounds) if judged else _under_way(rounds), null.deviation**2
+    if not null.log_ratios or len(valid) < WINNING_ROUNDS:
         return False
     (pair,) = summarise(valid)
     return _of_rounds_left_out(pair, config, whole) <= SETTLED_SHARE * whole

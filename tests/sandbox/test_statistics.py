@@ -295,6 +295,9 @@ def test_a_search_ends_once_processes_differ_by_more_than_rounds() -> None:
     assert not settled([alone, *steady], Null(), config)
     assert not settled([alone, *steady[:2]], loud, config)
     assert not settled(steady, loud, config)
+    assert settled(steady, loud, config, judged=False)
+    assert not settled(steady[:2], loud, config, judged=False)
+    assert not settled(steady, quiet, config, judged=False)
     assert not settled([replace(alone, void="uneven"), *steady], loud, config)
     left = [replace(r, reference_left_s=3e-4, candidate_left_s=1.5) for r in (alone, *steady)]
     assert not settled(left, loud, config)
