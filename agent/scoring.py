@@ -13,10 +13,10 @@ from agent.runs import RUNS, find_run
 from kernelbench.admission import choose, validate_tasks
 from kernelbench.bench import Bench, Report
 from kernelbench.results import Row
-from kernelbench.submissions import read_submissions
+from kernelbench.submissions import FORMS, read_submissions
 from kernelbench.suite import load_suite, load_tasks, suite_version
 from sandbox.admission import Admission
-from sandbox.errors import SandboxFault
+from sandbox.errors import ConfigError, SandboxFault
 from sandbox.evaluator import LocalEvaluator
 from sandbox.types import Task
 
@@ -66,7 +66,14 @@ def score(
     What is called back, and when, is said at `Bench.run`.
     """
     config, tasks = load_evaluation(preset), load_suite(suite, device)
-    read = read_submissions(kernels_of(given, folder), tasks)
+    kernels = kernels_of(given, folder)
+    read = read_submissions(kernels, tasks)
+    if not read.submissions and kernels == Path(given):  # a campaign may have won nothing
+        why = f": {read.problems[0]}" if read.problems else ""
+        raise ConfigError(
+            f"{given}: no kernel for {' '.join(suite)} in it{why}; expected {FORMS}, with files "
+            "named after tasks"
+        )
     about = {
         "input": str(given),
         "suite": " ".join(suite),

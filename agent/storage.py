@@ -188,7 +188,10 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
             _choose_mode(database, path)
         _check_version(database, path)
     except sqlite3.DatabaseError as error:
-        raise ConfigError(f"{path}: not a usable journal ({error})") from error
+        raise ConfigError(
+            f"{path}: not a usable journal ({error}): empty, cut short or another program's; take "
+            "a copy of it, or begin a run of another name"
+        ) from error
     return database
 
 

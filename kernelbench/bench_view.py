@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kernelbench.bench import Report
 from kernelbench.comparison import Comparison
-from kernelbench.metrics import Summary
+from kernelbench.metrics import Summary, figure
 from kernelbench.results import Row
 
 SHOWN_LINES = 20
@@ -73,8 +73,8 @@ def _subset(table: Table, name: str, summary: Summary) -> None:
         name,
         str(summary.tasks),
         f"{summary.correct} ({summary.correctness:.0%})",
-        str(summary.headline),
-        "-" if summary.headline_best is None else str(summary.headline_best),
+        figure(summary.headline, summary.tasks),
+        figure(summary.headline_best, summary.tasks),
         _ratio(summary.conditional),
         _ratio(summary.conditional_best),
     )

@@ -178,6 +178,13 @@ def mean_over_all(ratios: Sequence[float | None]) -> Interval:
     return bootstrap([0.0 if ratio is None else math.log(ratio) for ratio in ratios])
 
 
+def figure(interval: Interval | None, tasks: int) -> str:
+    """For a reader: of one task a bootstrap has no width, which says nothing about it."""
+    if interval is None:
+        return "-"
+    return str(interval) if tasks > 1 else f"{interval.value:.2f}x"
+
+
 def bootstrap(logs: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """exp(mean) and its percentile interval under resampling of the entries, at least one."""
     values = np.asarray(logs, dtype=np.float64)

@@ -72,12 +72,20 @@ def test_a_folder_is_scored_reported_and_gone_on_with(cli, folder):
         (("bench", "missing", *REST), "no such input; expected a folder of kernels"),
         (("bench", "kernels", "--suite", "rellu", "--device", "cpu"), "did you mean"),
         (("compare", "kernels", "kernels"), "no evaluations; expected a folder"),
+        (("bench", "nothing", *REST), "nothing: no kernel for "),
+        (("bench", "half.jsonl", *REST), "half.jsonl:1: not JSON, or cut short"),
+        (("show", "kernels"), "kernels: not a run (no journal.sqlite in it)"),
+        (("show", "frist"), "frist: no such run"),
+        (("report", "nothing"), "nothing: not a run"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_code_2(cli, folder, arguments, message):
+    (folder / "nothing").mkdir()
+    (folder / "half.jsonl").write_text('{"task": "builtin/relu", "sour')
     code, _, err = cli(folder, *arguments)
     assert (code, err.count("\n")) == (2, 1)
     assert message in err
+    assert not (folder / "bench").exists()
 
 
 def test_a_campaigns_winners_are_an_input_by_its_name(folder, monkeypatch):

@@ -21,7 +21,7 @@ from agent.report.texts import Texts, visible
 from agent.timings import device_name
 from kernelbench.bench import Report
 from kernelbench.comparison import read_bench
-from kernelbench.metrics import Score, Summary, score_of
+from kernelbench.metrics import Score, Summary, figure, score_of
 from kernelbench.results import SCHEMA_VERSION
 from kernelbench.results import Row as Sample
 from sandbox.errors import ConfigError
@@ -99,6 +99,8 @@ def bench_page(folder: Path, references: Sequence[Curve] = ()) -> Page:
 def read_report(folder: Path) -> Report:
     """What the bench wrote last."""
     path = folder / SUMMARY
+    if not path.is_file():
+        raise ConfigError(f"{folder}: no bench's results here (no {SUMMARY}); run the bench first")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         version = record.pop("schema_version")
@@ -261,8 +263,8 @@ def _subsets(report: Report) -> tuple[tuple[str, ...], ...]:
             name,
             str(s.tasks),
             f"{s.correct} ({s.correctness:.0%})",
-            str(s.headline),
-            "-" if s.headline_best is None else str(s.headline_best),
+            figure(s.headline, s.tasks),
+            figure(s.headline_best, s.tasks),
         )
         for name, s in named
     )

@@ -124,6 +124,9 @@ def test_a_file_that_is_no_journal_is_refused_in_one_line(tmp_path):
     with pytest.raises(ConfigError, match="not a usable journal") as caught:
         Journal(tmp_path)
     assert "\n" not in str(caught.value)
+    (tmp_path / FILE).write_bytes(b"")
+    with pytest.raises(ConfigError, match="empty, cut short or another program's"):
+        Journal(tmp_path, read_only=True)
 
 
 def test_a_reader_needs_no_lock_and_may_come_while_the_run_lives(tmp_path):

@@ -12,7 +12,9 @@ from kernelbench.metrics import (
     Score,
     bootstrap,
     fast_p,
+    figure,
     geometric_mean,
+    mean_over_all,
     only_kind,
     pass_at_k,
     score_of,
@@ -161,3 +163,10 @@ def test_published_degenerate_problems_are_known_by_their_task_ids():
     assert is_degenerate("kernelbench/level1/23_Softmax")
     assert not is_degenerate("kernelbench/level1/2_Standard")
     assert not is_degenerate("builtin/softmax")
+
+
+def test_the_mean_of_one_task_is_told_without_an_interval_since_resampling_it_has_no_width():
+    alone, two = mean_over_all([3.1]), mean_over_all([3.1, 1.0])
+    assert figure(alone, 1) == "3.10x"
+    assert figure(two, 2) == str(two)
+    assert figure(None, 2) == "-"

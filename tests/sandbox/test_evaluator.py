@@ -183,7 +183,7 @@ class Races(Baselines):
         self.ratios: tuple[float, ...] = (1.0, 1.01)
         self.failure: Failure | None = None
 
-    def race(self, task, config, signature, scheme, wrap, ready, references):  # type: ignore[no-untyped-def]
+    def race(self, task, config, signature, scheme, wrap, ready, references, null=None):  # type: ignore[no-untyped-def]
         if wrap is not None and self.failure is not None:
             raise WorkerFailed(self.failure)
         void = "" if wrap is None else "drift"
