@@ -152,10 +152,14 @@ MAY_CHANGE = frozenset((*WHERE, *HOW_MUCH, *COSTS))
 def load_optimize(source: str | None = None, **overrides: object) -> OptimizeConfig:
     """From a preset's name or a YAML file (by default `quickstart`) and what overrides it.
 
-    Overrides that are None are left out. Raises ConfigError naming the file and the key.
+    Overrides that are None are left out. What nobody asked for gives way: a total of candidates is
+    not cut by the default preset's few a task. Raises ConfigError naming the file and the key.
     """
     origin, values = read_yaml(source or DEFAULT_PRESET, "optimize")
     values |= {key: value for key, value in overrides.items() if value is not None}
+    total, each = overrides.get("max_candidates"), overrides.get("max_candidates_per_task")
+    if source is None and each is None and isinstance(total, int):
+        values["max_candidates_per_task"] = max(total, values["max_candidates_per_task"])
     values["evaluation"] = evaluation_values(values.get("evaluation"), origin)
     if values.get("strategy") is not None:
         values["strategy"] = strategy_values(values["strategy"], origin)

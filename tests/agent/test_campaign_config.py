@@ -138,3 +138,11 @@ def test_the_first_interrupt_asks_and_the_second_insists():
 def test_the_quickstart_names_a_dozen_tasks_that_exist():
     tasks = [task for spec in load_optimize().tasks for task in load_tasks(spec, "cpu")]
     assert len({task.id for task in tasks}) >= 12
+
+
+def test_a_total_of_candidates_is_not_cut_by_the_few_a_task_that_nobody_asked_for(tmp_path):
+    assert load_optimize(max_candidates=20).max_candidates_per_task == 20
+    assert load_optimize(max_candidates=2).max_candidates_per_task == 3
+    file = tmp_path / "own.yaml"
+    file.write_text("max_candidates_per_task: 5\n")
+    assert load_optimize(str(file), max_candidates=20).max_candidates_per_task == 5
