@@ -24,8 +24,8 @@ from typing import Any
 
 from agent.export.artefact import Artefact, Gathered, decisive
 from agent.export.capture import Measured
+from agent.export.folder import check_folder
 from agent.export.manifest import write_manifest
-from agent.export.package import check_folder
 from agent.export.runtime.machine import machine_of
 from agent.export.standalone import Judges, Standalone, standalone
 from sandbox.errors import ConfigError
@@ -96,7 +96,7 @@ def export_flashinfer(gathered: Gathered, folder: Path, judges: Judges) -> list[
 
     Raises ConfigError where the folder cannot be used, or nothing can be exported.
     """
-    check_folder(folder)
+    check_folder(folder, "flashinfer")
     left_out = dict(gathered.left_out)
     try:
         for name in OWNED:

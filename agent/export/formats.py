@@ -10,9 +10,10 @@ from pathlib import Path
 
 from agent.export.artefact import costed, gather, winners
 from agent.export.flashinfer import export_flashinfer
+from agent.export.folder import check_folder
 from agent.export.hub import export_hub
 from agent.export.kernelbench_runs import export_kernelbench
-from agent.export.modelnew import export_runs
+from agent.export.modelnew import export_runs, folders_of
 from agent.export.package import check_name, export_package
 from agent.export.standalone import Judge
 from sandbox.errors import ConfigError
@@ -55,13 +56,19 @@ def export_formats(
     """The files in the folder, or in a folder of each form where there are several.
 
     Converted kernels are judged once, whatever forms they are for; tasks of another device are not.
+    Raises ConfigError where a folder holds something else, or nothing can be exported.
     """
     with ExitStack() as stack:
         judge = _Once(device, make_evaluator, stack)
+        several = len(formats.names) > 1
+        inner = {name: folder / name if several else folder for name in formats.names}
+        # Every one before the first is written, and before anything takes time.
+        for name, place in inner.items():
+            for each in folders_of(runs, place) if name == "modelnew" else (place,):
+                check_folder(each, name)
         written: list[Path] = []
-        for name in formats.names:
-            inner = folder if len(formats.names) == 1 else folder / name
-            written += _export(name, runs, inner, formats, judge)
+        for name, place in inner.items():
+            written += _export(name, runs, place, formats, judge)
         return written
 
 

@@ -16,8 +16,9 @@ from itertools import groupby
 from pathlib import Path
 
 from agent.export.artefact import Artefact, Gathered, against_best, decisive
+from agent.export.folder import check_folder
 from agent.export.manifest import write_manifest
-from agent.export.package import check_folder, check_name, renewed, write_root
+from agent.export.package import check_name, renewed, write_root
 from agent.export.runtime.machine import machine_of
 from sandbox.errors import ConfigError
 from sandbox.types import digest
@@ -71,7 +72,7 @@ def export_hub(
     Raises ConfigError where the name or the folder cannot be used, or nothing can be exported.
     """
     check_name(package)
-    check_folder(folder)
+    check_folder(folder, "kernels")
     if not gathered.artefacts:
         why = "; ".join(f"{task}: {reason}" for task, reason in gathered.left_out)
         raise ConfigError(f"nothing to put in a repository: {why or 'the runs have no wins'}")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.export.artefact import Artefact, against_best, decisive
+from agent.export.folder import MANIFEST, check_folder
 from agent.export.modelnew import file_name
 from agent.export.standalone import Judges, Standalone, standalone
 from kernelbench.submissions import NUMBERED
@@ -28,7 +29,6 @@ from sandbox.records import to_record
 from sandbox.types import Language
 
 SCHEMA_VERSION = 1
-MANIFEST = "manifest.json"
 OWNED = ("runs", "modelnew")
 BACKENDS = {Language.CUDA_INLINE: "cuda", Language.TRITON: "triton"}
 """KernelBench's names of the languages that it can run."""
@@ -46,8 +46,7 @@ def export_kernelbench(artefacts: Sequence[Artefact], folder: Path, judges: Judg
 
     Raises ConfigError where the folder cannot be written or holds something else.
     """
-    if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
-        raise ConfigError(f"{folder}: holds other files; expected a new folder or an older export")
+    check_folder(folder, "kernelbench")
     ready, left_out = prepare(artefacts, judges)
     try:
         for name in OWNED:

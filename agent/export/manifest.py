@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from agent.export.artefact import Artefact, against_best, best_baseline, decisive
+from agent.export.folder import MANIFEST
 from agent.export.runtime.machine import machine_of
 from sandbox.errors import ConfigError
 from sandbox.records import to_record
 
 SCHEMA_VERSION = 2
-MANIFEST = "manifest.json"
 
 
 def write_manifest(folder: Path, facts: dict[str, Any], artefacts: Sequence[Artefact]) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.confirm import wins
+from agent.export.folder import MANIFEST, check_folder
 from agent.journal import Journal
 from agent.outcome import TaskReport, reports
 from sandbox.errors import ConfigError
@@ -21,7 +22,8 @@ from sandbox.records import to_record
 from sandbox.types import Candidate, Evaluation
 
 SCHEMA_VERSION = 1
-MANIFEST = "manifest.json"
+OPENING = "# Task:        {task_id} (defines ModelNew with the interface of its Model)\n"
+"""What tells a file that was written here from one of the user's."""
 
 
 def export_run(run_dir: Path, out_dir: Path) -> list[Path]:
@@ -29,12 +31,55 @@ def export_run(run_dir: Path, out_dir: Path) -> list[Path]:
 
     A win passed, and its interval lies above eager and the task's noise; where a confirmation was
     measured, that one decides, and must agree with the search. Raises ConfigError if the folder
-    cannot be written.
+    cannot be written, or holds something else.
     """
+    return _write_all(_writable(run_dir, out_dir), run_dir, out_dir)
+
+
+def export_runs(runs: Sequence[Path], out_dir: Path) -> list[Path]:
+    """`export_run` of one run, or of several into a folder each; of all of them or of none."""
+    places = list(zip(runs, folders_of(runs, out_dir), strict=True))
+    winners = [_writable(run, folder) for run, folder in places]
+    return [
+        path
+        for found, (run, folder) in zip(winners, places, strict=True)
+        for path in _write_all(found, run, folder)
+    ]
+
+
+def folders_of(runs: Sequence[Path], out_dir: Path) -> list[Path]:
+    """Where each run's kernels go."""
+    return [out_dir] if len(runs) == 1 else [out_dir / run.name for run in runs]
+
+
+def file_name(task_id: str) -> str:
+    """`builtin/softmax` becomes `builtin__softmax.py`."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", task_id.replace("/", "__")) + ".py"
+
+
+def _writable(run_dir: Path, out_dir: Path) -> list[TaskReport]:
+    """The run's wins; raises ConfigError where one of their files would replace something else."""
+    check_folder(out_dir, "modelnew")
     with Journal(run_dir, read_only=True) as journal:
         winners = [
             r for r in reports(journal) if r.figure is not None and wins(r.figure) and not r.refuted
         ]
+    for task_id in (r.task_id for r in winners):
+        path = out_dir / file_name(task_id)
+        if path.exists() and not _is_ours(path, task_id):
+            raise ConfigError(f"{path}: no export wrote it; move it, or export to a new folder")
+    return winners
+
+
+def _is_ours(path: Path, task_id: str) -> bool:
+    """Not told by the manifest: one folder may have had the exports of several runs."""
+    try:
+        return path.read_text(errors="replace").startswith(OPENING.format(task_id=task_id))
+    except OSError:
+        return False
+
+
+def _write_all(winners: Sequence[TaskReport], run_dir: Path, out_dir: Path) -> list[Path]:
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         entries = [_write(report, run_dir, out_dir) for report in winners]
@@ -46,30 +91,18 @@ def export_run(run_dir: Path, out_dir: Path) -> list[Path]:
     return [*(out_dir / entry["file"] for entry in entries), manifest]
 
 
-def export_runs(runs: Sequence[Path], out_dir: Path) -> list[Path]:
-    """`export_run` of one run, or of several into a folder each."""
-    if len(runs) == 1:
-        return export_run(runs[0], out_dir)
-    return [path for run in runs for path in export_run(run, out_dir / run.name)]
-
-
-def file_name(task_id: str) -> str:
-    """`builtin/softmax` becomes `builtin__softmax.py`."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", task_id.replace("/", "__")) + ".py"
-
-
 def header(candidate: Candidate, figure: Evaluation, run_dir: Path) -> str:
     """Comment lines that a reader of the file alone needs."""
     environment = ", ".join(f"{k} {v}" for k, v in sorted(figure.environment.items()))
     lines = (
-        f"Task:        {candidate.task_id} (defines ModelNew with the interface of its Model)",
         f"Candidate:   {candidate.id}, {candidate.language.value}",
         f"Speedup:     {figure.speedup} against eager PyTorch",
         f"Environment: {environment or 'unknown'}",
         f"Made by:     warpsmith optimize --name {run_dir.name}",
         "Check it:    warpsmith evaluate TASK THIS_FILE",
     )
-    return "".join(f"# {line}\n" for line in lines) + "\n"
+    opening = OPENING.format(task_id=candidate.task_id)
+    return opening + "".join(f"# {line}\n" for line in lines) + "\n"
 
 
 def _write(report: TaskReport, run_dir: Path, out_dir: Path) -> dict[str, Any]:

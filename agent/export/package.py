@@ -33,7 +33,8 @@ from agent.export.artefact import (
 )
 from agent.export.binaries import Compiled, architectures, binding_of, compile_ahead
 from agent.export.capture import Measured
-from agent.export.manifest import MANIFEST, write_manifest
+from agent.export.folder import check_folder
+from agent.export.manifest import write_manifest
 from agent.export.pages import page
 from agent.export.runtime.machine import machine_of
 from agent.export.runtime.records import LIBRARY, SCHEMA_VERSION, seal
@@ -117,7 +118,7 @@ def export_package(
     Raises ConfigError where the name or the folder cannot be used, or nothing can be exported.
     """
     check_name(package)
-    check_folder(folder)
+    check_folder(folder, "package")
     if not gathered.artefacts:
         why = "; ".join(f"{task}: {reason}" for task, reason in gathered.left_out)
         raise ConfigError(f"nothing to put in a package: {why or 'the runs have no wins'}")
@@ -132,16 +133,6 @@ def check_name(package: str) -> None:
     """Raises ConfigError where Python or an index could not use it."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", package) or keyword.iskeyword(package):
         raise ConfigError(f"package {package!r}: expected a name such as tuned_kernels")
-
-
-def check_folder(folder: Path) -> None:
-    """Raises ConfigError where an export would replace something else."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: is a file; expected a folder")
-    if any(folder.iterdir()) and not (folder / MANIFEST).exists():
-        raise ConfigError(f"{folder}: holds other files; expected a new folder or an older export")
 
 
 def renewed(

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.export.modelnew import MANIFEST, export_run, file_name
+from agent.export.folder import MANIFEST
+from agent.export.modelnew import export_run, file_name
 from agent.journal import Journal, Purpose
 from agent.scripted import scripted_evaluation
 from sandbox.errors import ConfigError
@@ -62,7 +63,7 @@ def test_a_win_that_was_not_confirmed_is_not_exported(tmp_path):
 def test_a_folder_that_cannot_be_written_is_one_clear_line(run, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        export_run(run, tmp_path / "file")
+        export_run(run, tmp_path / "file" / "out")
 
 
 def test_file_names_are_safe():

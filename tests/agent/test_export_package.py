@@ -404,9 +404,3 @@ def test_the_table_can_be_read_from_a_shell(tree):
 def test_a_name_that_python_cannot_import_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="expected a name such as"):
         export_package(Gathered((), ()), tmp_path / "out", name)
-
-
-def test_a_folder_with_other_files_is_left_alone(gathered, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="holds other files"):
-        export_package(gathered, tmp_path, NAME)

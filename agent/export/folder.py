@@ -1,0 +1,71 @@
+"""What an export may replace: nothing, or an older export of its own format.
+
+Told by what `manifest.json` holds, since other tools have files of that name. Whether files beside
+the manifest are still as exported is not looked at: that is `read_manifest`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sandbox.errors import ConfigError
+
+MANIFEST = "manifest.json"
+KEYS = {
+    "modelnew": {"run"},
+    "package": {"package", "version", "left_out", "files"},
+    "kernels": {"repository", "version", "left_out", "without_layer", "files"},
+    "flashinfer": {"dataset", "left_out", "files"},
+    "kernelbench": {"left_out"},
+}
+"""What each format's manifest has held since its first version, beside `schema_version` and
+`kernels`. KernelBench's is last: the libraries' hold its keys too."""
+ENTRY = {"task_id", "candidate_id"}
+"""Of every kernel in any of them."""
+
+
+def check_folder(folder: Path, format: str) -> None:
+    """Raises ConfigError where an export of this format would replace something else."""
+    try:
+        found = _in_the_way(folder, format)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be read ({error.strerror})") from error
+    if found is not None:
+        remedy = f"a new or empty folder, or an older export of --format {format}"
+        raise ConfigError(f"{folder}: {found}; expected {remedy}")
+
+
+def format_of(folder: Path) -> str | None:
+    """The format of the export that the folder's manifest is of; None where it is of none."""
+    try:
+        record = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("schema_version"), int):
+        return None
+    kernels = record.get("kernels")
+    if not isinstance(kernels, list) or not all(map(_is_entry, kernels)):
+        return None
+    return next((name for name, keys in KEYS.items() if keys <= record.keys()), None)
+
+
+def _in_the_way(folder: Path, format: str) -> str | None:
+    if not folder.exists():
+        return None
+    if not folder.is_dir():
+        return "is a file"
+    names = sorted(path.name for path in folder.iterdir())
+    if not names:
+        return None
+    if MANIFEST not in names:
+        return f"holds other files, such as {names[0]}"
+    found = format_of(folder)
+    if found is None:
+        return f"holds a {MANIFEST} that no export wrote"
+    return None if found == format else f"holds an export of --format {found}"
+
+
+def _is_entry(kernel: Any) -> bool:
+    return isinstance(kernel, dict) and kernel.keys() >= ENTRY

@@ -1,0 +1,169 @@
+"""What an export may replace: nothing, or an older one of its own format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.export.artefact import Gathered
+from agent.export.flashinfer import export_flashinfer
+from agent.export.folder import KEYS, MANIFEST, check_folder, format_of
+from agent.export.formats import FORMATS, check_formats, export_formats
+from agent.export.hub import export_hub
+from agent.export.kernelbench_runs import export_kernelbench
+from agent.export.modelnew import export_run, export_runs
+from agent.export.package import export_package
+from sandbox.errors import ConfigError
+from tests.agent.export_cuda import cuda_artefact, gathered
+from tests.agent.scripts import campaign, script
+
+OLDEST = {
+    "modelnew": {"schema_version": 1, "run": "first"},
+    "package": {"schema_version": 2, "package": "a_b", "version": "0.1.0", "left_out": {}},
+    "kernels": {"schema_version": 2, "repository": "a-b", "version": "0", "left_out": {}},
+    "kernelbench": {"schema_version": 1, "left_out": {}},
+    "flashinfer": {"schema_version": 2, "dataset": "warpsmith", "left_out": {}},
+}
+"""What the first version of each wrote, but for what follows."""
+FOREIGN = {
+    "an extension": '{"manifest_version": 3, "name": "mine", "version": "1.0"}',
+    "nearly ours": '{"schema_version": 1, "run": "mine", "kernels": ["softmax"]}',
+    "a list": "[]",
+    "no JSON": "mine",
+    "too deep": "[" * 100_000,
+}
+OWNED = ("source", "dist", "pages", "artefacts", "build", "runs", "modelnew", "definitions")
+
+
+def old_manifest(format: str) -> dict:
+    entry = {"task_id": "test/a", "candidate_id": "0"}
+    record = OLDEST[format] | {"kernels": [entry]}
+    record |= {"files": {}} if record["schema_version"] == 2 else {}
+    return record | ({"without_layer": {}} if format == "kernels" else {})
+
+
+def export(format: str, run: Path, folder: Path) -> list[Path]:
+    """By the function of each format, as the commands and `revalidate` call it."""
+    ready = gathered(cuda_artefact())
+    match format:
+        case "package":
+            return export_package(ready, folder, "a_b")
+        case "kernels":
+            return export_hub(ready, folder, "a_b")
+        case "flashinfer":
+            return export_flashinfer(ready, folder, lambda task: None)
+        case "kernelbench":
+            return export_kernelbench([], folder, lambda task: None)
+    return export_run(run, folder)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(p): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "first"
+    campaign(folder, {"a": [script(1, speedup=2.0)]})
+    return folder
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    """A folder of the user's, with everything that an export would replace."""
+    for name in OWNED:
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        (tmp_path / "mine" / name / "notes.txt").write_text("mine")
+    (tmp_path / "mine" / "test__a.py").write_text("mine")
+    return tmp_path / "mine"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_folder_without_a_manifest_is_left_alone(run, users, format):
+    before = contents(users)
+    with pytest.raises(ConfigError, match="holds other files, such as artefacts; expected a new"):
+        export(format, run, users)
+    assert contents(users) == before
+
+
+@pytest.mark.parametrize("text", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_folder_with_a_manifest_of_another_tool_is_left_alone(run, users, format, text):
+    (users / MANIFEST).write_text(text)
+    before = contents(users)
+    with pytest.raises(ConfigError, match=r"holds a manifest.json that no export wrote; expected"):
+        export(format, run, users)
+    assert contents(users) == before
+
+
+@pytest.mark.parametrize("other", FORMATS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_export_of_another_format_is_left_alone(tmp_path, format, other):
+    (tmp_path / MANIFEST).write_text(json.dumps(old_manifest(other)))
+    if format == other:
+        check_folder(tmp_path, format)
+    else:
+        with pytest.raises(ConfigError, match=f"holds an export of --format {other}; expected"):
+            check_folder(tmp_path, format)
+
+
+def test_every_format_is_told_from_a_folder():
+    assert set(KEYS) == set(FORMATS) == set(OLDEST)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_export_is_written_to_an_empty_folder_and_over_its_own(run, tmp_path, format):
+    (tmp_path / "out").mkdir()
+    first = export(format, run, tmp_path / "out")
+    assert format_of(tmp_path / "out") == format
+    assert export(format, run, tmp_path / "out") == first
+
+
+def test_a_file_is_no_folder(run, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="is a file; expected a new or empty folder"):
+        export_run(run, tmp_path / "file")
+
+
+def test_a_file_of_the_users_beside_an_older_export_is_left_alone(run, tmp_path):
+    [kernel, _] = export_run(run, tmp_path / "out")
+    kernel.write_text("mine")
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match=r"test__a.py: no export wrote it; move it"):
+        export_run(run, tmp_path / "out")
+    assert contents(tmp_path) == before
+
+
+def test_exports_of_several_runs_may_follow_each_other_in_one_folder(run, tmp_path):
+    campaign(tmp_path / "second", {"b": [script(1, speedup=2.0)]})
+    for each in (run, tmp_path / "second", run):
+        export_run(each, tmp_path / "out")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"test__a.py", "test__b.py", MANIFEST}
+
+
+def test_of_several_runs_none_is_written_where_one_cannot_be(run, tmp_path):
+    campaign(tmp_path / "second", {"b": []})
+    (tmp_path / "out" / "second").mkdir(parents=True)
+    (tmp_path / "out" / "second" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="second: holds other files"):
+        export_runs([run, tmp_path / "second"], tmp_path / "out")
+    assert not (tmp_path / "out" / "first").exists()
+
+
+def test_of_several_formats_none_is_written_where_one_cannot_be(run, tmp_path):
+    (tmp_path / "kernelbench").mkdir()
+    (tmp_path / "kernelbench" / MANIFEST).write_text("{}")
+    formats = check_formats(["modelnew", "kernelbench"], "a_b", [])
+    with pytest.raises(ConfigError, match="kernelbench: holds a manifest"):
+        export_formats([run], tmp_path, formats, "cpu", lambda: pytest.fail("nothing is judged"))
+    assert not (tmp_path / "modelnew").exists()
+
+
+def test_nothing_to_export_leaves_a_folder_of_the_users_alone(users):
+    (users / MANIFEST).write_text("{}")
+    before = contents(users)
+    with pytest.raises(ConfigError):
+        export_flashinfer(Gathered((), ()), users, lambda task: None)
+    assert contents(users) == before
