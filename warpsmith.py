@@ -124,12 +124,14 @@ def export(
     licence: str = "unknown",
     archs: Sequence[str] = (),
     device: str = "auto",
+    tell: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
     """Write the winners of runs in one form, or in several, each in a folder: `warpsmith export`.
 
     Forms are `modelnew`, `package`, `kernels`, `kernelbench` and `flashinfer`; `package` names the
     package or repository, `licence` is the kernels' SPDX identifier, `archs` such as `sm_90` get
-    binaries beside those measured. `device` is where converted kernels are judged again.
+    binaries beside those measured. `device` is where converted kernels are judged again. A run
+    without a win is told in a line.
     """
     from agent.export.formats import check_formats, export_formats
     from agent.runs import find_run
@@ -142,7 +144,7 @@ def export(
     folders = [find_run(run) for run in ([runs] if isinstance(runs, str) else runs)]
     resolved = resolve_device(device)
     make_evaluator = partial(LocalEvaluator, resolved)
-    return export_formats(folders, Path(to), formats, resolved, make_evaluator)
+    return export_formats(folders, Path(to), formats, resolved, make_evaluator, tell)
 
 
 def revalidate(folder: str | Path, *, device: str = "auto") -> list[Outcome]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agent.confirm import best_of, promising, upheld
+from agent.confirm import best_of, promising, upheld, wins
 from agent.journal import Journal, Recorded
 from agent.types import Attempt
 from sandbox.evidence import Kind
@@ -87,6 +87,11 @@ class TaskReport:
     def refuted(self) -> bool:
         """It was measured afresh and is no promotion."""
         return self.confirmation is not None and not self.confirmed
+
+    @property
+    def exportable(self) -> bool:
+        """Its figure is a win, on enough pairs, and no confirmation has refuted it."""
+        return self.figure is not None and wins(self.figure) and not self.refuted
 
     @property
     def verdict(self) -> str:

@@ -100,6 +100,27 @@ def test_export_names_what_it_wrote(run, cli):
     assert all((run / file).is_file() for file in files)
 
 
+@pytest.mark.parametrize("format", ["modelnew", "kernelbench"])
+def test_export_of_a_run_without_a_win_says_why(run, cli, format):
+    slow = [script(1, speedup=0.7)]
+    campaign(run / "runs" / "slow", {"a": slow, "b": slow, "c": [script(1, status="TIMEOUT")]})
+    done = cli(run, "export", "slow", "first", "--to", "out", "--format", format)
+    assert done.code == 0
+    assert done.err == "no wins in runs/slow: 2 no win, 1 none correct\n"
+    assert json.loads(cli(run, "show", "slow", "--json").out)["tasks"][2]["verdict"] in done.err
+
+
+def test_export_onto_files_of_the_users_is_one_clear_line(run, cli):
+    (run / "out").mkdir()
+    for name in ("manifest.json", "test__a.py"):
+        (run / "out" / name).write_text("mine")
+    done = cli(run, "export", "first", "--to", "out")
+    assert (done.code, done.out) == (warpsmith.UNUSABLE, "")
+    assert done.err.startswith("warpsmith: out: holds a manifest.json that no export wrote; expect")
+    assert done.err.count("\n") == 1
+    assert {p.read_text() for p in (run / "out").iterdir()} == {"mine"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

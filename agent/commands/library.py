@@ -37,6 +37,7 @@ def export(
             licence=licence,
             archs=archs,
             device=device,
+            tell=note,
         )
     )
 

@@ -115,7 +115,7 @@ def winners(runs: Iterable[Path], licence: str = "unknown") -> list[Artefact]:
             found += [
                 _artefact(journal, run, tasks[r.task_id], r, licence)
                 for r in reports(journal)
-                if r.figure is not None and wins(r.figure) and not r.refuted
+                if r.exportable
             ]
     best: dict[tuple[str, tuple[str, ...]], Artefact] = {}
     for each in sorted(found, key=bound):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from agent.export.kernelbench_runs import export_kernelbench
 from agent.export.modelnew import export_runs, folders_of
 from agent.export.package import check_name, export_package
 from agent.export.standalone import Judge
+from agent.journal import Journal
+from agent.outcome import reports
 from sandbox.errors import ConfigError
 from sandbox.types import Candidate, EvalConfig, Evaluation, Evaluator, Task
 
@@ -52,11 +55,13 @@ def export_formats(
     formats: Formats,
     device: str,
     make_evaluator: Callable[[], Evaluator],
+    tell: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
     """The files in the folder, or in a folder of each form where there are several.
 
     Converted kernels are judged once, whatever forms they are for; tasks of another device are not.
-    Raises ConfigError where a folder holds something else, or nothing can be exported.
+    `tell` gets a line for each run without a win. Raises ConfigError where a folder holds something
+    else, or nothing can be exported.
     """
     with ExitStack() as stack:
         judge = _Once(device, make_evaluator, stack)
@@ -69,7 +74,20 @@ def export_formats(
         written: list[Path] = []
         for name, place in inner.items():
             written += _export(name, runs, place, formats, judge)
+        for line in filter(None, map(without_wins, runs)):
+            tell(line)
         return written
+
+
+def without_wins(run: Path) -> str | None:
+    """`no wins in runs/first: 3 no win, 1 not tried`, as `show` has it; None where there is one."""
+    with Journal(run, read_only=True) as journal:
+        rows = reports(journal)
+    if any(row.exportable for row in rows):
+        return None
+    counts = Counter(row.verdict for row in rows).most_common()
+    reasons = ", ".join(f"{count} {verdict}" for verdict, count in counts)
+    return f"no wins in {run}: {reasons or 'no task was begun'}"
 
 
 def _export(

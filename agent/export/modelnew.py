@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.confirm import wins
 from agent.export.folder import MANIFEST, check_folder
 from agent.journal import Journal
 from agent.outcome import TaskReport, reports
@@ -61,9 +60,7 @@ def _writable(run_dir: Path, out_dir: Path) -> list[TaskReport]:
     """The run's wins; raises ConfigError where one of their files would replace something else."""
     check_folder(out_dir, "modelnew")
     with Journal(run_dir, read_only=True) as journal:
-        winners = [
-            r for r in reports(journal) if r.figure is not None and wins(r.figure) and not r.refuted
-        ]
+        winners = [r for r in reports(journal) if r.exportable]
     for task_id in (r.task_id for r in winners):
         path = out_dir / file_name(task_id)
         if path.exists() and not _is_ours(path, task_id):
