@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -139,7 +140,8 @@ def _tool(name: str, flag: str, use: str, remedy: str, needed: bool) -> Finding:
     if path is None:
         return Finding(name, False, f"not found; {use}", remedy, needed)
     out = subprocess.run([path, flag], capture_output=True, text=True, check=False).stdout
-    version = (out.strip().splitlines() or ["?"])[-1]
+    release = re.search(r"\brelease (\d[\d.]*)", out)  # nvcc's; its last line names a build
+    version = release[1] if release else (out.strip().splitlines() or ["?"])[-1]
     return Finding(name, True, f"{version} ({path})")
 
 
