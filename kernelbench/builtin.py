@@ -9,6 +9,7 @@ from kernelbench.problem import make_task, parse_problem
 from sandbox.types import Task
 
 PACKAGE = "kernelbench.problems"
+SUITE = "builtin"
 
 
 def builtin_names() -> list[str]:
@@ -23,7 +24,8 @@ def builtin_task(name: str, device: str, dtype: str | None) -> Task:
 
 
 def nearest_builtin(name: str) -> str | None:
-    """The id that a misspelt name most likely meant, if one is close."""
-    known = builtin_names()
-    close = difflib.get_close_matches(name.rpartition("/")[2], known, n=1)
-    return f"builtin/{close[0]}" if close else None
+    """The id that a misspelt name most likely meant, or the suite itself, if one is close."""
+    close = difflib.get_close_matches(name.rpartition("/")[2], [SUITE, *builtin_names()], n=1)
+    if not close:
+        return None
+    return SUITE if close[0] == SUITE else f"{SUITE}/{close[0]}"

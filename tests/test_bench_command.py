@@ -71,6 +71,7 @@ def test_a_folder_is_scored_reported_and_gone_on_with(cli, folder):
     [
         (("bench", "missing", *REST), "no such input; expected a folder of kernels"),
         (("bench", "kernels", "--suite", "rellu", "--device", "cpu"), "did you mean"),
+        (("bench", "kernels", "--suite", "builti", "--device", "cpu"), "did you mean 'builtin'?"),
         (("compare", "kernels", "kernels"), "no evaluations; expected a folder"),
         (("bench", "nothing", *REST), "nothing: no kernel for "),
         (("bench", "half.jsonl", *REST), "half.jsonl:1: not JSON, or cut short"),
