@@ -190,6 +190,13 @@ def test_doctor_shows_nvccs_version_and_not_its_build(tmp_path, cli, monkeypatch
     assert "compiler.364247" not in done.out
 
 
+def test_validate_that_came_to_no_task_is_no_success(tmp_path, cli, monkeypatch):
+    monkeypatch.setenv("WARPSMITH_CACHE", str(tmp_path / "cache"))
+    done = cli(tmp_path, "tasks", "validate", "softmax", "--device", "cpu", "--seconds", "0")
+    assert done.code == 1
+    assert "0 tasks: none; 1 not validated" in done.out
+
+
 @pytest.mark.slow
 def test_validate_names_what_cannot_be_scored_and_goes_on(tmp_path, cli, monkeypatch):
     monkeypatch.setenv("WARPSMITH_CACHE", str(tmp_path / "cache"))

@@ -43,7 +43,7 @@ def validate(
     seconds: Annotated[float | None, typer.Option(help="Begin no task after so long.")] = None,
     compiled: Annotated[bool, typer.Option(help="Time torch.compile too: minutes a task.")] = False,
 ) -> None:
-    """Which tasks can be scored, and why not; exits with 1 if some cannot."""
+    """Which tasks can be scored, and why not; exits with 1 if some cannot or none was tried."""
     from agent.console import open_console
     from agent.scoring import admit
     from kernelbench.admission import admission_table, totals
@@ -62,5 +62,5 @@ def validate(
     console = open_console()
     console.print(admission_table(rows, f"suite: {spec} · device: {device} · preset: {preset}"))
     console.print(totals(rows, left))
-    if any(not row.verdict.scored for row in rows):
+    if not rows or any(not row.verdict.scored for row in rows):
         raise typer.Exit(warpsmith.FAILED)
