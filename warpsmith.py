@@ -95,7 +95,7 @@ def optimize(
     config, policy = local_policy(replace(config, device=resolve_device(config.device)))
     return launch(
         config,
-        name or new_name(),
+        new_name() if name is None else name,
         policy,
         export_requests=None if export_requests is None else Path(export_requests),
         import_replies=[Path(file) for file in import_replies],
@@ -112,7 +112,7 @@ def replay(run: str, *, name: str | None = None) -> tuple[CampaignResult, list[D
     from agent.runs import find_run
 
     folder = find_run(run)
-    return replay_run(folder, name or f"{folder.name}-replay")
+    return replay_run(folder, f"{folder.name}-replay" if name is None else name)
 
 
 def export(

@@ -21,7 +21,7 @@ from agent.journal import FILE, REPLAY, Journal, Recorded
 from agent.models.replay import ReplayModel
 from agent.outcome import CampaignResult, Stage
 from agent.proposers import model_proposer
-from agent.runs import RUNS, open_run
+from agent.runs import RUNS, check_name, open_run
 from agent.types import FIRST_TURN, Attempt, Measured, Proposal, Proposer, Turn
 from sandbox.errors import ConfigError, InvalidReference, SandboxFault
 from sandbox.types import Candidate, EvalConfig, Evaluation, Status, Task
@@ -121,7 +121,7 @@ def replay_run(
     folder: Path, name: str, runs: Path = RUNS
 ) -> tuple[CampaignResult, list[Difference]]:
     """The run in `folder` again, as run `name`; raises ConfigError where that one exists."""
-    if (runs / name / FILE).exists():
+    if (runs / check_name(name) / FILE).exists():
         raise ConfigError(f"{runs / name}: exists already; use another --name")
     with Journal(folder, read_only=True) as recorded:
         record = recorded.last_start()

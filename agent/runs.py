@@ -35,9 +35,7 @@ def open_run(name: str, config: OptimizeConfig, runs: Path = RUNS) -> Iterator[J
 
     Raises ConfigError where the name, the folder or a changed config forbids it.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ConfigError(f"run name {name!r}: expected letters, digits, '.', '_' and '-'")
-    folder = runs / name
+    folder = runs / check_name(name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = RunLock(folder)
@@ -51,6 +49,13 @@ def open_run(name: str, config: OptimizeConfig, runs: Path = RUNS) -> Iterator[J
             yield journal
     finally:
         lock.release()
+
+
+def check_name(name: str) -> str:
+    """The name of a run itself; raises ConfigError where no folder may be called so."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(f"run name {name!r}: expected letters, digits, '.', '_' and '-'")
+    return name
 
 
 def new_name() -> str:

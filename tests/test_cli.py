@@ -32,6 +32,8 @@ def run(tmp_path: Path) -> Path:
         (["optimize", "softmx", "--device", "cpu"], "did you mean 'builtin/softmax'"),
         (["optimize", "--engine", "dask"], "'ray' or 'local'"),
         (["optimize", "--name", "../up", "--device", "cpu"], "run name '../up'"),
+        (["optimize", "--name", "", "--device", "cpu"], "run name ''"),
+        (["replay", "first", "--name", ""], "run name ''"),
         (["optimize", "softmax", "--device", "cpu", "--model", "m"], "OPENAI_API_KEY"),
         (["evaluate", "softmax", "missing.py", "--device", "cpu"], "missing.py: cannot be read"),
         (["evaluate", "softmax", "bad.py", "--device", "cpu"], "line 1: not Python"),

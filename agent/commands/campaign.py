@@ -68,9 +68,9 @@ def optimize(
 ) -> None:
     """Search for faster kernels; the same command with the same --name goes on after a stop."""
     from agent.config import load_optimize
-    from agent.runs import new_name
+    from agent.runs import check_name, new_name
 
-    name = name or new_name()
+    name = new_name() if name is None else check_name(name)
     settings = load_optimize(
         config,
         tasks=tuple(tasks) if tasks else None,
