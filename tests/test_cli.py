@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import warpsmith
+from sandbox.errors import ConfigError
 from tests.agent.scripts import campaign, script
 
 ROOT = Path(__file__).parents[1]
@@ -148,7 +149,7 @@ def test_an_export_that_cannot_be_is_one_clear_line(run, cli, arguments, message
         (("apply", "none.py", "--library", "lib"), "none.py: no such file"),
         (("apply", "model.py", "--library", "lib"), "lib: no folder and no installed package"),
         (("apply", "model.py", "--library", "."), ".: no library in it"),
-        (("apply", "model.py", "--library", "lib", "--pairs", "1"), "an interval needs at least 2"),
+        (("apply", "model.py", "--library", "lib", "--pairs", "1"), "is 1; expected at least 2"),
     ],
 )
 def test_a_model_that_cannot_be_used_is_one_clear_line(tmp_path, cli, arguments, message):
@@ -158,6 +159,13 @@ def test_a_model_that_cannot_be_used_is_one_clear_line(tmp_path, cli, arguments,
     assert (done.code, done.out) == (2, "")
     assert message in done.err
     assert done.err.count("\n") == 1
+
+
+def test_numbers_that_are_too_small_are_refused_from_python_as_well():
+    with pytest.raises(ConfigError, match="top is 0; expected at least 1"):
+        warpsmith.extract("none.py", "out", top=0, device="cpu")
+    with pytest.raises(ConfigError, match="pairs is 1; an interval needs at least 2"):
+        warpsmith.apply("none.py", "lib", pairs=1, device="cpu")
 
 
 def test_tasks_are_listed_and_shown(tmp_path, cli):

@@ -107,6 +107,26 @@ def test_problems_that_cannot_be_scored_are_named_each_and_code_2(folder):
     assert "Traceback" not in done.out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("bench", ".", "--seconds", "-3"), "--seconds is -3; expected at least 0"),
+        (("bench", ".", "--suite", "builti"), "unknown task 'builti'; did you mean 'builtin'?"),
+        (("tasks", "validate", "--seconds", "-1"), "--seconds is -1; expected at least 0"),
+        (("data", "tasks", "--to", "o", "--count", "-1"), "--count is -1; expected at least 1"),
+        (("data", "tasks", "--to", "o", "--seed", "-1"), "--seed is -1; expected at least 0"),
+        (("data", "examples", "r", "--to", "o", "--per-task", "0"), "--per-task is 0; expected at"),
+        (("extract", "m.py", "--to", "o", "--top", "0"), "--top is 0; expected at least 1"),
+        (("apply", "m.py", "--library", "l", "--pairs", "1"), "--pairs is 1; expected at least 2"),
+    ],
+)
+def test_an_option_of_another_verb_is_one_line_too(tmp_path, cli, arguments, line):
+    done = cli(tmp_path, *arguments)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert done.err.startswith(f"warpsmith: {line}")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_the_built_in_proposer_names_them_too(folder):
     done = optimize(folder, "problems")

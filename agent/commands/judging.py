@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import warpsmith
-from agent.commands.options import Device, Json, Preset
+from agent.commands.options import Device, Json, Preset, Seconds
 from agent.commands.output import answer, note, say
 
 
@@ -40,7 +40,7 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Folder; bench/INPUT otherwise.")] = None,
     device: Device = "auto",
     preset: Preset = "quick",
-    seconds: Annotated[float | None, typer.Option(help="Begin nothing after so long.")] = None,
+    seconds: Seconds = None,
     as_json: Json = False,
 ) -> None:
     """Score a set of kernels on a suite; the same command goes on where it stopped."""

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 import warpsmith
-from agent.commands.options import Device, Json, To
+from agent.commands.options import Device, Json, To, bounded
 from agent.commands.output import note, say
+from agent.limits import Least
 
 
 def export(
@@ -55,7 +56,9 @@ def revalidate(folder: Path, device: Device = "auto") -> None:
 def extract(
     model: Annotated[Path, typer.Argument(metavar="MODEL.py")],
     to: To,
-    top: Annotated[int, typer.Option(help="So many tasks, the costliest first.")] = 8,
+    top: Annotated[
+        int, typer.Option(help="So many tasks, the costliest first.", callback=bounded(Least(1)))
+    ] = 8,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -73,7 +76,9 @@ def extract(
 def apply(
     model: Annotated[Path, typer.Argument(metavar="MODEL.py")],
     library: Annotated[str, typer.Option(help="Exported folder, or an installed package.")],
-    pairs: Annotated[int, typer.Option(help="Fresh processes behind the interval.")] = 4,
+    pairs: Annotated[
+        int, typer.Option(help="Fresh processes behind the interval.", callback=bounded(Least(2)))
+    ] = 4,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import warpsmith
-from agent.commands.options import Device, Json, Preset
+from agent.commands.options import Device, Json, Preset, Seconds
 from agent.commands.output import answer, note, say
 
 Spec = Annotated[str, typer.Argument(help="Such as builtin or kernelbench:PATH.")]
@@ -40,7 +40,7 @@ def validate(
     record: Annotated[
         Path | None, typer.Option("--json", help="JSON lines; the same command goes on with it.")
     ] = None,
-    seconds: Annotated[float | None, typer.Option(help="Begin no task after so long.")] = None,
+    seconds: Seconds = None,
     compiled: Annotated[bool, typer.Option(help="Time torch.compile too: minutes a task.")] = False,
 ) -> None:
     """Which tasks can be scored, and why not; exits with 1 if some cannot or none was tried."""

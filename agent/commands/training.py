@@ -12,17 +12,22 @@ from typing import Annotated
 import typer
 
 import warpsmith
-from agent.commands.options import Device, Json, MaxSeconds, Preset, To
+from agent.commands.options import Device, Json, MaxSeconds, Preset, To, bounded
 from agent.commands.output import answer, note, say, say_how_to_go_on
+from agent.limits import ABOVE_0, Least
 
 TrainConfig = Annotated[str, typer.Option(help="Preset of configs/train, or a file.")]
 
 
 def make_tasks(
     to: To,
-    count: Annotated[int, typer.Option(help="So many compositions are tried.")] = 2000,
+    count: Annotated[
+        int, typer.Option(help="So many compositions are tried.", callback=bounded(Least(1)))
+    ] = 2000,
     kind: Annotated[str, typer.Option(help="rows (row programs) or any.")] = "any",
-    seed: Annotated[int, typer.Option(help="Another seed, other compositions.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Another seed, other compositions.", callback=bounded(Least(0)))
+    ] = 0,
     against: Annotated[
         list[str] | None, typer.Option(help="Suites it is evaluated on; builtin otherwise.")
     ] = None,
@@ -55,7 +60,10 @@ def make_examples(
     runs: Annotated[list[str], typer.Argument(help="Runs whose verified kernels are taken.")],
     to: To,
     config: TrainConfig = "small",
-    per_task: Annotated[int | None, typer.Option(help="The fastest so many, of each kind.")] = None,
+    per_task: Annotated[
+        int | None,
+        typer.Option(help="The fastest so many, of each kind.", callback=bounded(Least(1))),
+    ] = None,
     against: Annotated[
         list[str] | None,
         typer.Option(help="Suites whose tasks, and those like them, are left out."),
@@ -95,7 +103,9 @@ def train_self(
     to: Annotated[Path, typer.Option(help="Folder; an unfinished one goes on.")],
     name: Annotated[str, typer.Option(help="Begins the names of the runs that sample.")],
     config: TrainConfig = "small",
-    max_seconds: Annotated[float | None, typer.Option(help="Of a round's sampling.")] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="Of a round's sampling.", callback=bounded(ABOVE_0))
+    ] = None,
 ) -> None:
     """Stage 2: sample, evaluate, keep what passes, fine-tune; again."""
     from agent.runs import find_run
