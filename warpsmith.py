@@ -91,7 +91,7 @@ def optimize(
 
     if not isinstance(config, OptimizeConfig):
         chosen = tuple(tasks) if tasks else None
-        config = load_optimize(config, tasks=chosen, **overrides)
+        config = load_optimize(config, typed=False, tasks=chosen, **overrides)
     config, policy = local_policy(replace(config, device=resolve_device(config.device)))
     return launch(
         config,

@@ -6,10 +6,18 @@ import math
 from dataclasses import dataclass, field
 
 from agent.allocation import Allocation
+from agent.limits import ABOVE_0, Least, refuse_too_small
 from sandbox.types import EvalConfig
 
 CONFIRM_SHARE = 0.12
 """Of `max_seconds`, kept for confirming winners."""
+LEAST = {
+    "proposals_per_round": Least(1),
+    "max_candidates_per_task": Least(1),
+    "max_candidates": Least(1),
+    "max_seconds": ABOVE_0,
+    "tasks_at_once": Least(1),
+}
 
 
 @dataclass(frozen=True)
@@ -30,8 +38,7 @@ class CampaignConfig:
     """How tasks share the candidates and when one is done; by default evenly, and never early."""
 
     def __post_init__(self) -> None:
-        if self.proposals_per_round < 1 or self.max_candidates_per_task < 1:
-            raise ValueError("proposals_per_round and max_candidates_per_task must be at least 1")
+        refuse_too_small(self, LEAST)
 
 
 def share_candidates(config: CampaignConfig, tasks: int) -> list[int]:

@@ -6,7 +6,7 @@ Precedence: defaults of the dataclass, then the preset or file, then what the co
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -15,9 +15,11 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import Discriminator, TypeAdapter, ValidationError
 
+from agent import budget
 from agent.budget import CampaignConfig
 from agent.features.search import Order
 from agent.keys import nearest, refuse_unknown
+from agent.limits import FieldError, Least, refuse_too_small
 from agent.memory.notes import Memory
 from agent.models.ledger import Caps
 from agent.models.prices import Price
@@ -34,6 +36,15 @@ T = TypeVar("T")
 DEFAULT_PRESET = "quickstart"
 LOCAL = "local:"
 """Begins the name of a model that is a checkpoint on disk."""
+LEAST = budget.LEAST | {
+    "lanes": Least(1),
+    "seed_candidates": Least(0),
+    "max_reply_tokens": Least(1),
+    # A cap of 0 sends nothing that counts: replies that are kept are still used.
+    "max_requests": Least(0),
+    "max_tokens": Least(0),
+    "max_usd": Least(0),
+}
 
 
 @dataclass(frozen=True)
@@ -93,12 +104,15 @@ class OptimizeConfig:
     evaluation: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
+        refuse_too_small(self, LEAST)
+        if not self.tasks:
+            raise FieldError("tasks", "is empty; expected at least one task")
         if self.model is not None and self.models:
             raise ValueError("has both `model` and `models`; expected one of them")
         if self.learn and self.greedy:
-            raise ValueError("learn compares samples of one prompt; greedy replies are all equal")
+            raise FieldError("learn", "compares samples of a prompt; greedy replies are all equal")
         if self.learn and self.local is None:
-            raise ValueError("learn needs weights of its own; expected --model local:FOLDER")
+            raise FieldError("learn", "needs weights of its own; expected --model local:FOLDER")
         if len({m.name for m in self.models}) < len(self.models):
             raise ValueError("two of `models` have the same name")
         if isinstance(self.strategy, Portfolio):
@@ -144,32 +158,48 @@ class OptimizeConfig:
 
 WHERE = ("engine", "ray_address", "gpu_type", "lanes", "tasks_at_once")
 HOW_MUCH = ("max_candidates_per_task", "max_candidates", "max_seconds", "confirm")
-COSTS = ("prices", "max_requests", "max_tokens", "max_usd", "max_reply_tokens", "keep_replies")
+CAPS = ("max_requests", "max_tokens", "max_usd", "max_reply_tokens")
+COSTS = ("prices", *CAPS, "keep_replies")
 MAY_CHANGE = frozenset((*WHERE, *HOW_MUCH, *COSTS))
 """Keys that a resumed run may set anew; never what it works on, or how that is judged."""
 
 
-def load_optimize(source: str | None = None, **overrides: object) -> OptimizeConfig:
+def load_optimize(
+    source: str | None = None, *, typed: bool = False, **overrides: object
+) -> OptimizeConfig:
     """From a preset's name or a YAML file (by default `quickstart`) and what overrides it.
 
     Overrides that are None are left out. What nobody asked for gives way: a total of candidates is
-    not cut by the default preset's few a task. Raises ConfigError naming the file and the key.
+    not cut by the default preset's few a task. Raises ConfigError naming the file and the key, or
+    the override alone: as an option, such as `--max-usd`, where it was `typed`.
     """
     origin, values = read_yaml(source or DEFAULT_PRESET, "optimize")
-    values |= {key: value for key, value in overrides.items() if value is not None}
-    total, each = overrides.get("max_candidates"), overrides.get("max_candidates_per_task")
-    if source is None and each is None and isinstance(total, int):
+    given = {key: value for key, value in overrides.items() if value is not None}
+    named = {key: f"--{key.replace('_', '-')}" if typed else key for key in given}
+    refuse_unknown(OptimizeConfig, values, origin)
+    refuse_unknown(OptimizeConfig, given, "optimize")
+    values |= given
+    total = given.get("max_candidates")
+    if source is None and "max_candidates_per_task" not in given and isinstance(total, int):
         values["max_candidates_per_task"] = max(total, values["max_candidates_per_task"])
     values["evaluation"] = evaluation_values(values.get("evaluation"), origin)
     if values.get("strategy") is not None:
         values["strategy"] = strategy_values(values["strategy"], origin)
-    values["prices"] = read_yaml("default", "prices")[1] | dict(values.get("prices") or {})
-    if values.get("model") is not None and values.get("models"):
-        values |= _chosen(str(values["model"]), values["models"], origin)
-    return validate(OptimizeConfig, values, origin)
+    prices = values.get("prices") or {}
+    if isinstance(prices, Mapping):
+        values["prices"] = read_yaml("default", "prices")[1] | dict(prices)
+    models = values.get("models")
+    if values.get("model") is not None and models and isinstance(models, list | tuple):
+        values |= _chosen(str(values["model"]), models, origin)
+    config = validate(OptimizeConfig, values, origin, named)
+    for key in CAPS:
+        # Of this call only: a file may hold a cap for the models that are typed beside it.
+        if key in given and not config.asked:
+            raise ConfigError(f"{named[key]} is for models at an endpoint; expected --model NAME")
+    return config
 
 
-def _chosen(name: str, models: Any, origin: str) -> dict[str, Any]:
+def _chosen(name: str, models: Sequence[Any], origin: str) -> dict[str, Any]:
     """`model` beside `models` picks one of them."""
     known = {str(m.get("name")): m for m in models if isinstance(m, Mapping)}
     if name not in known:
@@ -198,22 +228,25 @@ def strategy_values(given: object, origin: str) -> dict[str, Any]:
     """`strategy:` is a preset's name or file, or settings over the preset that `kind` names."""
     if isinstance(given, str):
         return _with_arms(read_yaml(given, "strategy")[1], origin)
-    kind = given.get("kind") if isinstance(given, Mapping) else None
+    kind = str(given.get("kind")) if isinstance(given, Mapping) else ""
     if not isinstance(given, Mapping) or kind not in STRATEGIES:
         known = ", ".join(STRATEGIES)
         raise ConfigError(f"{origin}: strategy is {given!r}; expected a name or a kind of {known}")
-    refuse_unknown(STRATEGIES[str(kind)], given, origin, "strategy.")
-    preset = read_yaml(str(kind), "strategy")[1]
-    across = {**preset.get("across", {}), **(given.get("across") or {})}
-    merged = preset | dict(given) | ({"across": across} if across else {})
+    refuse_unknown(STRATEGIES[kind], given, origin, "strategy.")
+    preset = read_yaml(kind, "strategy")[1]
+    merged = preset | dict(given)
+    across = given.get("across") or {}
+    if "across" in preset and isinstance(across, Mapping):
+        merged["across"] = preset["across"] | dict(across)
     return _with_arms(merged, origin)
 
 
 def _with_arms(values: dict[str, Any], origin: str) -> dict[str, Any]:
     """A portfolio's arms are strategies like any other: presets' names, or settings over them."""
-    if "arms" not in values:
+    arms = values.get("arms")
+    if not isinstance(arms, list):
         return values
-    return values | {"arms": [strategy_values(arm, origin) for arm in values["arms"] or []]}
+    return values | {"arms": [strategy_values(arm, origin) for arm in arms]}
 
 
 def preset_names(verb: str) -> list[str]:
@@ -237,10 +270,14 @@ def read_yaml(source: str, verb: str) -> tuple[str, dict[str, Any]]:
                 f"{source}: no such file, and no {verb} preset"
                 + (f"; did you mean {meant!r}?" if meant else f"; presets: {', '.join(names)}")
             )
-        origin, text = path.name, path.read_text()
+        origin = path.name
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{origin}: cannot be read: {error}") from error
     try:
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
         raise ConfigError(f"{origin}: not YAML: {' '.join(str(error).split())}") from error
     if values is None:
         values = {}
@@ -249,17 +286,45 @@ def read_yaml(source: str, verb: str) -> tuple[str, dict[str, Any]]:
     return origin, values
 
 
-def validate(kind: type[T], values: Mapping[str, Any], origin: str) -> T:
-    """The dataclass from plain values; raises ConfigError for the first thing wrong."""
+def validate(
+    kind: type[T], values: Mapping[str, Any], origin: str, named: Mapping[str, str] | None = None
+) -> T:
+    """The dataclass from plain values; raises ConfigError for the first thing wrong, blaming
+    `origin`, or what the key is `named` where it did not come from there.
+    """
     refuse_unknown(kind, values, origin)
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or kind.__name__
-        why = first["msg"].removeprefix("Value error, ")
-        given = "" if isinstance(first["input"], Mapping) else f", got {first['input']!r}"
-        raise ConfigError(f"{origin}: {key}: {why}{given}") from error
+        path, why = _first_wrong(error)
+        key, *inner = path or [""]
+        if named is None or key not in named:
+            raise ConfigError(f"{origin}: {'.'.join(path)}{why}") from error
+        within = f": {'.'.join(inner)}" if inner else ""
+        raise ConfigError(f"{named[key]}{within}{why}") from error
+
+
+KINDS = {
+    "dataclass_type": "keys and values",
+    "dict_type": "keys and values",
+    "mapping_type": "keys and values",
+    "tuple_type": "a list",
+}
+"""What YAML calls the types for which pydantic has a name of Python's."""
+
+
+def _first_wrong(error: ValidationError) -> tuple[list[str], str]:
+    """The key's path, empty where the whole is wrong, and the words that follow it."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, FieldError):
+        return [*path, cause.field], f" {cause.why}"
+    why = first["msg"].removeprefix("Value error, ")
+    expected = KINDS.get(first["type"], why.removeprefix("Input should be "))
+    if expected != why:
+        return path, f" is {first['input']!r}; expected {expected}"
+    return path, f": {why}" if path else why
 
 
 def to_yaml(config: OptimizeConfig) -> str:

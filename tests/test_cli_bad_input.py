@@ -110,6 +110,29 @@ def test_problems_that_cannot_be_scored_are_named_each_and_code_2(folder):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
+        (("--config", "config.yaml"), "config.yaml: proposals_per_round is 0; expected at least 1"),
+        (("--max-seconds", "-5"), "--max-seconds is -5; expected above 0"),
+        (("--max-candidates", "-3"), "--max-candidates is -3; expected at least 1"),
+        (("--max-candidates", "0"), "--max-candidates is 0; expected at least 1"),
+        (("--max-requests", "-4"), "--max-requests is -4; expected at least 0"),
+        (("--max-usd", "-1"), "--max-usd is -1; expected at least 0"),
+        (("--max-usd", "5"), "--max-usd is for models at an endpoint; expected --model NAME"),
+        (("--engine", "loca"), "--engine is 'loca'; expected 'ray' or 'local'"),
+        (("--device", "tpu"), "--device is 'tpu'; expected 'auto', 'cpu' or 'cuda'"),
+        (("--learn",), "--learn needs weights of its own; expected --model local:FOLDER"),
+        (("--name", ""), "run name '': expected letters, digits, '.', '_' and '-'"),
+    ],
+)
+def test_an_option_that_cannot_be_is_one_line_and_starts_nothing(tmp_path, cli, arguments, line):
+    (tmp_path / "config.yaml").write_text("proposals_per_round: 0\n")
+    done = cli(tmp_path, "optimize", "builtin/softmax", *arguments)
+    assert done == (2, "", f"warpsmith: {line}\n")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
         (("bench", ".", "--seconds", "-3"), "--seconds is -3; expected at least 0"),
         (("bench", ".", "--suite", "builti"), "unknown task 'builti'; did you mean 'builtin'?"),
         (("tasks", "validate", "--seconds", "-1"), "--seconds is -1; expected at least 0"),
@@ -118,6 +141,7 @@ def test_problems_that_cannot_be_scored_are_named_each_and_code_2(folder):
         (("data", "examples", "r", "--to", "o", "--per-task", "0"), "--per-task is 0; expected at"),
         (("extract", "m.py", "--to", "o", "--top", "0"), "--top is 0; expected at least 1"),
         (("apply", "m.py", "--library", "l", "--pairs", "1"), "--pairs is 1; expected at least 2"),
+        (("prompt", "softmax", "--language", "fortran"), "--language is 'fortran'; expected 'cpp'"),
     ],
 )
 def test_an_option_of_another_verb_is_one_line_too(tmp_path, cli, arguments, line):

@@ -32,7 +32,9 @@ def prompt(
     from kernelbench.suite import load_task
     from sandbox.doctor import describe
 
-    settings = load_optimize(config, strategy=strategy, device=device, language=language)
+    settings = load_optimize(
+        config, typed=True, strategy=strategy, device=device, language=language
+    )
     folder = None if run is None else find_run(run)
     asks = next_asks(load_task(task, device), settings, describe(device), folder)
     typer.echo(asks_text(asks) if asks else "the strategy has nothing more to ask")
@@ -73,6 +75,7 @@ def optimize(
     name = new_name() if name is None else check_name(name)
     settings = load_optimize(
         config,
+        typed=True,
         tasks=tuple(tasks) if tasks else None,
         model=model,
         learn=learn or None,

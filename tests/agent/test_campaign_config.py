@@ -29,8 +29,31 @@ def error_of(tmp_path, text: str) -> str:
         ("max_second: 3", "campaign.yaml: unknown key 'max_second'; did you mean 'max_seconds'?"),
         ("evaluation: {round: 3}", "unknown key 'evaluation.round'; did you mean 'evaluation.rou"),
         ("zzz: 1", "campaign.yaml: unknown key 'zzz'; known: tasks, device"),
-        ("seed: x", "campaign.yaml: seed: Input should be a valid integer"),
-        ("engine: dask", "engine: Input should be 'ray' or 'local', got 'dask'"),
+        ("seed: x", "campaign.yaml: seed is 'x'; expected a valid integer"),
+        ("seed: 2024-13-45", "campaign.yaml: not YAML: month must be in 1..12"),
+        ("engine: dask", "campaign.yaml: engine is 'dask'; expected 'ray' or 'local'"),
+        ("proposals_per_round: 0", "campaign.yaml: proposals_per_round is 0; expected at least 1"),
+        ("max_candidates_per_task: -1", "max_candidates_per_task is -1; expected at least 1"),
+        ("max_candidates: 0", "max_candidates is 0; expected at least 1"),
+        ("max_seconds: .nan", "max_seconds is nan; expected above 0"),
+        ("tasks_at_once: 0", "tasks_at_once is 0; expected at least 1"),
+        ("lanes: -2", "lanes is -2; expected at least 1"),
+        ("max_usd: -1", "max_usd is -1; expected at least 0"),
+        ("tasks: []", "campaign.yaml: tasks is empty; expected at least one task"),
+        ("tasks: softmax", "campaign.yaml: tasks is 'softmax'; expected a list"),
+        ("learn: true", "campaign.yaml: learn needs weights of its own; expected --model local:"),
+        (
+            "{model: a, models: [{name: b}, {name: b}]}",
+            "campaign.yaml: models has no 'a'; it has b",
+        ),
+        ("models: [{name: b}, {name: b}]", "campaign.yaml: two of `models` have the same name"),
+        ("{model: a, models: 3}", "campaign.yaml: models is 3; expected a list"),
+        ("prices: 3", "campaign.yaml: prices is 3; expected keys and values"),
+        ("memory: 3", "campaign.yaml: memory is 3; expected keys and values"),
+        ("strategy: {kind: [fsr]}", "expected a name or a kind of best-of-n, fsr"),
+        ("strategy: {kind: fsr, depth: 0}", "campaign.yaml: strategy.fsr: expected depth >= 1"),
+        ("strategy: {kind: portfolio, arms: 3}", "strategy.portfolio.arms is 3; expected a list"),
+        ("strategy: {kind: portfolio, across: 3}", "across is 3; expected keys and values"),
         ("evaluation: {min_pairs: 1}", "expected 2 <= min_pairs <= max_pairs"),
         ("evaluation: qick", "no evaluation preset; did you mean 'quick'?"),
         ("- a", "campaign.yaml: holds a list; expected keys and values"),
@@ -41,6 +64,39 @@ def test_a_bad_file_is_one_line_that_says_what_to_mend(tmp_path, text, message):
     error = error_of(tmp_path, text)
     assert message in error
     assert "\n" not in error
+
+
+def test_a_file_that_is_no_text_is_one_line(tmp_path):
+    path = tmp_path / "campaign.yaml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read: 'utf-8' codec"):
+        load_optimize(str(path))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"engine": "loca"}, "engine is 'loca'; expected 'ray' or 'local'"),
+        ({"max_candidates": 0}, "max_candidates is 0; expected at least 1"),
+        ({"max_candidate": 3}, "optimize: unknown key 'max_candidate'; did you mean 'max_cand"),
+        ({"strategy": {"kind": "fsr", "depth": 0}}, "strategy: fsr: expected depth >= 1"),
+        ({"max_usd": 5.0}, "max_usd is for models at an endpoint; expected --model NAME"),
+    ],
+)
+def test_what_overrides_a_file_is_not_blamed_on_it(overrides, message):
+    with pytest.raises(ConfigError) as caught:
+        load_optimize(**overrides)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_files_caps_wait_for_the_models_that_are_typed_beside_it(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("max_usd: 5\nmodel: m\nmax_reply_tokens: 100\n")
+    saved = tmp_path / "saved.yaml"
+    saved.write_text(to_yaml(load_optimize(str(path))))
+    assert load_optimize(str(saved), max_requests=3).caps.max_usd == 5
+    path.write_text("max_usd: 5\n")
+    assert load_optimize(str(path)).asked == ()
 
 
 def test_an_unknown_preset_names_the_nearest():
