@@ -27,7 +27,7 @@ from unittest.mock import patch
 from benchmarks.keeping import header, keep_json, stop_cleanly
 from benchmarks.null_experiment import itself
 from kernelbench.suite import load_tasks
-from sandbox import merging, pair, run, stand, verify
+from sandbox import merging, run, sides, stand, verify
 from sandbox.errors import WarpsmithError
 from sandbox.evaluator import LocalEvaluator
 from sandbox.given import Given
@@ -49,11 +49,12 @@ LAYERS: tuple[tuple[Any, str, Any], ...] = (
     (ProcessPair, "spoils", lambda *_: False),
     (Subject, "spoil", lambda _: None),
     (merging, "suspected", lambda _: False),
+    (merging, "doubtful", lambda *_: False),
     (Run, "look", lambda *_: None),
     (Run, "unmasked", lambda _: True),
     (Run, "promising", lambda _: False),
     (stand, "undisturbed", lambda _: nullcontext()),
-    (pair, "probe_of", lambda _: None),
+    (sides, "probe_of", lambda _: None),
 )
 """What is replaced, and by what, for the path alone; changed inputs are a field of EvalConfig."""
 MODES: dict[str, float | None] = {"search": 1.0, "confirmation": None}
