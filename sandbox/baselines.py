@@ -31,7 +31,7 @@ from sandbox.stages import Stages
 from sandbox.stand import Stand
 from sandbox.statistics import Null, interval, settled, summarise
 from sandbox.subject import Opening, Signature, Subject
-from sandbox.types import SCHEMA_VERSION, Baseline, EvalConfig, Task, digest
+from sandbox.types import BASELINES, SCHEMA_VERSION, Baseline, EvalConfig, Task, digest
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ INDUCTOR_CACHE = "tmp/torchinductor_worker"
 """In the scratch folder. Inside the walls it is in /tmp for every worker, where Inductor keeps its
 precompiled header whatever it is told; its keys hold paths."""
 INDUCTOR_LIMIT_BYTES = 4 << 30
-DEVICE_BASELINES = {"cpu": ("compile",), "cuda": ("compile", "max_autotune", "cuda_graph")}
+DEVICE_BASELINES = {"cpu": ("compile",), "cuda": BASELINES}
 CORES_PER_COMPILER = 4
 """A worker that compiles for seconds beside the null experiment. With fewer cores it waits: that
 scattered more."""

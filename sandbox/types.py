@@ -123,6 +123,23 @@ class Candidate:
         return digest([self.task_id, self.language.value, self.source])
 
 
+CHANGES = ("flattened", "one element changed", "samples permuted")
+BASELINES = ("compile", "max_autotune", "cuda_graph")
+ABOVE_ZERO = (
+    "reference_error_factor",
+    "batch_ms",
+    "search_batch_ms",
+    "max_sets",
+    "search_pairs",
+    "target_half_width",
+    "build_timeout_s",
+    "load_timeout_s",
+    "run_timeout_s",
+    "memory_limit_bytes",
+    "log_limit_bytes",
+)
+
+
 @dataclass(frozen=True)
 class EvalConfig:
     """The protocol as data. Equal `id` means comparable figures."""
@@ -132,7 +149,7 @@ class EvalConfig:
     """Value cases beside the inputs as given: float arguments multiplied, where float64 stays
     finite.
     """
-    changes: tuple[str, ...] = ("flattened", "one element changed", "samples permuted")
+    changes: tuple[str, ...] = CHANGES
     """Further cases made from the first one's inputs (sandbox/hidden.py)."""
     reference_error_factor: float = 4.0
     """Allowed error = max(class constant, this x the reference's own error against float64)."""
@@ -187,6 +204,18 @@ class EvalConfig:
             )
         if not 0.5 < self.confidence < 1:
             raise ValueError(f"confidence is {self.confidence}; expected between 0.5 and 1")
+        if self.rounds < 2 or not 0 < self.single_share < 1:
+            raise ValueError(
+                f"rounds are {self.rounds}, of which {self.single_share} disclose single sets; "
+                "expected at least 2, and a share between 0 and 1"
+            )
+        for name in ABOVE_ZERO:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected above 0")
+        for name, known in (("changes", CHANGES), ("baselines", BASELINES)):
+            unknown = sorted(set(getattr(self, name)) - set(known))
+            if unknown:
+                raise ValueError(f"{name} has {unknown[0]!r}; expected some of {', '.join(known)}")
 
     @property
     def id(self) -> str:
