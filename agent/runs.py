@@ -70,13 +70,14 @@ def find_run(name: str, runs: Path = RUNS) -> Path:
             return folder
     known = sorted(p.parent.name for p in runs.glob(f"*/{FILE}"))
     meant = nearest(name, known)
-    others = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
-    hint = f"runs: {', '.join(known[-SHOWN:]) or 'none'}{others}"
     if meant:
         hint = f"did you mean {meant!r}?"
-    found = [str(folder) for folder in (runs / name, Path(name)) if name and folder.exists()]
-    if found:
-        raise ConfigError(f"{found[0]}: not a run (no {FILE} in it); {hint}")
+    else:
+        others = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
+        hint = f"runs: {', '.join(known[-SHOWN:]) or 'none'}{others}"
+    for folder in (runs / name, Path(name)):
+        if name and folder.exists():
+            raise ConfigError(f"{folder}: not a run (no {FILE} in it); {hint}")
     raise ConfigError(f"{name}: no such run under {runs}; {hint}")
 
 

@@ -13,17 +13,22 @@ from sandbox.rest import Afterwards
 class Turn:
     """One side's part of a round."""
 
-    seconds: float
-    """From "go" to "done"."""
-    collect_s: float
-    """Of handing outputs over."""
-    pace: float = 1.0
+    spent: tuple[float, ...]
+    """Seconds from "go" to "done", by "go"."""
+    collects: tuple[float, ...]
+    """Of handing outputs over, likewise."""
+    pace: float
     """Of the launching core, right after a batch."""
-    left_s: float = 0.0
+    left_s: float
     """Behind a batch's "done" on a GPU: what takes longer while it is busy."""
-    spent: tuple[float, ...] = ()
-    collects: tuple[float, ...] = ()
-    """Both by "go"."""
+
+    @property
+    def seconds(self) -> float:
+        return together(self.spent)
+
+    @property
+    def collect_s(self) -> float:
+        return sum(self.collects)
 
     def beside(self, reference: Turn) -> Turn:
         """Of lone calls: what handing an output over takes beyond the slowest of the reference's is
@@ -31,9 +36,12 @@ class Turn:
         count for all.
         """
         longest = max(reference.collects)
-        late = [max(0.0, seconds - longest) for seconds in self.collects]
-        whole = [a + b for a, b in zip(self.spent, late, strict=True)]
-        return replace(self, seconds=together(whole), collect_s=self.collect_s - sum(late))
+        calls = zip(self.spent, self.collects, strict=True)
+        return replace(
+            self,
+            spent=tuple(spent + max(0.0, collect - longest) for spent, collect in calls),
+            collects=tuple(min(collect, longest) for collect in self.collects),
+        )
 
 
 @dataclass
@@ -51,14 +59,8 @@ class Progress:
         self.left_s += after.left_s
 
     def over(self) -> Turn:
-        return Turn(
-            together(self.spent),
-            sum(self.collects),
-            statistics.median(self.paces),
-            self.left_s,
-            tuple(self.spent),
-            tuple(self.collects),
-        )
+        pace = statistics.median(self.paces)
+        return Turn(tuple(self.spent), tuple(self.collects), pace, self.left_s)
 
 
 def goes(sets: list[int], single: bool) -> list[list[int]]:
