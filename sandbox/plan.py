@@ -54,11 +54,13 @@ class Plan:
 
     def reserved(self, signature: Signature, device: str, *, keeps: bool) -> int:
         """Outputs that a side has memory for before its first batch; `keeps`: one of them is kept,
-        which those that are large are not: they leave no room to spare.
+        which those that are large are not: the largest leave no room to spare.
         """
         size = signature.output_bytes
+        if device == "cuda" and not keeps:
+            return self.sets if self.sets > LEAST_SETS else 0
         if device == "cuda":
-            return self.sets + SPARE_OUTPUTS if keeps else 0
+            return self.sets + SPARE_OUTPUTS
         fits = 0 < size <= MAPPED_BYTES
         return self.sets + min(RESERVED_OUTPUTS, RESERVED_BYTES // size) if fits else 0
 

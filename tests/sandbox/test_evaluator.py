@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,8 @@ import pytest
 import torch
 
 from sandbox import memory
-from sandbox.baselines import Baselines
+from sandbox.baselines import DEVICE_BASELINES, NULL, Baselines
+from sandbox.compiling import Compiling
 from sandbox.errors import DeviceError, InvalidReference
 from sandbox.evaluator import LocalEvaluator
 from sandbox.handle import WorkerFailed
@@ -24,6 +26,7 @@ from sandbox.invalid import NoRoom
 from sandbox.observation import Failure, FailureKind, RoundObservation
 from sandbox.plan import Plan, plan
 from sandbox.prepare import LESS_SHARE
+from sandbox.race import Races
 from sandbox.records import from_record, to_record
 from sandbox.stages import Stages
 from sandbox.subject import Signature, Subject
@@ -168,32 +171,27 @@ def test_a_disturbed_measurement_is_kept_for_a_while(
 ) -> None:
     task = task_of(SCALE)
     evaluator.prepare(task, FAST)
-    path = evaluator._preparer.baselines._path(task, FAST)
+    path = evaluator._preparer.baselines._path(task, FAST, NULL)
     record = json.loads(path.read_text()) | {"wide": bool(wide), "at": time.time() - age_s}
     path.write_text(json.dumps(record))
     assert evaluator._preparer.is_timed(task, FAST) is kept
     path.write_text(json.dumps(record | {"wide": False}))
 
 
-class Races(Baselines):
-    """The null experiment as given; a baseline's race fails so, or every round of it was void."""
+def as_given(
+    ratios: tuple[float, ...], failure: Failure | None
+) -> Callable[..., list[RoundObservation]]:
+    """The null experiment's race; a baseline's fails so, or every round of it was void."""
 
-    def __init__(self, cache: Path) -> None:
-        super().__init__(None, None, "cpu", cache, lambda: None)  # type: ignore[arg-type]
-        self.ratios: tuple[float, ...] = (1.0, 1.01)
-        self.failure: Failure | None = None
-
-    def race(self, task, config, signature, scheme, wrap, ready, references, null=None):  # type: ignore[no-untyped-def]
-        if wrap is not None and self.failure is not None:
-            raise WorkerFailed(self.failure)
+    def race(races: Races, wrap: str | None, *_: Any) -> list[RoundObservation]:
+        if wrap is not None and failure is not None:
+            raise WorkerFailed(failure)
         void = "" if wrap is None else "drift"
         return [
-            RoundObservation(n, False, 1, 1.0, ratio, void=void)
-            for n, ratio in enumerate(self.ratios)
+            RoundObservation(n, False, 1, 1.0, ratio, void=void) for n, ratio in enumerate(ratios)
         ]
 
-    def compile_ahead(self, *arguments) -> None:  # type: ignore[no-untyped-def]
-        """Nothing is compiled."""
+    return race
 
 
 UNSUPPORTED = Failure("reference", FailureKind.CLAIMED, ("Unsupported",))
@@ -213,12 +211,17 @@ SHORT_OF_MEMORY = Failure("reference", FailureKind.CLAIMED, ("OutOfMemoryError",
     ids=["cannot", "time-out", "memory", "every round void", "loud null", "no null"],
 )
 def test_only_what_will_stay_so_is_kept_for_good(
-    tmp_path: Path, failure: Failure | None, ratios: tuple[float, ...], for_good: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Failure | None,
+    ratios: tuple[float, ...],
+    for_good: bool,
 ) -> None:
-    baselines, task = Races(tmp_path), task_of(SCALE)
-    baselines.failure, baselines.ratios = failure, ratios
+    monkeypatch.setattr(Races, "race", as_given(ratios, failure))
+    monkeypatch.setattr(Compiling, "ahead", lambda *_: None)
+    baselines, task = Baselines(None, None, "cpu", tmp_path, lambda: None), task_of(SCALE)  # type: ignore[arg-type]
     config = replace(FAST, baselines=("compile",))
-    signature = SimpleNamespace(input_bytes=4, output_bytes=4)
+    signature = SimpleNamespace(input_bytes=4, output_bytes=4, state_bytes=0)
     _, (baseline,) = baselines.measured(
         task,
         config,
@@ -228,20 +231,43 @@ def test_only_what_will_stay_so_is_kept_for_good(
         lambda _: None,
     )
     assert baseline.speedup is None
-    path = baselines._path(task, config)
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps(record | {"at": record["at"] - 1e6}))
+    for name in (NULL, "compile"):
+        path = baselines._path(task, config, name)
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps(record | {"at": record["at"] - 1e6}))
     assert (baselines.known(task, config) is not None) is for_good
+
+
+def test_a_baseline_asked_for_later_is_timed_beside_the_same_null_experiment(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race, raced = Races.race, list[str | None]()
+
+    def seen(races: Races, wrap: str | None, *more: Any) -> list[RoundObservation]:
+        raced.append(wrap)
+        return race(races, wrap, *more)
+
+    monkeypatch.setattr(Races, "race", seen)
+    monkeypatch.setitem(DEVICE_BASELINES, "cpu", ("cuda_graph",))  # which a CPU has none of
+    task = task_of(SCALE.replace("1.0", "1.875"))
+    first = evaluator.prepare(task, FAST)
+    more = evaluator.prepare(task, replace(FAST, baselines=("cuda_graph",)))
+    assert raced == [None, "cuda_graph"]
+    assert more.null == first.null
+    assert more.baselines[0].speedup is None
+    evaluator._forget_cases()
+    evaluator.prepare(task, replace(FAST, baselines=("cuda_graph",)))
+    assert len(raced) == 2
 
 
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_reference_without_room_is_tried_once_more_with_less_beside_it(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    preparer, task = evaluator._preparer, task_of(SCALE.replace("1.0", f"1.{failures}"))
-    race, shares = preparer.baselines.race, list[int]()
+    task = task_of(SCALE.replace("1.0", f"1.{failures}"))
+    race, shares = Races.race, list[int]()
 
-    def short_of_memory(*arguments, **more):  # type: ignore[no-untyped-def]
+    def short_of_memory(*arguments: Any, **more: Any) -> list[RoundObservation]:
         if len(shares) <= failures:
             raise WorkerFailed(SHORT_OF_MEMORY)
         return race(*arguments, **more)
@@ -250,7 +276,7 @@ def test_a_reference_without_room_is_tried_once_more_with_less_beside_it(
         shares.append(free_bytes)
         return plan(signature, config, free_bytes)
 
-    monkeypatch.setattr(preparer.baselines, "race", short_of_memory)
+    monkeypatch.setattr(Races, "race", short_of_memory)
     monkeypatch.setattr("sandbox.prepare.plan", planned)
     if failures == 2:
         with pytest.raises(InvalidReference, match="OutOfMemoryError"):
@@ -373,17 +399,17 @@ def test_the_compile_baseline_is_timed(evaluator: LocalEvaluator) -> None:
 def test_workers_compiled_beside_the_null_experiment_or_after_it_serve_the_baseline(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, cores: int
 ) -> None:
-    baselines, made = evaluator._preparer.baselines, list[Subject]()
-    compile_ahead = baselines.compile_ahead
+    compiling, made = evaluator._preparer.baselines.compiling, list[Subject]()
+    ahead = compiling.ahead
 
     def seen(
         task: Task, config: EvalConfig, known: Signature, ready: deque[Subject], *which: Any
     ) -> None:
         before = len(ready)
-        compile_ahead(task, config, known, ready, *which)
+        ahead(task, config, known, ready, *which)
         made.extend(list(ready)[before:])
 
-    monkeypatch.setattr(baselines, "compile_ahead", seen)
+    monkeypatch.setattr(compiling, "ahead", seen)
     monkeypatch.setattr("sandbox.baselines.CORES_PER_COMPILER", cores)
     config = replace(FAST, baselines=("compile",))
     found = evaluator.prepare(task_of(SCALE.replace("+ 1.0", f"+ 1.25{cores}")), config)
@@ -392,4 +418,4 @@ def test_workers_compiled_beside_the_null_experiment_or_after_it_serve_the_basel
     evaluator._stand.settle()
     assert not any(subject.worker.living for subject in made)
     assert found.seconds["baseline compile"] > 0
-    assert any(baselines._kept().rglob("*.cpp"))
+    assert any(compiling.kept.rglob("*.cpp"))

@@ -1,0 +1,177 @@
+"""A task's reference against itself, wrapped as a baseline or as it is, pair by pair."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from sandbox.cleanup import on_failure
+from sandbox.compiling import COMPILE_TIMEOUT_S, COMPILED, Compiling
+from sandbox.device import free_bytes
+from sandbox.observation import Errors, RoundObservation
+from sandbox.pair import ProcessPair
+from sandbox.plan import Plan
+from sandbox.stand import Stand
+from sandbox.statistics import Null, settled
+from sandbox.subject import Opening, Signature, Subject
+from sandbox.types import EvalConfig, Task
+
+TRUSTED = Errors(1.0, 1.0, 1e9)
+"""Baselines are timed, not judged."""
+BESIDE_BYTES = 1 << 30
+"""Inputs and outputs of a call up to which workers are opened, and called once, while others are
+timed."""
+KEPT_SHARE = 0.2
+"""Of free memory that the pairs of a race may take for their references to serve the next race: a
+plan fills the memory with a single pair."""
+FREE_SHARE = 0.5
+"""Of the memory that was free before a race: with less left, none of its references stays. What
+their calls take besides outputs is in no plan."""
+BOTH_SHARE = 0.6
+"""Of free memory that two pairs may take for one to be set up while what the one before held is
+still given back."""
+
+
+class Races:
+    """Of one task, one after the other: a figure needs pairs of fresh processes, while different
+    figures may share their references.
+    """
+
+    def __init__(
+        self,
+        stand: Stand,
+        compiling: Compiling,
+        task: Task,
+        config: EvalConfig,
+        signature: Signature,
+        scheme: Plan,
+        synchronize: Callable[[], None],
+    ) -> None:
+        self.stand = stand
+        self.compiling = compiling
+        self.task = task
+        self.config = config
+        self.signature = signature
+        self.scheme = scheme
+        self.synchronize = synchronize
+        self.references: dict[int, Subject] = {}
+        """By their pair; those of the race before serve the next."""
+        self.small = signature.input_bytes + signature.output_bytes <= BESIDE_BYTES
+        self.room = free_bytes(task.device)
+        one = scheme.bytes(signature) + 2 * signature.state_bytes
+        self.few = config.min_pairs * one <= KEPT_SHARE * self.room
+        self.crowded = 2 * one > BOTH_SHARE * self.room
+
+    def race(
+        self, wrap: str | None, ready: deque[Subject], null: Null | None = None
+    ) -> list[RoundObservation]:
+        """Rounds of `min_pairs` pairs of the reference and itself, wrapped as `wrap` says; with a
+        `null` experiment a pair ends once its figure is settled.
+
+        `ready`: workers of the wrapped one, which are used up.
+        """
+        start = partial(self._start_pair, wrap, ready)
+        rounds: list[RoundObservation] = []
+        with ThreadPoolExecutor(1, "pair") as pool:
+            coming = deque([pool.submit(start, 0)])
+            try:
+                for number in range(self.config.min_pairs):
+                    rival = coming.popleft().result()
+                    try:
+                        last = number + 1 == self.config.min_pairs
+                        # The first one's compiled code serves the others, unless they have theirs.
+                        first = number == 0 and wrap in COMPILED and not ready
+                        early = self.small and not last and not first
+                        if early:
+                            coming.append(pool.submit(start, number + 1))
+                        self._settle()
+                        with on_failure(partial(self._drop, number)):
+                            rounds += self._rounds(number, rival, null)
+                        if not self.few or self._filled():
+                            self._drop(number)  # its memory is the next one's
+                        if number == 0 and wrap in COMPILED:
+                            self.compiling.keep(rival)
+                    finally:
+                        self.stand.retire(rival)
+                    if not early and not last:
+                        coming.append(pool.submit(start, number + 1))
+            finally:
+                for unused in coming:
+                    if unused.exception() is None:
+                        self.stand.retire(unused.result())
+        self._settle()
+        return rounds
+
+    def close(self) -> None:
+        """End the references that are left."""
+        for number in list(self.references):
+            self._drop(number)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Where what comes next needs the room of what has ended; nothing is timed beside its
+        end.
+        """
+        if self.crowded:
+            self.stand.settle()
+
+    def _filled(self) -> bool:
+        return free_bytes(self.task.device) < FREE_SHARE * self.room
+
+    def _drop(self, number: int) -> None:
+        self.stand.retire(self.references.pop(number))
+
+    def _rounds(self, number: int, rival: Subject, null: Null | None) -> list[RoundObservation]:
+        """Of one pair."""
+        bounds = [TRUSTED] * len(self.signature.outputs)
+        reference = self.references[number]
+        pair = ProcessPair(
+            number,
+            reference,
+            rival,
+            self.signature,
+            self.scheme,
+            reference.config,
+            self.synchronize,
+            self.stand.quiet,
+            judged=False,
+        )
+        with self.stand.undisturbed():
+            pair.start(COMPILE_TIMEOUT_S)
+            rounds: list[RoundObservation] = []
+
+            def over() -> bool:
+                return null is not None and settled(rounds, null, pair.config, judged=False)
+
+            for seen, _ in pair.rounds(bounds, over):
+                rounds.append(seen)
+            return rounds
+
+    def _start_pair(self, wrap: str | None, ready: deque[Subject], number: int) -> Subject:
+        """The reference, unless it is there, and its rival, open and called once; while another
+        pair is timed they stand still.
+        """
+
+        def rival() -> Subject:
+            if ready:
+                return ready.popleft()
+            if wrap in COMPILED:
+                return self.compiling.start(self.task, self.config, self.signature, wrap)
+            return self._called(wrap)
+
+        if number in self.references:
+            return rival()
+        self.references[number], found = self.stand.start_both(partial(self._called, None), rival)
+        return found
+
+    def _called(self, wrap: str | None) -> Subject:
+        """A worker of the reference; on a GPU its first call loads code for a tenth of a second."""
+        opening = Opening(wrap=wrap, known=self.signature)
+        subject, _ = self.stand.reference(self.task, self.config, opening)
+        if self.small and self.task.device == "cuda":
+            ended = on_failure(lambda: self.stand.retire(subject))
+            with ended, self.stand.quiet.beside(subject.worker):
+                subject.request("call", COMPILE_TIMEOUT_S, seed=0)
+        return subject
