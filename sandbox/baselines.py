@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,13 +95,12 @@ class Baselines:
             return known
         found = {name: self._baseline(task, config, name) for name in _baselines(task, config)}
         missing = [name for name, baseline in found.items() if baseline is None]
-        races = self.races(task, config, signature, scheme)
         compile_all = partial(self.compiling.ahead, task, config, signature)
-        ahead = "compile" in missing and races.small
         cores = len(os.sched_getaffinity(0))
         beside = cores // CORES_PER_COMPILER
         rivals = deque[Subject]()
-        with closing(races):
+        with self.races(task, config, signature, scheme) as races:
+            ahead = "compile" in missing and races.small
             try:
                 with ThreadPoolExecutor(1, "compile") as pool:
                     if ahead and beside:

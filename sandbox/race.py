@@ -63,6 +63,8 @@ class Races:
         one = scheme.bytes(signature) + 2 * signature.state_bytes
         self.few = config.min_pairs * one <= KEPT_SHARE * self.room
         self.crowded = 2 * one > BOTH_SHARE * self.room
+        """What comes next needs the room of what has ended. Elsewhere its end is waited for only
+        before something is timed."""
 
     def race(
         self, wrap: str | None, ready: deque[Subject], null: Null | None = None
@@ -86,7 +88,8 @@ class Races:
                         early = self.small and not last and not first
                         if early:
                             coming.append(pool.submit(start, number + 1))
-                        self._settle()
+                        if self.crowded:
+                            self.stand.settle()
                         with on_failure(partial(self._drop, number)):
                             rounds += self._rounds(number, rival, null)
                         if not self.few or self._filled():
@@ -101,20 +104,18 @@ class Races:
                 for unused in coming:
                     if unused.exception() is None:
                         self.stand.retire(unused.result())
-        self._settle()
+        if self.crowded:
+            self.stand.settle()
         return rounds
 
-    def close(self) -> None:
+    def __enter__(self) -> Races:
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         """End the references that are left."""
         for number in list(self.references):
             self._drop(number)
-        self._settle()
-
-    def _settle(self) -> None:
-        """Where what comes next needs the room of what has ended; nothing is timed beside its
-        end.
-        """
-        if self.crowded:
+        if failure is not None or self.crowded:
             self.stand.settle()
 
     def _filled(self) -> bool:

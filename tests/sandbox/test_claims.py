@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sandbox.errors import InvalidReference
 from sandbox.observation import Errors
-from sandbox.plan import LEAST_SETS, MANY_SHARE, MEMORY_SHARE, SPARE_OUTPUTS, plan
+from sandbox.plan import LEAST_SETS, MANY_SHARE, MEMORY_SHARE, SPARE_OUTPUTS, Plan, plan
 from sandbox.pool import Case, bound, refuse_degenerate, timed_bounds, truth_leaf
 from sandbox.stand import match_state
 from sandbox.structure import structure
@@ -148,11 +148,13 @@ def test_a_batch_lasts_ten_milliseconds_where_sets_allow(
     assert found.single == single
 
 
-def test_large_outputs_on_a_gpu_have_no_memory_reserved() -> None:
-    """Beyond the plan, which counts a batch's outputs and no more."""
+def test_large_outputs_on_a_gpu_have_no_memory_reserved_beyond_the_plan() -> None:
+    """It counts a batch's outputs; and the least there can be fills the GPU."""
     made = plan(sized(latency_s=1e-4), CONFIG, 1 << 40)
+    assert made.sets > LEAST_SETS
     assert made.reserved(SIGNATURE, "cuda", keeps=True) == made.sets + SPARE_OUTPUTS
-    assert made.reserved(SIGNATURE, "cuda", keeps=False) == 0
+    assert made.reserved(SIGNATURE, "cuda", keeps=False) == made.sets
+    assert Plan(LEAST_SETS, 1).reserved(SIGNATURE, "cuda", keeps=False) == 0
 
 
 @given(st.integers(1, 1 << 36), st.integers(1, 4096), st.integers(1, 4096))
