@@ -86,20 +86,18 @@ class Baselines:
         scheme: Plan,
         stage: Stages,
         keep: Callable[[Subject], object],
+        first: Subject | None = None,
     ) -> tuple[Null, tuple[Baseline, ...]]:
-        """Null experiment and baselines, each from the cache or timed now; `keep` is given a
-        reference that is still open then.
+        """Null experiment and baselines, of which some are not known; `keep` is given a reference
+        that is still open then, `first` one that is open already.
         """
-        known = self.known(task, config)
-        if known is not None:
-            return known
         found = {name: self._baseline(task, config, name) for name in _baselines(task, config)}
         missing = [name for name, baseline in found.items() if baseline is None]
         compile_all = partial(self.compiling.ahead, task, config, signature)
         cores = len(os.sched_getaffinity(0))
         beside = cores // CORES_PER_COMPILER
         rivals = deque[Subject]()
-        with self.races(task, config, signature, scheme) as races:
+        with self.races(task, config, signature, scheme, first) as races:
             ahead = "compile" in missing and races.small
             try:
                 with ThreadPoolExecutor(1, "compile") as pool:
@@ -108,7 +106,7 @@ class Baselines:
                     null = self._null(task, config)
                     if null is None:
                         with stage(NULL):
-                            null = self.null(races)
+                            null = self.null(races, spare="cuda_graph" in missing)
                     # Meanwhile the others' code is compiled.
                     for name in sorted(missing, key=COMPILED.__contains__):
                         if name == "compile":
@@ -127,14 +125,22 @@ class Baselines:
                     self.stand.retire(subject)
         return null, tuple(baseline for baseline in found.values() if baseline is not None)
 
-    def races(self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan) -> Races:
+    def races(
+        self,
+        task: Task,
+        config: EvalConfig,
+        signature: Signature,
+        scheme: Plan,
+        first: Subject | None,
+    ) -> Races:
         """Of one task."""
-        return Races(self.stand, self.compiling, task, config, signature, scheme, self.synchronize)
+        stand, compiling, synchronize = self.stand, self.compiling, self.synchronize
+        return Races(stand, compiling, task, config, signature, scheme, synchronize, first)
 
-    def null(self, races: Races) -> Null:
-        """The reference against itself, over fresh process pairs."""
+    def null(self, races: Races, *, spare: bool) -> Null:
+        """The reference against itself, over fresh process pairs; `spare` as in `race`."""
         try:
-            rounds = races.race(None, deque())
+            rounds = races.race(None, deque(), spare=spare)
         except WorkerFailed as failed:
             raise reference_failed(races.task, failed) from failed
         null = Null(tuple(pair.log_speedup for pair in summarise(rounds)))

@@ -19,6 +19,7 @@ from sandbox.handle import WorkerFailed
 from sandbox.invalid import NoRoom, reference_failed
 from sandbox.plan import Plan, plan
 from sandbox.pool import Pool, build_pool
+from sandbox.race import stays
 from sandbox.sensitivity import refuse_ignored_inputs
 from sandbox.stages import Stages
 from sandbox.stand import Stand
@@ -134,12 +135,12 @@ class Preparer:
         self, task: Task, config: EvalConfig, started: Subject | None, share: float
     ) -> Preparation:
         """Planned for this share of the free memory."""
-        known = self.is_timed(task, config)
+        known = self.baselines.known(task, config)
         try:
             subject, pools = self._pools(task, config, started, randomise=True)
         except WorkerFailed as failed:
             raise reference_failed(task, failed) from failed
-        if known:
+        if known or stays(task, pools[0].signature):
             self.warm.keep(task, config, subject, rested=True)
         else:
             subject.close()  # The null experiment and baselines need the room.
@@ -148,16 +149,17 @@ class Preparer:
             torch.cuda.empty_cache()  # the plan counts what the driver has
         room = int(share * free_bytes(task.device))
         scheme = self.plan(pools[0].signature, config, share)
-        if not known and scheme.bytes(pools[0].signature) > ROOM_SHARE * room:
+        if known is None and scheme.bytes(pools[0].signature) > ROOM_SHARE * room:
             self.warm.rest()
             self.stand.settle()
-        null, baselines = self.baselines.measured(
+        null, baselines = known or self.baselines.measured(
             task,
             config,
             pools[0].signature,
             scheme,
             self.stage,
-            partial(self.warm.keep, task, config, rested=True),
+            keep=partial(self.warm.keep, task, config, rested=True),
+            first=self.warm.take(task, config),
         )
         short = replace(config, batch_ms=min(config.batch_ms, config.search_batch_ms))
         search = self.plan(pools[0].signature, short, share)

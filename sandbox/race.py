@@ -29,14 +29,25 @@ plan fills the memory with a single pair."""
 FREE_SHARE = 0.5
 """Of the memory that was free before a race: with less left, none of its references stays. What
 their calls take besides outputs is in no plan."""
+STAYING_BYTES = 1 << 30
+"""Of parameters up to which a model stays on a GPU between races."""
 BOTH_SHARE = 0.6
 """Of free memory that two pairs may take for one to be set up while what the one before held is
 still given back."""
 
 
+def stays(task: Task, signature: Signature) -> bool:
+    """Whether workers wait between races, without arenas: a CUDA context takes a quarter of a
+    second to make, in which no other is made. A process on the CPU is forked in no time, and what
+    it did before shows in its heap.
+    """
+    call = signature.input_bytes + signature.output_bytes
+    return task.device == "cuda" and call <= BESIDE_BYTES and signature.state_bytes <= STAYING_BYTES
+
+
 class Races:
     """Of one task, one after the other: a figure needs pairs of fresh processes, while different
-    figures may share their references.
+    figures may share theirs.
     """
 
     def __init__(
@@ -48,7 +59,9 @@ class Races:
         signature: Signature,
         scheme: Plan,
         synchronize: Callable[[], None],
+        first: Subject | None = None,
     ) -> None:
+        """`first`: a reference that is open already."""
         self.stand = stand
         self.compiling = compiling
         self.task = task
@@ -56,9 +69,12 @@ class Races:
         self.signature = signature
         self.scheme = scheme
         self.synchronize = synchronize
-        self.references: dict[int, Subject] = {}
+        self.references: dict[int, Subject] = {} if first is None else {0: first}
         """By their pair; those of the race before serve the next."""
+        self.spare = deque[Subject]()
+        """Rivals of an earlier race, of which only the process is left."""
         self.small = signature.input_bytes + signature.output_bytes <= BESIDE_BYTES
+        self.stays = stays(task, signature)
         self.room = free_bytes(task.device)
         one = scheme.bytes(signature) + 2 * signature.state_bytes
         self.few = config.min_pairs * one <= KEPT_SHARE * self.room
@@ -67,21 +83,28 @@ class Races:
         before something is timed."""
 
     def race(
-        self, wrap: str | None, ready: deque[Subject], null: Null | None = None
+        self,
+        wrap: str | None,
+        ready: deque[Subject],
+        null: Null | None = None,
+        *,
+        spare: bool = False,
     ) -> list[RoundObservation]:
         """Rounds of `min_pairs` pairs of the reference and itself, wrapped as `wrap` says; with a
         `null` experiment a pair ends once its figure is settled.
 
-        `ready`: workers of the wrapped one, which are used up.
+        `ready`: workers of the wrapped one, which are used up. `spare`: the rivals' processes are
+        of use afterwards.
         """
         start = partial(self._start_pair, wrap, ready)
         rounds: list[RoundObservation] = []
+        spared = deque[Subject]()
         with ThreadPoolExecutor(1, "pair") as pool:
             coming = deque([pool.submit(start, 0)])
             try:
                 for number in range(self.config.min_pairs):
                     rival = coming.popleft().result()
-                    try:
+                    with on_failure(partial(self.stand.retire, rival)):
                         last = number + 1 == self.config.min_pairs
                         # The first one's compiled code serves the others, unless they have theirs.
                         first = number == 0 and wrap in COMPILED and not ready
@@ -92,11 +115,13 @@ class Races:
                             self.stand.settle()
                         with on_failure(partial(self._drop, number)):
                             rounds += self._rounds(number, rival, null)
-                        if not self.few or self._filled():
-                            self._drop(number)  # its memory is the next one's
+                            self._clear(number)
                         if number == 0 and wrap in COMPILED:
                             self.compiling.keep(rival)
-                    finally:
+                        if spare and self.stays:
+                            rival.release()
+                            spared.append(rival)
+                    if rival not in spared:
                         self.stand.retire(rival)
                     if not early and not last:
                         coming.append(pool.submit(start, number + 1))
@@ -104,6 +129,8 @@ class Races:
                 for unused in coming:
                     if unused.exception() is None:
                         self.stand.retire(unused.result())
+                # Not before: pairs of one figure share no process.
+                self.spare += spared
         if self.crowded:
             self.stand.settle()
         return rounds
@@ -112,11 +139,20 @@ class Races:
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        """End the references that are left."""
+        """End what is left."""
         for number in list(self.references):
             self._drop(number)
+        for subject in self.spare:
+            self.stand.retire(subject)
         if failure is not None or self.crowded:
             self.stand.settle()
+
+    def _clear(self, number: int) -> None:
+        """A pair's reference gives its memory to the next pair, unless there is enough."""
+        if self.stays and not self.few:
+            self.references[number].rest()
+        if not (self.stays or self.few) or self._filled():
+            self._drop(number)
 
     def _filled(self) -> bool:
         return free_bytes(self.task.device) < FREE_SHARE * self.room
@@ -168,11 +204,16 @@ class Races:
         return found
 
     def _called(self, wrap: str | None) -> Subject:
-        """A worker of the reference; on a GPU its first call loads code for a tenth of a second."""
-        opening = Opening(wrap=wrap, known=self.signature)
-        subject, _ = self.stand.reference(self.task, self.config, opening)
-        if self.small and self.task.device == "cuda":
-            ended = on_failure(lambda: self.stand.retire(subject))
-            with ended, self.stand.quiet.beside(subject.worker):
+        """A worker of the reference, in a fresh process or one that is spare; on a GPU its first
+        call loads code for a tenth of a second.
+        """
+        try:
+            subject = self.spare.popleft()
+        except IndexError:
+            subject = self.stand.start_reference(self.task, self.config)
+        ended = on_failure(partial(self.stand.retire, subject))
+        with ended, self.stand.quiet.beside(subject.worker):
+            self.stand.open_reference(subject, Opening(wrap=wrap, known=self.signature))
+            if self.small and self.task.device == "cuda":
                 subject.request("call", COMPILE_TIMEOUT_S, seed=0)
         return subject

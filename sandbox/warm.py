@@ -50,6 +50,10 @@ class WarmReferences:
             _, oldest = self._warm.popitem(last=False)
             self.stand.retire(oldest)
 
+    def take(self, task: Task, config: EvalConfig) -> Subject | None:
+        """The task's worker, if there is one, which is the caller's from now on."""
+        return self._warm.pop(_key(task, config), None)
+
     def rest(self, needed: Subject | None = None) -> None:
         """Free all but their models in the workers, but for the one needed now."""
         for subject in list(self._warm.values()):

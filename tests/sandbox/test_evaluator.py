@@ -24,6 +24,7 @@ from sandbox.evaluator import LocalEvaluator
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import NoRoom
 from sandbox.observation import Failure, FailureKind, RoundObservation
+from sandbox.pair import ProcessPair
 from sandbox.plan import Plan, plan
 from sandbox.prepare import LESS_SHARE
 from sandbox.race import Races
@@ -31,7 +32,16 @@ from sandbox.records import from_record, to_record
 from sandbox.stages import Stages
 from sandbox.subject import Signature, Subject
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
-from tests.sandbox.conftest import FAST, LINEAR, SCALE, Evaluate, forward, renamed, task_of
+from tests.sandbox.conftest import (
+    FAST,
+    LINEAR,
+    SCALE,
+    Evaluate,
+    forward,
+    renamed,
+    task_of,
+    workers_alive,
+)
 
 
 def test_a_task_is_prepared_once_per_config(evaluator: LocalEvaluator) -> None:
@@ -183,7 +193,7 @@ def as_given(
 ) -> Callable[..., list[RoundObservation]]:
     """The null experiment's race; a baseline's fails so, or every round of it was void."""
 
-    def race(races: Races, wrap: str | None, *_: Any) -> list[RoundObservation]:
+    def race(races: Races, wrap: str | None, *_: Any, **__: Any) -> list[RoundObservation]:
         if wrap is not None and failure is not None:
             raise WorkerFailed(failure)
         void = "" if wrap is None else "drift"
@@ -243,9 +253,9 @@ def test_a_baseline_asked_for_later_is_timed_beside_the_same_null_experiment(
 ) -> None:
     race, raced = Races.race, list[str | None]()
 
-    def seen(races: Races, wrap: str | None, *more: Any) -> list[RoundObservation]:
+    def seen(races: Races, wrap: str | None, *given: Any, **more: Any) -> list[RoundObservation]:
         raced.append(wrap)
-        return race(races, wrap, *more)
+        return race(races, wrap, *given, **more)
 
     monkeypatch.setattr(Races, "race", seen)
     monkeypatch.setitem(DEVICE_BASELINES, "cpu", ("cuda_graph",))  # which a CPU has none of
@@ -258,6 +268,36 @@ def test_a_baseline_asked_for_later_is_timed_beside_the_same_null_experiment(
     evaluator._forget_cases()
     evaluator.prepare(task, replace(FAST, baselines=("cuda_graph",)))
     assert len(raced) == 2
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_races_share_their_processes_and_the_pairs_of_a_race_do_not(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, few: bool
+) -> None:
+    task = task_of(SCALE.replace("1.0", "2.125"))
+    prepared = evaluator.prepare(task, FAST)
+    paired = list[tuple[int, int]]()
+    start = ProcessPair.start
+
+    def started(pair: ProcessPair, *more: Any) -> None:
+        paired.append((pair.reference.worker.pid, pair.candidate.worker.pid))
+        start(pair, *more)
+
+    monkeypatch.setattr(ProcessPair, "start", started)
+    monkeypatch.setattr("sandbox.race.stays", lambda *_: True)  # as on a GPU
+    monkeypatch.setattr("sandbox.race.KEPT_SHARE", 0.2 if few else 0.0)
+    baselines = evaluator._preparer.baselines
+    with baselines.races(task, FAST, prepared.signature, prepared.plan, None) as races:
+        first = races.race(None, deque(), spare=True)
+        second = races.race(None, deque(), prepared.null)
+    assert first
+    assert second
+    pids = [pid for pair in paired for pid in pair]
+    assert len(paired) == 2 * FAST.min_pairs
+    assert len(set(pids)) == 2 * FAST.min_pairs
+    assert len(set(pids[: 2 * FAST.min_pairs])) == 2 * FAST.min_pairs
+    evaluator._stand.settle()
+    assert not set(pids) & set(workers_alive(evaluator))
 
 
 @pytest.mark.parametrize("failures", [1, 2])
