@@ -37,9 +37,9 @@ still given back."""
 
 
 def stays(task: Task, signature: Signature) -> bool:
-    """Whether workers wait between races, without arenas: a CUDA context takes a quarter of a
-    second to make, in which no other is made. A process on the CPU is forked in no time, and what
-    it did before shows in its heap.
+    """Whether workers wait between races, without arenas: CUDA contexts are made by turns, a
+    quarter of a second each (H200). A process on the CPU is forked in no time, and what it did
+    before shows in its heap.
     """
     call = signature.input_bytes + signature.output_bytes
     return task.device == "cuda" and call <= BESIDE_BYTES and signature.state_bytes <= STAYING_BYTES

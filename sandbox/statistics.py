@@ -252,7 +252,7 @@ def settled(
 def uncertain(rounds: Sequence[RoundObservation], null: Null, config: EvalConfig) -> bool:
     """Of a figure to be reported, whether the median of the pair under way is known less well than
     processes of equal code differ, and than the width that is asked for. It says nothing of who
-    is faster. On some hosts one batch in six lasts milliseconds longer, on either side.
+    is faster. On some hosts single batches last milliseconds longer, on either side.
     """
     error = median_error(log_ratios(_under_way(rounds)))
     return error > max(null.deviation, config.target_half_width)
