@@ -14,7 +14,6 @@ largest absolute differences were not kept, so traces say NaN there and `apply` 
 from __future__ import annotations
 
 import json
-import shutil
 import time
 import uuid
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from typing import Any
 
 from agent.export.artefact import Artefact, Gathered, decisive
 from agent.export.capture import Measured
-from agent.export.folder import check_folder
+from agent.export.folder import check_folder, staged
 from agent.export.manifest import write_manifest
 from agent.export.runtime.machine import machine_of
 from agent.export.standalone import Judges, Standalone, standalone
@@ -97,35 +96,39 @@ def export_flashinfer(gathered: Gathered, folder: Path, judges: Judges) -> list[
     Raises ConfigError where the folder cannot be used, or nothing can be exported.
     """
     check_folder(folder, "flashinfer")
-    left_out = dict(gathered.left_out)
     try:
-        for name in OWNED:
-            shutil.rmtree(folder / name, ignore_errors=True)
-        ordered = sorted(gathered.artefacts, key=lambda a: (a.operator, a.candidate.id))
-        kept: list[Artefact] = []
-        paths: list[Path] = []
-        for _, group in groupby(ordered, key=lambda a: a.operator):
-            artefacts = list(group)
-            made = [standalone(a, judges(a.task)) for a in artefacts]
-            left_out |= {
-                a.task.id: m for a, m in zip(artefacts, made, strict=True) if isinstance(m, str)
-            }
-            ready = [m for m in made if isinstance(m, Standalone)]
-            if not ready:
-                continue
-            try:
-                paths += _operator(ready, folder)
-            except Inexpressible as error:
-                left_out |= {a.task.id: str(error) for a in artefacts}
-            else:
-                kept += [r.artefact for r in ready]
-        if not kept:
-            why = "; ".join(f"{task}: {reason}" for task, reason in left_out.items())
-            raise ConfigError(f"nothing for FlashInfer-Bench: {why or 'the runs have no wins'}")
-        facts = {"dataset": AUTHOR, "left_out": left_out}
-        return [*paths, write_manifest(folder, facts, kept)]
+        with staged(folder, OWNED) as stage:
+            paths = _write(gathered, stage, judges)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
+    return [folder / path.relative_to(stage) for path in paths]
+
+
+def _write(gathered: Gathered, folder: Path, judges: Judges) -> list[Path]:
+    left_out = dict(gathered.left_out)
+    ordered = sorted(gathered.artefacts, key=lambda a: (a.operator, a.candidate.id))
+    kept: list[Artefact] = []
+    paths: list[Path] = []
+    for _, group in groupby(ordered, key=lambda a: a.operator):
+        artefacts = list(group)
+        made = [standalone(a, judges(a.task)) for a in artefacts]
+        left_out |= {
+            a.task.id: m for a, m in zip(artefacts, made, strict=True) if isinstance(m, str)
+        }
+        ready = [m for m in made if isinstance(m, Standalone)]
+        if not ready:
+            continue
+        try:
+            paths += _operator(ready, folder)
+        except Inexpressible as error:
+            left_out |= {a.task.id: str(error) for a in artefacts}
+        else:
+            kept += [r.artefact for r in ready]
+    if not kept:
+        why = "; ".join(f"{task}: {reason}" for task, reason in left_out.items())
+        raise ConfigError(f"nothing for FlashInfer-Bench: {why or 'the runs have no wins'}")
+    facts = {"dataset": AUTHOR, "left_out": left_out}
+    return [*paths, write_manifest(folder, facts, kept)]
 
 
 def _operator(ready: Sequence[Standalone], folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What an export may replace: nothing, or an older export of its own format.
+"""What an export may replace: nothing, or an older export of its own format; and how it does so.
 
 Told by what `manifest.json` holds, since other tools have files of that name. Whether files beside
 the manifest are still as exported is not looked at: that is `read_manifest`'s.
@@ -7,6 +7,10 @@ the manifest are still as exported is not looked at: that is `read_manifest`'s.
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,8 @@ KEYS = {
 }
 """What each format's manifest has held since its first version, beside `schema_version` and
 `kernels`. KernelBench's is last: the libraries' hold its keys too."""
+STAGE = ".export-"
+"""Begins the name of the folder in which an export is written; one that was killed leaves it."""
 ENTRY = {"task_id", "candidate_id"}
 """Of every kernel in any of them."""
 
@@ -35,6 +41,22 @@ def check_folder(folder: Path, format: str) -> None:
     if found is not None:
         remedy = f"a new or empty folder, or an older export of --format {format}"
         raise ConfigError(f"{folder}: {found}; expected {remedy}")
+
+
+@contextmanager
+def staged(folder: Path, owned: Sequence[str] = ()) -> Iterator[Path]:
+    """Where to write an export, whose files take their places once all are there, the manifest
+    last: of these `owned` folders nothing older stays. If the block raises nothing has changed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(f"{STAGE}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=STAGE, dir=folder) as stage:
+        yield Path(stage)
+        for name in owned:
+            shutil.rmtree(folder / name, ignore_errors=True)
+        for made in sorted(Path(stage).iterdir(), key=lambda path: path.name == MANIFEST):
+            made.replace(folder / made.name)
 
 
 def format_of(folder: Path) -> str | None:
@@ -56,7 +78,7 @@ def _in_the_way(folder: Path, format: str) -> str | None:
         return None
     if not folder.is_dir():
         return "is a file"
-    names = sorted(path.name for path in folder.iterdir())
+    names = sorted(p.name for p in folder.iterdir() if not p.name.startswith(STAGE))
     if not names:
         return None
     if MANIFEST not in names:

@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 
 from agent.export.artefact import Artefact, Gathered, against_best, decisive
-from agent.export.folder import check_folder
+from agent.export.folder import check_folder, staged
 from agent.export.manifest import write_manifest
 from agent.export.package import check_name, renewed, write_root
 from agent.export.runtime.machine import machine_of
@@ -78,9 +78,11 @@ def export_hub(
         raise ConfigError(f"nothing to put in a repository: {why or 'the runs have no wins'}")
     ordered = sorted(gathered.artefacts, key=lambda a: (a.task.device, a.operator, a.candidate.id))
     try:
-        return _write(ordered, dict(gathered.left_out), folder, package, archs)
+        with staged(folder, OWNED) as stage:
+            paths = _write(ordered, dict(gathered.left_out), stage, package, archs)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
+    return [folder / path.relative_to(stage) for path in paths]
 
 
 def layer_name(operator: str) -> str:

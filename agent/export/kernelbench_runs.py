@@ -14,13 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from agent.export.artefact import Artefact, against_best, decisive
-from agent.export.folder import MANIFEST, check_folder
+from agent.export.folder import MANIFEST, check_folder, staged
 from agent.export.modelnew import file_name
 from agent.export.standalone import Judges, Standalone, standalone
 from kernelbench.submissions import NUMBERED
@@ -49,12 +48,10 @@ def export_kernelbench(artefacts: Sequence[Artefact], folder: Path, judges: Judg
     check_folder(folder, "kernelbench")
     ready, left_out = prepare(artefacts, judges)
     try:
-        for name in OWNED:
-            shutil.rmtree(folder / name, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        entries = [_write(each, folder) for each in ready]
-        record = {"schema_version": SCHEMA_VERSION, "kernels": entries, "left_out": left_out}
-        (folder / MANIFEST).write_text(json.dumps(record, indent=2) + "\n")
+        with staged(folder, OWNED) as stage:
+            entries = [_write(each, stage) for each in ready]
+            record = {"schema_version": SCHEMA_VERSION, "kernels": entries, "left_out": left_out}
+            (stage / MANIFEST).write_text(json.dumps(record, indent=2) + "\n")
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
     return [*(folder / entry["file"] for entry in entries), folder / MANIFEST]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.export.folder import MANIFEST, check_folder
+from agent.export.folder import MANIFEST, check_folder, staged
 from agent.journal import Journal
 from agent.outcome import TaskReport, reports
 from sandbox.errors import ConfigError
@@ -78,14 +78,13 @@ def _is_ours(path: Path, task_id: str) -> bool:
 
 def _write_all(winners: Sequence[TaskReport], run_dir: Path, out_dir: Path) -> list[Path]:
     try:
-        out_dir.mkdir(parents=True, exist_ok=True)
-        entries = [_write(report, run_dir, out_dir) for report in winners]
-        manifest = out_dir / MANIFEST
-        record = {"schema_version": SCHEMA_VERSION, "run": run_dir.name, "kernels": entries}
-        manifest.write_text(json.dumps(record, indent=2) + "\n")
+        with staged(out_dir) as stage:
+            entries = [_write(report, run_dir, stage) for report in winners]
+            record = {"schema_version": SCHEMA_VERSION, "run": run_dir.name, "kernels": entries}
+            (stage / MANIFEST).write_text(json.dumps(record, indent=2) + "\n")
     except OSError as error:
         raise ConfigError(f"{out_dir}: cannot be written ({error.strerror})") from error
-    return [*(out_dir / entry["file"] for entry in entries), manifest]
+    return [*(out_dir / entry["file"] for entry in entries), out_dir / MANIFEST]
 
 
 def header(candidate: Candidate, figure: Evaluation, run_dir: Path) -> str:

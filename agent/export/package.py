@@ -33,7 +33,7 @@ from agent.export.artefact import (
 )
 from agent.export.binaries import Compiled, architectures, binding_of, compile_ahead
 from agent.export.capture import Measured
-from agent.export.folder import check_folder
+from agent.export.folder import check_folder, staged
 from agent.export.manifest import write_manifest
 from agent.export.pages import page
 from agent.export.runtime.machine import machine_of
@@ -124,9 +124,11 @@ def export_package(
         raise ConfigError(f"nothing to put in a package: {why or 'the runs have no wins'}")
     try:
         ordered = sorted(gathered.artefacts, key=lambda a: (a.operator, a.candidate.id))
-        return _write(ordered, dict(gathered.left_out), folder, package, archs)
+        with staged(folder, OWNED) as stage:
+            paths = _write(ordered, dict(gathered.left_out), stage, package, archs)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
+    return [folder / path.relative_to(stage) for path in paths]
 
 
 def check_name(package: str) -> None:
@@ -138,12 +140,11 @@ def check_name(package: str) -> None:
 def renewed(
     folder: Path, owned: Sequence[str], artefacts: Sequence[Artefact], package: str | None
 ) -> str:
-    """Empty an export's own folders, write its artefacts and pages, and name its version.
+    """Make an export's own folders, write its artefacts and pages, and name its version.
 
     `package` is the one that the pages say how to import, None where there is none.
     """
     for name in owned:
-        shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir(parents=True)
     for artefact in artefacts:
         stem = f"{artefact.operator}-{artefact.candidate.id}"

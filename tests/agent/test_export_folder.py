@@ -9,7 +9,7 @@ import pytest
 
 from agent.export.artefact import Gathered
 from agent.export.flashinfer import export_flashinfer
-from agent.export.folder import KEYS, MANIFEST, check_folder, format_of
+from agent.export.folder import KEYS, MANIFEST, STAGE, check_folder, format_of, staged
 from agent.export.formats import FORMATS, check_formats, export_formats
 from agent.export.hub import export_hub
 from agent.export.kernelbench_runs import export_kernelbench
@@ -167,3 +167,38 @@ def test_nothing_to_export_leaves_a_folder_of_the_users_alone(users):
     with pytest.raises(ConfigError):
         export_flashinfer(Gathered((), ()), users, lambda task: None)
     assert contents(users) == before
+
+
+@pytest.mark.parametrize("older", [(), (MANIFEST, "runs/a.py")])
+def test_an_export_that_is_interrupted_changes_nothing(tmp_path, older):
+    for name in older:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("old")
+    before = contents(tmp_path)
+
+    def interrupted():
+        with staged(tmp_path, ["runs"]) as stage:
+            (stage / "runs").mkdir()
+            (stage / "runs" / "b.py").write_text("new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert contents(tmp_path) == before
+
+
+def test_what_a_killed_export_left_is_in_nobodys_way(tmp_path):
+    (tmp_path / f"{STAGE}killed").mkdir()
+    (tmp_path / f"{STAGE}killed" / "half.py").write_text("half")
+    check_folder(tmp_path, "package")
+    with staged(tmp_path) as stage:
+        (stage / MANIFEST).write_text("new")
+    assert contents(tmp_path) == {str(tmp_path / MANIFEST): "new"}
+
+
+def test_a_data_set_that_holds_nothing_new_leaves_the_older_one(tmp_path):
+    export_flashinfer(gathered(cuda_artefact()), tmp_path, lambda task: None)
+    older = contents(tmp_path)
+    with pytest.raises(ConfigError, match="nothing for FlashInfer-Bench"):
+        export_flashinfer(Gathered((), (("task", "no win"),)), tmp_path, lambda task: None)
+    assert contents(tmp_path) == older
