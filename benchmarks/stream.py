@@ -17,6 +17,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--ahead", type=int, help="candidates under way at once")
     parser.add_argument("--ready", type=int, help="workers of each side kept waiting")
     parser.add_argument("--freeze", action="store_true")
+    parser.add_argument("--search-batch-ms", type=float, default=CONFIG.search_batch_ms)
     parser.add_argument("--seconds", type=float, default=420.0, help="submit nothing after")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -54,8 +56,10 @@ def main() -> None:
     tasks = admitted(evaluator, load_tasks(options.suite, options.device)[: options.tasks])
     prepared_s = time.monotonic() - began
     samples = mixed(tasks, options.candidates, salt=str(time.time_ns()))
+    config = replace(CONFIG, search_batch_ms=options.search_batch_ms)
     head = {
         **header("stream"),
+        "search_batch_ms": config.search_batch_ms,
         "environment": evaluator.facts.environment,
         "ahead": most,
         "prepared_s": round(prepared_s, 1),
@@ -64,7 +68,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     started, kept = time.monotonic(), 0
     try:
-        for one in run(evaluator, samples, most, options.seconds):
+        for one in run(evaluator, samples, config, most, options.seconds):
             rows.append(one)
             if options.out and len(rows) >= kept + KEPT_EVERY:
                 kept = len(rows)
@@ -101,7 +105,11 @@ def admitted(evaluator: LocalEvaluator, tasks: Sequence[Task]) -> list[Task]:
 
 
 def run(
-    evaluator: LocalEvaluator, samples: Sequence[Sample], most: int, limit_s: float
+    evaluator: LocalEvaluator,
+    samples: Sequence[Sample],
+    config: EvalConfig,
+    most: int,
+    limit_s: float,
 ) -> Iterator[dict[str, Any]]:
     """A row per candidate, in order, as soon as it is judged."""
     best: dict[str, float] = {}
@@ -111,7 +119,7 @@ def run(
         for sample in samples:
             if time.monotonic() - began < limit_s:
                 bar = best.get(sample.task.id, 1.0)
-                yield Request(sample.task, sample.candidate, CONFIG, bar)
+                yield Request(sample.task, sample.candidate, config, bar)
 
     for sample, found in zip(samples, evaluator.evaluate_many(requests(), most), strict=False):
         if found.speedup is not None:
