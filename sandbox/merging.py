@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sandbox.observation import RoundObservation
-from sandbox.statistics import call_seconds, charged_collect, median_error
+from sandbox.statistics import call_seconds, charged_collect
 from sandbox.types import Interval, Timing
 
 FLOOR_S = 150e-6
@@ -186,8 +186,12 @@ def _lone_excess(rounds: Sequence[RoundObservation]) -> tuple[float, float]:
 
 
 def _error_s(figures: Sequence[float]) -> float:
-    """Standard error of their median; of few nothing is known."""
-    return FLOOR_S if len(figures) < LEAST_KNOWN else median_error(figures)
+    """Standard error of their median, from their median absolute deviation (normal noise)."""
+    if len(figures) < LEAST_KNOWN:
+        return FLOOR_S
+    middle = statistics.median(figures)
+    spread = 1.4826 * statistics.median(abs(x - middle) for x in figures)
+    return math.sqrt(math.pi / 2 / len(figures)) * spread
 
 
 def _honest_s(rounds: Sequence[RoundObservation], candidate_s: float, reference_s: float) -> float:

@@ -140,16 +140,12 @@ class ProcessPair(Sides):
                 self.candidate.worker.thaw()
 
     def rounds(
-        self,
-        bounds: Sequence[Errors],
-        over: Callable[[], bool] = lambda: False,
-        more: Callable[[], bool] = lambda: False,
+        self, bounds: Sequence[Errors], over: Callable[[], bool] = lambda: False
     ) -> Iterable[tuple[RoundObservation, CaseObservation]]:
         """Timed rounds with the comparison of every output; which ones are single-set is secret.
 
         They end early once `over` says so, though not before the candidate was tested in every way.
-        A void round is made up for at the end, and after the last one there are further batches
-        while `more` says so; at most twice as many rounds as there should be.
+        A void round is made up for at the end, as often as there are rounds.
         """
         kinds = single_set(self.config, self.secret, judged=self.judged)
         most = 2 * len(kinds)
@@ -165,8 +161,6 @@ class ProcessPair(Sides):
             if seen.void and len(kinds) < most:
                 kinds.append(single)
             yield seen, case
-            if self.last and len(kinds) < most and more():
-                kinds.append(False)
 
     def count(self, *, single: bool) -> int:
         """Input sets of a round."""

@@ -30,7 +30,7 @@ from sandbox.provenance import provenance
 from sandbox.ready import PROFILED
 from sandbox.room import SHORTAGE, blame, own_bytes
 from sandbox.static.scan import scan
-from sandbox.statistics import clear_win, enough, hopeless, settled, summarise, uncertain
+from sandbox.statistics import clear_win, enough, hopeless, settled, summarise
 from sandbox.subject import Opening, Signature, Subject
 from sandbox.types import Status
 from sandbox.verify import profiled, verify
@@ -337,7 +337,7 @@ class Run(Workers):
                 )
                 pair.start(self.config.load_timeout_s)
             with self.stage("time"):
-                yield from pair.rounds(bounds, self.decided, self.uncertain)
+                yield from pair.rounds(bounds, self.decided)
                 self.look(subject, reference)
 
     def decided(self) -> bool:
@@ -357,11 +357,6 @@ class Run(Workers):
         if self.config.search_pairs > 1:
             return False
         return (clear_win(*known) or settled(rounds, null, self.config)) and not self.doubts()
-
-    def uncertain(self) -> bool:
-        """Of a figure to be reported, whether the pair under way needs further rounds."""
-        known = self.observation.rounds, self.preparation.null, self.config
-        return self.to_beat is None and uncertain(*known)
 
     def doubts(self, *, slow: bool = False) -> bool:
         """As `doubted`; a doubt about the first pair stands until there is another, or a cheat

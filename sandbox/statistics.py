@@ -249,24 +249,6 @@ def settled(
     return _of_rounds_left_out(pair, config, whole) <= SETTLED_SHARE * whole
 
 
-def uncertain(rounds: Sequence[RoundObservation], null: Null, config: EvalConfig) -> bool:
-    """Of a figure to be reported, whether the median of the pair under way is known less well than
-    processes of equal code differ, and than the width that is asked for. It says nothing of who
-    is faster. On some hosts single batches last milliseconds longer, on either side.
-    """
-    error = median_error(log_ratios(_under_way(rounds)))
-    return error > max(null.deviation, config.target_half_width)
-
-
-def median_error(figures: Sequence[float]) -> float:
-    """Standard error of their median, from their median absolute deviation (normal noise)."""
-    if len(figures) < LEAST_ROUNDS:
-        return math.inf
-    middle = statistics.median(figures)
-    spread = 1.4826 * statistics.median(abs(x - middle) for x in figures)
-    return math.sqrt(math.pi / 2 / len(figures)) * spread
-
-
 def _complete(rounds: Sequence[RoundObservation]) -> list[RoundObservation]:
     """The same as `_under_way` once the pair has had what a figure needs, a single-set round that
     counts among it; until then none, and none where more rounds may charge what is left behind.

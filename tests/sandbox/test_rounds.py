@@ -9,14 +9,12 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from sandbox.drift import DRIFT
 from sandbox.evaluator import LocalEvaluator
 from sandbox.observation import Observation, RoundObservation
-from sandbox.pair import ProcessPair
 from sandbox.rest import Afterwards
 from sandbox.rounds import MET_BY, restyled, single_set
 from sandbox.run import Run
@@ -263,37 +261,3 @@ def test_with_a_launching_core_lone_calls_are_rung_for_and_compared(
     found = evaluator.evaluate(task, Candidate(task.id, Language.TORCH, spoilt), config)
     assert found.status is Status.WRONG_VALUE
     assert found.detail.startswith("timed rounds")
-
-
-@pytest.mark.parametrize(
-    ("jitter", "to_beat", "times"),
-    [((1.0,), None, 1), ((1.0, 2.0, 4.0), None, 2), ((1.0, 2.0, 4.0), 1.0, 1)],
-    ids=["steady", "scattered", "scattered, in a search"],
-)
-def test_a_figure_to_be_reported_has_more_batches_where_they_scatter(
-    evaluator: LocalEvaluator,
-    monkeypatch: pytest.MonkeyPatch,
-    jitter: tuple[float, ...],
-    to_beat: float | None,
-    times: int,
-) -> None:
-    task, config = task_of(SCALE), replace(FAST, rounds=6, max_pairs=FAST.min_pairs)
-    evaluator.prepare(task, config)
-    real, made = ProcessPair.round, list[bool]()
-
-    def jittered(pair: ProcessPair, single: bool, *more: Any) -> Any:
-        seen, case = real(pair, single, *more)
-        made.append(single)
-        factor = 1.0 if single else jitter[made.count(False) % len(jitter)]
-        even = {"reference_s": seen.calls * 1e-3, "candidate_s": seen.calls * 1e-3 * factor}
-        behind = {"reference_collect_s": 1e-4, "candidate_collect_s": 1e-4}
-        return replace(seen, void="", **even, **behind), case
-
-    monkeypatch.setattr(ProcessPair, "round", jittered)
-    candidate = Candidate(task.id, Language.TORCH, forward("return y"))
-    found = evaluator.evaluate(task, candidate, config, to_beat=to_beat)
-    assert found.timing is not None, found.detail
-    planned = config.rounds - full_rounds(config)  # single-set rounds
-    most = times * config.rounds - planned
-    assert {pair.rounds for pair in found.timing.pairs} == {most} or to_beat is not None
-    assert all(pair.rounds <= most for pair in found.timing.pairs)
