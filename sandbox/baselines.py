@@ -65,7 +65,7 @@ class Baselines:
         synchronize: Callable[[], None],
     ) -> None:
         self.stand = stand
-        self.compiling = Compiling(compilers, cache / "inductor" / environment)
+        self.compiling = Compiling(compilers, cache / "inductor" / environment, stand.retire)
         self.environment = environment
         self.cache = cache
         self.synchronize = synchronize
@@ -86,10 +86,10 @@ class Baselines:
         scheme: Plan,
         stage: Stages,
         keep: Callable[[Subject], object],
-        first: Subject | None = None,
+        take: Callable[[], Subject | None] = lambda: None,
     ) -> tuple[Null, tuple[Baseline, ...]]:
-        """Null experiment and baselines, of which some are not known; `keep` is given a reference
-        that is still open then, `first` one that is open already.
+        """Null experiment and baselines, of which some are not known; `take` gives a reference that
+        is open already, `keep` is given one that is still open then.
         """
         found = {name: self._baseline(task, config, name) for name in _baselines(task, config)}
         missing = [name for name, baseline in found.items() if baseline is None]
@@ -97,7 +97,9 @@ class Baselines:
         cores = len(os.sched_getaffinity(0))
         beside = cores // CORES_PER_COMPILER
         rivals = deque[Subject]()
-        with self.races(task, config, signature, scheme, first) as races:
+        with self.races(task, config, signature, scheme) as races:
+            if races.stays and (first := take()) is not None:
+                races.references[0] = first
             ahead = "compile" in missing and races.small
             try:
                 with ThreadPoolExecutor(1, "compile") as pool:
@@ -125,17 +127,9 @@ class Baselines:
                     self.stand.retire(subject)
         return null, tuple(baseline for baseline in found.values() if baseline is not None)
 
-    def races(
-        self,
-        task: Task,
-        config: EvalConfig,
-        signature: Signature,
-        scheme: Plan,
-        first: Subject | None,
-    ) -> Races:
+    def races(self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan) -> Races:
         """Of one task."""
-        stand, compiling, synchronize = self.stand, self.compiling, self.synchronize
-        return Races(stand, compiling, task, config, signature, scheme, synchronize, first)
+        return Races(self.stand, self.compiling, task, config, signature, scheme, self.synchronize)
 
     def null(self, races: Races, *, spare: bool) -> Null:
         """The reference against itself, over fresh process pairs; `spare` as in `race`."""

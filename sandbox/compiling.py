@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,13 +29,14 @@ INDUCTOR_LIMIT_BYTES = 4 << 30
 
 
 class Compiling:
-    """Of one device; `stand` starts workers that have imported what torch.compile needs, `kept` is
-    where Inductor's results lie.
+    """Of one device; `stand` starts workers that have imported what torch.compile needs, `retire`
+    ends them, `kept` is where Inductor's results lie.
     """
 
-    def __init__(self, stand: Stand, kept: Path) -> None:
+    def __init__(self, stand: Stand, kept: Path, retire: Callable[[Subject], object]) -> None:
         self.stand = stand
         self.kept = kept
+        self.retire = retire
 
     def start(
         self, task: Task, config: EvalConfig, signature: Signature, wrap: str | None
@@ -74,7 +76,7 @@ class Compiling:
         try:
             self.stand.zygote.start()  # which imports for seconds, and keeps nobody waiting
             subject = self.start(task, config, signature, "compile")
-            with on_failure(lambda: self.stand.retire(subject)):
+            with on_failure(lambda: self.retire(subject)):
                 with self.stand.quiet.beside(subject.worker):
                     subject.request("call", COMPILE_TIMEOUT_S, seed=0)
                 if keep:

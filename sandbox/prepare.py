@@ -152,6 +152,8 @@ class Preparer:
         if known is None and scheme.bytes(pools[0].signature) > ROOM_SHARE * room:
             self.warm.rest()
             self.stand.settle()
+        short = replace(config, batch_ms=min(config.batch_ms, config.search_batch_ms))
+        search = self.plan(pools[0].signature, short, share)
         null, baselines = known or self.baselines.measured(
             task,
             config,
@@ -159,10 +161,8 @@ class Preparer:
             scheme,
             self.stage,
             keep=partial(self.warm.keep, task, config, rested=True),
-            first=self.warm.take(task, config),
+            take=partial(self.warm.take, task, config),
         )
-        short = replace(config, batch_ms=min(config.batch_ms, config.search_batch_ms))
-        search = self.plan(pools[0].signature, short, share)
         return Preparation(
             task,
             pools,

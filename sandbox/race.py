@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +12,16 @@ from functools import partial
 from sandbox.cleanup import on_failure
 from sandbox.compiling import COMPILE_TIMEOUT_S, COMPILED, Compiling
 from sandbox.device import free_bytes
+from sandbox.handle import WorkerFailed
 from sandbox.observation import Errors, RoundObservation
 from sandbox.pair import ProcessPair
 from sandbox.plan import Plan
 from sandbox.stand import Stand
 from sandbox.statistics import Null, settled
-from sandbox.subject import Opening, Signature, Subject
+from sandbox.subject import SLOWLY_FREED_BYTES, Opening, Signature, Subject
 from sandbox.types import EvalConfig, Task
+
+logger = logging.getLogger(__name__)
 
 TRUSTED = Errors(1.0, 1.0, 1e9)
 """Baselines are timed, not judged."""
@@ -31,9 +36,6 @@ FREE_SHARE = 0.5
 their calls take besides outputs is in no plan."""
 STAYING_BYTES = 1 << 30
 """Of parameters up to which a model stays on a GPU between races."""
-BOTH_SHARE = 0.6
-"""Of free memory that two pairs may take for one to be set up while what the one before held is
-still given back."""
 
 
 def stays(task: Task, signature: Signature) -> bool:
@@ -59,9 +61,7 @@ class Races:
         signature: Signature,
         scheme: Plan,
         synchronize: Callable[[], None],
-        first: Subject | None = None,
     ) -> None:
-        """`first`: a reference that is open already."""
         self.stand = stand
         self.compiling = compiling
         self.task = task
@@ -69,7 +69,7 @@ class Races:
         self.signature = signature
         self.scheme = scheme
         self.synchronize = synchronize
-        self.references: dict[int, Subject] = {} if first is None else {0: first}
+        self.references: dict[int, Subject] = {}
         """By their pair; those of the race before serve the next."""
         self.spare = deque[Subject]()
         """Rivals of an earlier race, of which only the process is left."""
@@ -78,8 +78,8 @@ class Races:
         self.room = free_bytes(task.device)
         one = scheme.bytes(signature) + 2 * signature.state_bytes
         self.few = config.min_pairs * one <= KEPT_SHARE * self.room
-        self.crowded = 2 * one > BOTH_SHARE * self.room
-        """What comes next needs the room of what has ended. Elsewhere its end is waited for only
+        self.large = one > SLOWLY_FREED_BYTES
+        """The end of what was timed is waited for before more memory is taken. Elsewhere only
         before something is timed."""
 
     def race(
@@ -111,17 +111,16 @@ class Races:
                         early = self.small and not last and not first
                         if early:
                             coming.append(pool.submit(start, number + 1))
-                        if self.crowded:
+                        if self.large:
                             self.stand.settle()
                         with on_failure(partial(self._drop, number)):
                             rounds += self._rounds(number, rival, null)
                             self._clear(number)
                         if number == 0 and wrap in COMPILED:
                             self.compiling.keep(rival)
-                        if spare and self.stays:
-                            rival.release()
-                            spared.append(rival)
-                    if rival not in spared:
+                    if spare and self._emptied(rival):
+                        spared.append(rival)
+                    else:
                         self.stand.retire(rival)
                     if not early and not last:
                         coming.append(pool.submit(start, number + 1))
@@ -131,7 +130,7 @@ class Races:
                         self.stand.retire(unused.result())
                 # Not before: pairs of one figure share no process.
                 self.spare += spared
-        if self.crowded:
+        if self.large:
             self.stand.settle()
         return rounds
 
@@ -144,15 +143,19 @@ class Races:
             self._drop(number)
         for subject in self.spare:
             self.stand.retire(subject)
-        if failure is not None or self.crowded:
+        if failure is not None or self.large:
             self.stand.settle()
 
     def _clear(self, number: int) -> None:
         """A pair's reference gives its memory to the next pair, unless there is enough."""
-        if self.stays and not self.few:
-            self.references[number].rest()
-        if not (self.stays or self.few) or self._filled():
+        reference = self.references[number]
+        stays = self.few or (self.stays and _lives(reference.rest))
+        if not stays or self._filled():
             self._drop(number)
+
+    def _emptied(self, rival: Subject) -> bool:
+        """Whether its process is of use to a later race; only that is left of it."""
+        return self.stays and _lives(rival.release) and not self._filled()
 
     def _filled(self) -> bool:
         return free_bytes(self.task.device) < FREE_SHARE * self.room
@@ -198,6 +201,8 @@ class Races:
                 return self.compiling.start(self.task, self.config, self.signature, wrap)
             return self._called(wrap)
 
+        if number in self.references and not self.references[number].worker.living:
+            self._drop(number)  # it died while it waited
         if number in self.references:
             return rival()
         self.references[number], found = self.stand.start_both(partial(self._called, None), rival)
@@ -207,13 +212,30 @@ class Races:
         """A worker of the reference, in a fresh process or one that is spare; on a GPU its first
         call loads code for a tenth of a second.
         """
-        try:
-            subject = self.spare.popleft()
-        except IndexError:
-            subject = self.stand.start_reference(self.task, self.config)
+        subject = self._process()
         ended = on_failure(partial(self.stand.retire, subject))
         with ended, self.stand.quiet.beside(subject.worker):
             self.stand.open_reference(subject, Opening(wrap=wrap, known=self.signature))
             if self.small and self.task.device == "cuda":
                 subject.request("call", COMPILE_TIMEOUT_S, seed=0)
         return subject
+
+    def _process(self) -> Subject:
+        """With the task loaded; a spare one, where one lives."""
+        while self.spare:
+            with contextlib.suppress(IndexError):  # the other side took it
+                subject = self.spare.popleft()
+                if subject.worker.living:
+                    return subject
+                self.stand.retire(subject)
+        return self.stand.start_reference(self.task, self.config)
+
+
+def _lives(vacate: Callable[[], None]) -> bool:
+    """Whether the worker gave its memory back: what it was timed for is known by then."""
+    try:
+        vacate()
+    except WorkerFailed as failed:
+        logger.info("a worker does not stay: %s", failed)
+        return False
+    return True
