@@ -21,6 +21,7 @@ from agent.export.runtime.dispatch import Arguments, Chosen, Dispatch
 
 Result = Any
 """One tensor, or a tuple of tensors."""
+AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
 class Custom:
@@ -93,7 +94,10 @@ class Custom:
             return self._own(self.refer(arguments, init), arguments)
 
     def _fake(self, *everything: Any) -> Result:
-        found = self._plain(self.refer(everything[:-1], everything[-1]))
+        # Torch asks below autograd, where fake tensors meet composite operations whole. There, with
+        # symbolic sizes, torch 2.11 and 2.13 sum a cross entropy that is to be of every row.
+        with torch._C._SetExcludeDispatchKeyGuard(AUTOGRAD, False):
+            found = self._plain(self.refer(everything[:-1], everything[-1]))
         outputs = [
             torch.empty_like(f, memory_format=torch.contiguous_format) for f in _listed(found)
         ]
