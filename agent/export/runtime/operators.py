@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from agent.export.runtime import direct, models, records
 from agent.export.runtime.dispatch import Arguments, Chosen, Dispatch
+from agent.export.runtime.switches import DEFAULT, Switches
 
 Result = Any
 """One tensor, or a tuple of tensors."""
@@ -27,9 +28,15 @@ AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 class Custom:
     """Defines the operator; call it with forward's arguments, then the state."""
 
-    def __init__(self, package: str, folder: Path, operator: records.Operator) -> None:
+    def __init__(
+        self,
+        package: str,
+        folder: Path,
+        operator: records.Operator,
+        switches: Switches = DEFAULT,
+    ) -> None:
         self.operator = operator
-        self.dispatch = Dispatch(package, folder, operator)
+        self.dispatch = Dispatch(package, folder, operator, switches)
         self._package, self._folder = package, folder
         self._inputs = len(operator.inputs)
         self._kinds = (
