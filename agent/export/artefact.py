@@ -26,6 +26,7 @@ from sandbox.records import from_record, to_record
 from sandbox.types import Candidate, EvalConfig, Evaluation, Interval, Task, digest
 
 SCHEMA_VERSION = 1
+ACTIVE = "active"
 ORDINARY = (Kind.KERNEL, Kind.REWRITE, None)
 """A kernel that changes torch's flags or replays graphs is right in its own process alone."""
 
@@ -161,6 +162,23 @@ def against_best(evaluation: Evaluation) -> Interval | None:
 
 def state_of(artefact: Artefact, finding: Finding, shape: Measured) -> str:
     """`active` where the kernel may run, else why not: what a dispatch table holds."""
+    best, ratio = best_baseline(finding.evaluation)[0], against_best(finding.evaluation)
+    found = _state(artefact, finding, shape, best, ratio)
+    if found == ACTIVE or not beats_eager(artefact, finding, shape):
+        return found
+    little = "too little" if ratio is not None and ratio.low > 1 else "not"
+    return f"faster than eager, {little} faster than {best}"
+
+
+def beats_eager(artefact: Artefact, finding: Finding, shape: Measured) -> bool:
+    """Whether the kernel may run where it need be faster than eager alone."""
+    return _state(artefact, finding, shape, "eager", finding.evaluation.speedup) == ACTIVE
+
+
+def _state(
+    artefact: Artefact, finding: Finding, shape: Measured, baseline: str, ratio: Interval | None
+) -> str:
+    """With `ratio` the speedup against the baseline."""
     evaluation = finding.evaluation
     if not evaluation.passed:
         return f"{evaluation.status.value} when checked again"
@@ -170,23 +188,20 @@ def state_of(artefact: Artefact, finding: Finding, shape: Measured) -> str:
         return "parameters not matched"
     if finding.purpose == "search":
         return "not confirmed"
-    ratio = against_best(evaluation)
     if ratio is None or not wins(evaluation):
         return "no win"
     if ratio.low <= 1:
-        return f"not faster than {best_baseline(evaluation)[0]}"
+        return f"not faster than {baseline}"
     cost_ms = OPERATOR_MS if finding.operator_ms is None else finding.operator_ms
-    if artefact.task.device == "cpu" and saved_ms(evaluation) < cost_ms:
+    if artefact.task.device == "cpu" and saved_ms(evaluation, ratio) < cost_ms:
         return "saves less than calling an operator costs"
-    return "active"
+    return ACTIVE
 
 
-def saved_ms(evaluation: Evaluation) -> float:
-    """Per call, of the candidate against B*."""
-    ratio, timing = against_best(evaluation), evaluation.timing
-    if ratio is None or timing is None:
-        return 0.0
-    return timing.candidate_ms * (ratio.low - 1)
+def saved_ms(evaluation: Evaluation, ratio: Interval) -> float:
+    """Per call, of the candidate against the baseline that it has this speedup against."""
+    timing = evaluation.timing
+    return 0.0 if timing is None else timing.candidate_ms * (ratio.low - 1)
 
 
 def costed(artefact: Artefact) -> Artefact:

@@ -153,7 +153,7 @@ def _variant(
         "kernels-minver": MINVER,
     }
     (root / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
-    missing = write_root(artefacts, root, identity, version, archs)
+    missing = write_root(artefacts, root, identity, package, version, archs)
     return without, missing
 
 
@@ -166,7 +166,9 @@ def _card(artefacts: Sequence[Artefact], package: str, without: dict[str, str]) 
     )
     return (
         f"# {package.replace('_', '-')}\n\nTuned kernels for PyTorch, for the `kernels` library. "
-        "A kernel runs where it was measured and won; everything else is the PyTorch reference.\n\n"
+        "A kernel runs where it was measured and won; everything else is the PyTorch reference. "
+        f"With `{package.upper()}_AGAINST=eager` kernels run too that are faster than eager alone."
+        "\n\n"
         "```python\nfrom pathlib import Path\nfrom kernels import get_local_kernel\n\n"
         'kernel = get_local_kernel(Path("."))\nprint(kernel.table())\n```\n\n'
         "| operator | layer | device | measured on | against eager | against the best baseline |\n"

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.export.artefact import Artefact, against_best, best_baseline, decisive
+from agent.export.artefact import (
+    Artefact,
+    against_best,
+    beats_eager,
+    best_baseline,
+    decisive,
+    state_of,
+)
 from agent.export.folder import MANIFEST
 from agent.export.runtime.machine import machine_of
 from sandbox.errors import ConfigError
@@ -75,6 +82,16 @@ def _entry(artefact: Artefact) -> dict[str, Any]:
         "shapes": to_record(artefact.interface.shapes),
         "provenance": to_record(artefact.provenance),
         "config_id": artefact.config.id,
+        "used": [
+            {
+                "machine": machine,
+                "shape": shape.name,
+                "state": state_of(artefact, found, shape),
+                "beats_eager": beats_eager(artefact, found, shape),
+            }
+            for machine, found in artefact.decisive.items()
+            for shape in artefact.interface.shapes
+        ],
         "findings": [
             {
                 "purpose": found.purpose,

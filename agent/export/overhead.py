@@ -70,7 +70,6 @@ def probe(device: str, inputs: int = 1, state: int = 1) -> Iterator[Probe]:
         held = [torch.ones(FEATURES, device=device) for _ in range(state)]
         arguments = (*given, *held)
         custom = Custom("warpsmith_probe", folder, _operator(texts, device, arguments, inputs))
-        custom.dispatch.on = True
         modules = []
         for kind in texts:
             space: dict[str, Any] = {}

@@ -27,6 +27,7 @@ from agent.export.artefact import (
     Finding,
     Gathered,
     against_best,
+    beats_eager,
     best_baseline,
     state_of,
     write_artefact,
@@ -200,18 +201,24 @@ def _write_tree(
     about = f"Tuned kernels for PyTorch: {names}"[:200]
     (root / "__init__.py").write_text(INIT.format(about=about, package=package, names=names))
     (root / "__main__.py").write_text(MAIN.format(package=package))
-    missing = write_root(artefacts, root, package, version, archs)
+    missing = write_root(artefacts, root, package, package, version, archs)
     (tree / "README.md").write_text(_readme(about, package, artefacts))
     (tree / "pyproject.toml").write_text(_project(about, package, version, artefacts))
     return missing
 
 
 def write_root(
-    artefacts: Sequence[Artefact], root: Path, package: str, version: str, archs: Sequence[str]
+    artefacts: Sequence[Artefact],
+    root: Path,
+    package: str,
+    prefix: str,
+    version: str,
+    archs: Sequence[str],
 ) -> dict[str, list[str]]:
     """Beside the modules that are there: the runtime, sources, binaries, `library.json` over all.
 
-    Returns what NVRTC will have to compile where it is used, and why, by kernel.
+    `prefix` is that of the environment's switches. Returns what NVRTC will have to compile where
+    it is used, and why, by kernel.
     """
     (root / "kernels").mkdir(parents=True)
     _write_runtime(root)
@@ -228,6 +235,7 @@ def write_root(
     record = {
         "schema_version": SCHEMA_VERSION,
         "package": package,
+        "prefix": prefix,
         "version": version,
         "operators": operators,
         "files": files,
@@ -310,6 +318,7 @@ def _row(artefact: Artefact, machine: str, finding: Finding, shape: Measured) ->
         "against_best": _triple(against_best(evaluation)) if timed else None,
         "precision": evaluation.precision or "-",
         "checked": finding.checked,
+        "beats_eager": beats_eager(artefact, finding, shape),
     }
 
 
@@ -355,7 +364,8 @@ def _readme(about: str, package: str, artefacts: Sequence[Artefact]) -> str:
     return (
         f"# {package}\n\n{about}.\n\nA kernel runs where it was measured and won; everything else "
         f"is the PyTorch reference. `python -m {package} table` shows which; "
-        f"`{package.upper()}_OFF=all` (or names) turns kernels off.\n\n"
+        f"`{package.upper()}_OFF=all` (or names) turns kernels off, and with "
+        f"`{package.upper()}_AGAINST=eager` those run too that are faster than eager alone.\n\n"
         "| operator | task | measured on | against eager | against the best baseline |\n"
         f"|---|---|---|---|---|\n{rows}"
     )

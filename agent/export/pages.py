@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.export.artefact import (
+    ACTIVE,
     Artefact,
     Finding,
     against_best,
+    beats_eager,
     best_baseline,
     decisive,
     state_of,
 )
+from agent.export.capture import Measured
 from agent.export.runtime.machine import machine_of
 
 
@@ -37,6 +40,7 @@ def page(artefact: Artefact, package: str | None) -> str:
         ),
         "",
         "Any other dtype, shape, stride or machine goes to the reference.",
+        *_switch(artefact, package),
         "",
         "## Measured",
         "",
@@ -84,6 +88,20 @@ def _use(artefact: Artefact, package: str | None) -> Sequence[str]:
         gradient,
         "",
     )
+
+
+def _switch(artefact: Artefact, package: str | None) -> Sequence[str]:
+    """What the library's user may decide of a kernel that is faster than eager alone."""
+    every = [(f, s) for f in artefact.decisive.values() for s in artefact.interface.shapes]
+    if not any(_only_eager(artefact, finding, shape) for finding, shape in every):
+        return ()
+    name = "PACKAGE" if package is None else package.upper()
+    return ("", f"Where it is faster than eager alone, `{name}_AGAINST=eager` lets it run.")
+
+
+def _only_eager(artefact: Artefact, finding: Finding, shape: Measured) -> bool:
+    active = state_of(artefact, finding, shape) == ACTIVE
+    return not active and beats_eager(artefact, finding, shape)
 
 
 def _measured(finding: Finding) -> str:

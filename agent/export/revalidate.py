@@ -29,7 +29,9 @@ class Verdict(StrEnum):
     DRIFTS = "drifts"
     """Still faster than B*, but its interval no longer meets the recorded one."""
     REGRESSES = "regresses"
-    """Correct, and no longer (or not here) faster than B*: the reference does its work."""
+    """Correct, and no longer (or not here) faster than B*: the reference does its work, unless the
+    user asks for what is faster than eager alone.
+    """
     INVALID = "invalid"
     """No longer passes: the reference does its work."""
     UNJUDGED = "not judged"

@@ -6,9 +6,10 @@
 Exports the winners of the runs (or takes an older export), installs the wheel into an empty folder
 without a network, and runs every operator there in processes of its own: opcheck, fullgraph
 compile, CUDA-graph capture, threads, streams, gradients, fallback; then times it against the
-reference, beside the interval of its campaign. An operator that fails, crashes or hangs is told and
-stops no other. The record is written anew after every operator; operators that no time was left for
-are in it by name.
+reference, beside the interval of its campaign. All of it with `PACKAGE_AGAINST=eager`: kernels that
+are faster than eager alone run too, and are told apart. An operator that fails, crashes or hangs is
+told and stops no other. The record is written anew after every operator; operators that no time was
+left for are in it by name.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def prove(asked: argparse.Namespace) -> None:
         if asked.only:
             chosen = {name: a for name, a in chosen.items() if name in asked.only}
         rows = {name: Row.of(artefact, machine(device)) for name, artefact in chosen.items()}
-        record = Record(asked, device, manifest, rows)
+        record = Record(asked, device, manifest, site.switch, rows)
         record.write()
         deadline = time.monotonic() + asked.seconds
         with ThreadPoolExecutor(max(1, asked.parallel)) as pool:
@@ -88,7 +89,12 @@ def prove(asked: argparse.Namespace) -> None:
             checked(site, row, deadline, record)  # by itself this time
         timed(site, list(rows.values()), asked.pairs, deadline, record)
     print("\n".join(lines(list(rows.values()))))
-    print(f"{asked.out}: {sum(r.proven for r in rows.values())} of {len(rows)} operators proven")
+    proven = [row.used for row in rows.values() if row.proven]
+    print(
+        f"{asked.out}: {len(proven)} of {len(rows)} operators proven, "
+        f"{proven.count('by default')} of them used by default, "
+        f"{proven.count('with the switch')} with {site.switch} alone"
+    )
 
 
 def operators(folder: Path, device: str) -> dict[str, Artefact]:
@@ -112,6 +118,7 @@ class Record:
         asked: argparse.Namespace,
         device: str,
         manifest: dict[str, Any],
+        switch: str,
         rows: dict[str, Row],
     ) -> None:
         words = [Path(w).name if "/" in w else w for w in sys.argv[1:]]
@@ -120,6 +127,7 @@ class Record:
             "command": shlex.join(["python", "-m", "benchmarks.library", *words]),
             "date": datetime.now(UTC).date().isoformat(),
             "version": manifest["version"],
+            "switch": switch,
             "left_out": manifest.get("left_out", {}),
             "environment": fingerprint(device),
         }
@@ -127,7 +135,10 @@ class Record:
         self._writing = threading.Lock()
 
     def write(self) -> None:
-        rows = [to_record(row) | {"proven": row.proven} for row in list(self._rows.values())]
+        rows = [
+            to_record(row) | {"used": row.used, "proven": row.proven}
+            for row in list(self._rows.values())
+        ]
         record = self._head | {"wall_s": round(time.monotonic() - self._begun, 1), "rows": rows}
         with self._writing:
             keep_json(self._out, record)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.export.runtime.switches import Against, against_name
 from benchmarks.library.child import MARK
 from sandbox.errors import ConfigError
 from sandbox.spawn import zygote_environment
@@ -27,10 +28,17 @@ OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
 
 @dataclass(frozen=True)
 class Site:
+    """Every confirmed winner's kernel runs there, also one that is faster than eager alone."""
+
     package: str
     folder: Path
     """Holds the wheel's contents under `lib`; kernels are compiled under `cache`."""
     device: str
+
+    @property
+    def switch(self) -> str:
+        """As a user would set it."""
+        return f"{against_name(self.package)}={Against.EAGER}"
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> tuple[list[dict[str, Any]], str]:
         """What the child said, and how it ended; empty if as it should."""
@@ -66,6 +74,7 @@ class Site:
         here = zygote_environment(self.device, 0, len(os.sched_getaffinity(0)))
         return plain | {
             **{name: here[name] for name in MEASURED},
+            against_name(self.package): Against.EAGER,
             "PYTHONPATH": os.pathsep.join(dict.fromkeys(map(str, paths))),
             "PATH": programs,
             "XDG_CACHE_HOME": str(cache),

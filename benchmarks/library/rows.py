@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.export.artefact import Artefact, against_best, state_of
+from agent.export.artefact import ACTIVE, Artefact, against_best, beats_eager, state_of
 from sandbox.pool import CLASS_NORM
 from sandbox.statistics import Null, interval
 from sandbox.types import EvalConfig, Interval, Pair
@@ -40,6 +40,8 @@ class Row:
     """Speedup against eager that the library claims."""
     campaign_against_best: Interval | None
     constants: dict[str, Any]
+    beats_eager: bool = False
+    """Whether its kernel runs with the switch, as it does here."""
     checks: dict[str, dict[str, Any]] = field(default_factory=dict)
     speedup: Interval | None = None
     """Of the operator against the reference in eager mode, here."""
@@ -55,9 +57,10 @@ class Row:
     def of(cls, artefact: Artefact, here: str) -> Row:
         shape = artefact.interface.shapes[0]
         finding = artefact.decisive.get(here)
-        state = "unverified on this machine" if finding is None else ""
-        state = state or state_of(artefact, finding, shape)  # type: ignore[arg-type]
-        evaluation = None if finding is None else finding.evaluation
+        state, switched, evaluation = "unverified on this machine", False, None
+        if finding is not None:
+            state, evaluation = state_of(artefact, finding, shape), finding.evaluation
+            switched = beats_eager(artefact, finding, shape)
         given = next((s for s in artefact.task.shapes if s.name == shape.name), None)
         return cls(
             artefact.operator,
@@ -73,6 +76,7 @@ class Row:
             None if evaluation is None else evaluation.speedup,
             None if evaluation is None else against_best(evaluation),
             {} if given is None else dict(given.constants),
+            switched,
         )
 
     def request(self) -> dict[str, Any]:
@@ -101,6 +105,13 @@ class Row:
         ]
         config = EvalConfig(min_pairs=len(made), max_pairs=len(made))
         self.speedup = interval(made, null, config)
+
+    @property
+    def used(self) -> str:
+        """Where its kernel does the calls: `by default`, `with the switch` or `nowhere`."""
+        if self.state == ACTIVE:
+            return "by default"
+        return "with the switch" if self.beats_eager else "nowhere"
 
     def passed(self, check: str) -> bool:
         return self.checks.get(check, {}).get("state") == "passed"
@@ -131,7 +142,9 @@ class Row:
         return bool(self.checks) and not self.wrong and bool(self.agrees)
 
 
-HEADER = ("operator", "checks", "campaign", "here", "reference ms", "operator ms", "agrees")
+HEADER = (
+    "operator", "used", "checks", "campaign", "here", "reference ms", "operator ms", "agrees",
+)  # fmt: skip
 
 
 def lines(rows: Sequence[Row]) -> list[str]:
@@ -144,7 +157,9 @@ def lines(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         told += [f"{row.operator}: {n}: {row.checks[n]['detail']}" for n in row.wrong]
         told += [f"{row.operator}: {why}" for why in (row.not_run, row.not_timed) if why]
-        if row.state != "active":
+        if row.used == "with the switch":
+            told.append(f"{row.operator}: used with the switch alone: {row.state}")
+        elif row.used == "nowhere":
             told.append(f"{row.operator}: the reference does its calls here: {row.state}")
     return told
 
@@ -157,4 +172,4 @@ def _cells(row: Row) -> tuple[str, ...]:
     checks = f"{counts.count('passed')} passed, {counts.count('skipped')} skipped"
     agrees = {None: "-", True: "yes", False: "no"}[row.agrees]
     figures = (row.campaign, row.speedup, row.reference_ms, row.operator_ms)
-    return (row.operator, checks, *map(words, figures), agrees)
+    return (row.operator, row.used, checks, *map(words, figures), agrees)

@@ -175,6 +175,48 @@ class ModelNew(nn.Module):
         return out
 """
 )
+ROW_LOSSES = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, logits, targets):
+        return F.cross_entropy(logits, targets, reduction="none")
+
+def get_inputs():
+    return [torch.randn(24, 10), torch.randint(0, 10, (24,))]
+
+def get_init_inputs():
+    return []
+"""
+ROW_LOSSES_CPP = (
+    HEAD.format(
+        source="""
+#include <cmath>
+#include <cstdint>
+extern "C" void row_losses(const float* logits, const int64_t* targets, float* out, int64_t rows,
+                           int64_t classes) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* x = logits + row * classes;
+    float sum = 0.0f;
+    for (int64_t i = 0; i < classes; ++i) sum += std::exp(x[i] - x[targets[row]]);
+    out[row] = std::log(sum);
+  }
+}
+""",
+        name="row_losses",
+        types=", ".join([POINTER] * 3 + [SIZE] * 2),
+    )
+    + """
+class ModelNew(nn.Module):
+    def forward(self, logits, targets):
+        out = logits.new_empty(logits.shape[0])
+        pointers = logits.data_ptr(), targets.data_ptr(), out.data_ptr()
+        LIBRARY.row_losses(*pointers, *logits.shape)
+        return out
+"""
+)
 RUNNING = """
 import torch
 from torch import nn
@@ -199,6 +241,7 @@ TASKS = {
     "bias_relu": (Task("test/bias_relu", BIAS_RELU, "cpu", shapes=SHAPES), BIAS_RELU_CPP),
     "decayed": (Task("test/decayed", DECAYED, "cpu"), DECAYED_CPP),
     "signs": (Task("test/signs", SIGNS, "cpu"), SIGNS_CPP),
+    "row_losses": (Task("test/row_losses", ROW_LOSSES, "cpu"), ROW_LOSSES_CPP),
     "running": (Task("test/running", RUNNING, "cpu"), SIGNS_CPP),
 }
 

@@ -326,7 +326,9 @@ def test_only_a_confirmed_figure_above_every_baseline_is_active(gathered):
     bias_relu, *_ = gathered.artefacts
     faster = Baseline("compile", 0.1, Interval(2.99, 2.95, 3.05))
     assert state(bias_relu) == "active"
-    assert state(with_evaluation(bias_relu, baselines=(faster,))) == "not faster than compile"
+    assert state(with_evaluation(bias_relu, baselines=(faster,))) == (
+        "faster than eager, not faster than compile"
+    )
     assert state(with_evaluation(bias_relu, parameters="seed")) == "parameters not matched"
     wrong = with_evaluation(bias_relu, status=Status.WRONG_VALUE)
     assert state(wrong) == "WRONG_VALUE when checked again"

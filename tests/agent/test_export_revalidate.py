@@ -62,13 +62,17 @@ def folder(exported, tmp_path) -> Path:
     return shutil.copytree(exported, tmp_path / "out")
 
 
-def states(folder: Path) -> dict[str, list[str]]:
+def found(folder: Path, field: str) -> dict[str, list[object]]:
     """By operator, of the shape that is timed, machine by machine."""
     record = json.loads((folder / "source" / NAME / "library.json").read_text())
     return {
-        o["name"]: [r["state"] for r in o["rows"] if r["state"] != "correct, not timed"]
+        o["name"]: [r[field] for r in o["rows"] if r["state"] != "correct, not timed"]
         for o in record["operators"]
     }
+
+
+def states(folder: Path) -> dict[str, list[object]]:
+    return found(folder, "state")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +80,7 @@ def states(folder: Path) -> dict[str, list[str]]:
     [
         (Status.PASSED, 3.0, Verdict.PASSES, "active"),
         (Status.PASSED, 2.0, Verdict.DRIFTS, "active"),
-        (Status.PASSED, 1.1, Verdict.REGRESSES, "not faster than compile"),
+        (Status.PASSED, 1.1, Verdict.REGRESSES, "faster than eager, not faster than compile"),
         (Status.WRONG_VALUE, 1.0, Verdict.INVALID, "WRONG_VALUE when checked again"),
         (Status.SANDBOX_ERROR, 1.0, Verdict.UNJUDGED, "active"),
     ],
@@ -114,6 +118,12 @@ def test_a_library_from_elsewhere_is_used_after_it_was_checked_here(gathered, tm
     here = [row for (name, machine), row in rows.items() if machine != "Other x96"]
     assert sorted(row["state"] for row in here) == ["active", "no win"]
     assert all(row["checked"].startswith("revalidated ") for row in here)
+
+
+@pytest.mark.parametrize(("speedup", "beats"), [(3.0, True), (1.1, True), (1.0, False)])
+def test_what_is_faster_than_eager_alone_is_known_after_it_was_checked(folder, speedup, beats):
+    revalidate(folder, "cpu", Again({"test/signs": (Status.PASSED, speedup)}))
+    assert found(folder, "beats_eager") == {"bias_relu": [True], "signs": [beats]}
 
 
 def test_every_opinion_is_kept(folder):

@@ -79,10 +79,26 @@ def test_what_a_dead_process_left_out_is_no_pass():
     assert not row().proven  # never timed
 
 
+@pytest.mark.parametrize(
+    ("state", "beats_eager", "used", "said"),
+    [
+        ("active", True, "by default", []),
+        ("slower", True, "with the switch", ["relu: used with the switch alone: slower"]),
+        ("slower", False, "nowhere", ["relu: the reference does its calls here: slower"]),
+    ],
+)
+def test_what_runs_by_default_is_told_from_what_runs_with_the_switch(
+    state, beats_eager, used, said
+):
+    found = replace(row(), state=state, beats_eager=beats_eager)
+    assert found.used == used
+    assert lines([found])[2:] == said
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_library_is_proven_where_it_is_installed_and_a_crash_stops_no_other(tmp_path):
-    gathered = gather([cpp_campaign(tmp_path / "run", signs="speedup=3", decayed="speedup=3")])
+    gathered = gather([cpp_campaign(tmp_path / "run", signs="speedup=1.2", decayed="speedup=3")])
     export_package(gathered, tmp_path / "out", "proven_kernels")
     break_kernel(tmp_path / "out", "decayed")
     record = tmp_path / "record.json"
@@ -97,7 +113,10 @@ def test_a_library_is_proven_where_it_is_installed_and_a_crash_stops_no_other(tm
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    decayed, signs = json.loads(record.read_text())["rows"]
+    found = json.loads(record.read_text())
+    decayed, signs = found["rows"]
+    assert found["switch"] == "PROVEN_KERNELS_AGAINST=eager"
+    assert [decayed["used"], signs["used"]] == ["by default", "with the switch"]
     assert decayed["checks"]["clean"]["state"] == "passed"
     assert "SIGSEGV" in decayed["checks"]["kernel"]["detail"]
     assert decayed["speedup"] is None

@@ -5,7 +5,6 @@ dtype, these shapes and strides, and won there. Everything else is the reference
 from __future__ import annotations
 
 import logging
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from agent.export.runtime import compiled, driver, models, raw, records, signature
 from agent.export.runtime.counts import HIT, Counts
 from agent.export.runtime.machine import machine
+from agent.export.runtime.switches import Against, Switches
 
 logger = logging.getLogger(__name__)
 
@@ -33,25 +33,24 @@ class Chosen:
     """A row of the table on one device, with the kernel's instances there."""
 
     def __init__(self, row: records.Row) -> None:
-        self.row = row
+        self.row, self.active = row, row.active
         self.loaded: Loaded | None = None
         """None before the first call, and for a kernel that is broken here."""
         self.instances: models.Instances[torch.nn.Module] = models.Instances()
 
 
 class Dispatch:
-    """The table of one operator, its counts and its switch."""
+    """The table of one operator, its counts and its switches."""
 
-    def __init__(self, package: str, folder: Path, operator: records.Operator) -> None:
-        self.operator, self.counts, self.on = (
-            operator,
-            Counts(),
-            not switched_off(package, operator.name),
-        )
+    def __init__(
+        self, package: str, folder: Path, operator: records.Operator, switches: Switches
+    ) -> None:
+        self.operator, self.counts = operator, Counts()
+        self.on, self.against = switches.on, switches.against
         self._package, self._folder = package, folder
         self._rows: dict[str, dict[signature.Key, records.Row]] = defaultdict(dict)
         """By machine."""
-        for row in sorted((r for r in operator.rows if r.active), key=_bound):
+        for row in sorted((r for r in operator.rows if r.active or r.beats_eager), key=_bound):
             self._rows[row.machine][signature.parse(row.signature)] = row
         self._here: dict[torch.device, dict[signature.Key, Chosen]] = {}
         """The same, of the machine that each device is."""
@@ -71,12 +70,18 @@ class Dispatch:
                 chosen = rows.get(signature.key_of(device.type, arguments, init))
             if chosen is None:
                 reason = "not measured here"
+            elif not chosen.active and self.against is not Against.EAGER:
+                reason = "faster than eager alone"
             else:
                 reason = signature.misplaced(arguments, device)
                 if reason is None and chosen.loaded is None and not self._loads(chosen):
                     reason = "kernel broken"
         self.counts.add(reason or HIT)
         return None if reason else chosen
+
+    def uses(self, row: records.Row) -> bool:
+        """Whether the row's kernel may do the calls of its signature on its machine."""
+        return row.active or (row.beats_eager and self.against is Against.EAGER)
 
     def _on(self, device: torch.device) -> dict[signature.Key, Chosen]:
         rows = self._rows.get(machine(device.type, device.index or 0), {})
@@ -124,11 +129,7 @@ class Dispatch:
         return raw.Cupy(self._folder, kernel.binaries, driver.Driver()).importing()
 
 
-def switched_off(package: str, name: str) -> bool:
-    """`PACKAGE_OFF=softmax,matmul` or `=all`, as it is when an operator is first used."""
-    off = os.environ.get(f"{package.upper()}_OFF", "")
-    return bool({"all", name} & {word.strip() for word in off.split(",")})
-
-
-def _bound(row: records.Row) -> float:
-    return 0.0 if row.against_best is None else row.against_best[1]
+def _bound(row: records.Row) -> tuple[bool, float]:
+    """A kernel that beats every baseline comes before one that beats eager alone."""
+    figure = row.against_best if row.active else row.speedup
+    return row.active, 0.0 if figure is None else figure[1]

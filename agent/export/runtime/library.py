@@ -6,6 +6,7 @@ it won.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from agent.export.runtime import records, tables
+from agent.export.runtime import records, switches, tables
 from agent.export.runtime.operators import Custom, Layer
 from agent.export.runtime.substitution import Patch, Site
 
@@ -41,7 +42,8 @@ class KernelLibrary:
         with DEFINING:
             key = record.namespace, name
             if key not in DEFINED:
-                DEFINED[key] = Custom(self.library.package, self.folder, record)
+                chosen = switches.from_environment(self.library.prefix, name)
+                DEFINED[key] = Custom(self.library.package, self.folder, record, chosen)
             return DEFINED[key]
 
     def layer(self, name: str, *init: Any) -> Layer:
@@ -75,9 +77,17 @@ class KernelLibrary:
         if isinstance(site, Site):
             site.patch.unpatch()
 
-    def switch(self, name: str, on: bool) -> None:
-        """Let an operator's kernels be used, or leave all its calls to the reference."""
-        self.operator(name).dispatch.on = on
+    def switch(self, name: str, on: bool | None = None, against: str | None = None) -> None:
+        """Let an operator's kernels be used, or leave all its calls to the reference.
+
+        `against` is what a kernel must be faster than: `best`, every baseline that was measured, or
+        `eager` alone. What is not given stays as it is. Raises LibraryError for other words.
+        """
+        dispatch = self.operator(name).dispatch
+        if against is not None:
+            dispatch.against = switches.against(against, "against")
+        if on is not None:
+            dispatch.on = on
 
     def counts(self) -> dict[str, dict[str, int]]:
         """By operator: calls that a kernel did, and calls of the reference by reason."""
@@ -85,7 +95,7 @@ class KernelLibrary:
 
     def table(self) -> str:
         """Every measured signature and what happens with it on this machine."""
-        return tables.table(self.library)
+        return tables.table(self.library, [self.operator(n).dispatch for n in self.names])
 
     def verify(self) -> list[str]:
         """Files that are missing or not as they were built."""
@@ -100,7 +110,11 @@ class KernelLibrary:
     def main(self, arguments: list[str]) -> int:
         """`python -m PACKAGE table | verify`."""
         if arguments == ["table"]:
-            print(self.table())
+            try:
+                print(self.table())
+            except records.LibraryError as error:
+                print(f"{self.library.package}: {error}", file=sys.stderr)
+                return 2
             return 0
         if arguments == ["verify"]:
             broken = self.verify()

@@ -18,17 +18,25 @@ from torch.autograd import forward_ad
 
 from agent.export.runtime import direct, models, records
 from agent.export.runtime.dispatch import Arguments, Chosen, Dispatch
+from agent.export.runtime.switches import DEFAULT, Switches
 
 Result = Any
 """One tensor, or a tuple of tensors."""
+AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
 class Custom:
     """Defines the operator; call it with forward's arguments, then the state."""
 
-    def __init__(self, package: str, folder: Path, operator: records.Operator) -> None:
+    def __init__(
+        self,
+        package: str,
+        folder: Path,
+        operator: records.Operator,
+        switches: Switches = DEFAULT,
+    ) -> None:
         self.operator = operator
-        self.dispatch = Dispatch(package, folder, operator)
+        self.dispatch = Dispatch(package, folder, operator, switches)
         self._package, self._folder = package, folder
         self._inputs = len(operator.inputs)
         self._kinds = (
@@ -93,7 +101,10 @@ class Custom:
             return self._own(self.refer(arguments, init), arguments)
 
     def _fake(self, *everything: Any) -> Result:
-        found = self._plain(self.refer(everything[:-1], everything[-1]))
+        # Torch asks below autograd, where fake tensors meet composite operations whole. There, with
+        # symbolic sizes, torch 2.11 and 2.13 sum a cross entropy that is to be of every row.
+        with torch._C._SetExcludeDispatchKeyGuard(AUTOGRAD, False):
+            found = self._plain(self.refer(everything[:-1], everything[-1]))
         outputs = [
             torch.empty_like(f, memory_format=torch.contiguous_format) for f in _listed(found)
         ]

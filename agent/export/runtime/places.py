@@ -86,7 +86,7 @@ def variants(custom: Custom) -> tuple[list[Variant], str]:
             reason = reason or "measured on another machine"
         elif row.machine != machine(kind):
             reason = reason or "measured on another machine; revalidate the library here"
-        elif not row.active:
+        elif not custom.dispatch.uses(row):
             reason = reason or f"its kernel is not used: {row.state}"
         else:
             try:

@@ -66,6 +66,8 @@ class Row:
     precision: str
     checked: str
     """Where the figure comes from: `campaign RUN` or `revalidated DATE`."""
+    beats_eager: bool = False
+    """Whether the kernel may run where it need be faster than eager alone."""
 
     @property
     def active(self) -> bool:
@@ -103,6 +105,8 @@ class Library:
     operators: tuple[Operator, ...]
     files: dict[str, str]
     """Every other file of the package and its SHA-256."""
+    prefix: str
+    """Of the environment's switches: the name that the user gave the library."""
 
 
 def seal(record: dict[str, Any]) -> str:
@@ -123,7 +127,9 @@ def read_library(folder: Path) -> Library:
     if told != _hash(record):
         raise LibraryError(f"{path} was changed after it was written: install it again")
     operators = tuple(map(_operator, record["operators"]))
-    return Library(record["package"], record["version"], operators, record["files"])
+    package = record["package"]
+    prefix = record.get("prefix", package)
+    return Library(package, record["version"], operators, record["files"], prefix)
 
 
 def checked_source(folder: Path, file: str, sha256: str) -> str:

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 
-from agent.export.runtime import records
-from agent.export.runtime.dispatch import switched_off
+from agent.export.runtime import records, switches
+from agent.export.runtime.dispatch import Dispatch
 from agent.export.runtime.machine import machine
 
 HEADER = ("operator", "shape", "machine", "eager", "best baseline", "precision", "here", "from")
 
 
-def table(library: records.Library) -> str:
+def table(library: records.Library, dispatches: Sequence[Dispatch]) -> str:
     """One line for each operator, signature and machine; `here` says what a call would use."""
     present = machines()
     lines = [HEADER]
-    for operator in library.operators:
-        for row in operator.rows:
-            off = switched_off(library.package, operator.name)
+    for dispatch in dispatches:
+        for row in dispatch.operator.rows:
             lines.append(
                 (
-                    operator.name,
+                    dispatch.operator.name,
                     row.shape,
                     row.machine,
                     ratio(row.speedup),
                     f"{ratio(row.against_best)} ({row.best_baseline})",
                     row.precision,
-                    used(row, present, off),
+                    used(row, present, dispatch),
                     row.checked,
                 )
             )
@@ -41,16 +41,19 @@ def table(library: records.Library) -> str:
     ]
     if unverified:
         rendered.append(f"unverified on this machine (the reference runs): {', '.join(unverified)}")
-    rendered.append(f"{library.package.upper()}_OFF={os.environ.get(_switch(library), '')}")
+    for name in (switches.off_name(library.prefix), switches.against_name(library.prefix)):
+        rendered.append(f"{name}={os.environ.get(name, '')}")
     return "\n".join(rendered)
 
 
-def used(row: records.Row, present: set[str], off: bool) -> str:
+def used(row: records.Row, present: set[str], dispatch: Dispatch) -> str:
     if row.machine not in present:
         return "reference: another machine"
-    if not row.active:
+    if not dispatch.uses(row):
         return f"reference: {row.state}"
-    return "reference: switched off" if off else "kernel"
+    if not dispatch.on:
+        return "reference: switched off"
+    return "kernel" if row.active else f"kernel: {row.state}"
 
 
 def machines() -> set[str]:
@@ -61,7 +64,3 @@ def machines() -> set[str]:
 def ratio(triple: tuple[float, float, float] | None) -> str:
     """`1.42x [1.40, 1.44]`."""
     return "-" if triple is None else "{:.2f}x [{:.2f}, {:.2f}]".format(*triple)
-
-
-def _switch(library: records.Library) -> str:
-    return f"{library.package.upper()}_OFF"

@@ -1,0 +1,60 @@
+"""What a user decides: whether an operator's kernels are used, and what they must be faster than.
+
+The environment says it when an operator is first used, `KernelLibrary.switch` at any time.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agent.export.runtime.records import LibraryError
+
+
+class Against(StrEnum):
+    """What a kernel must be faster than, to be used."""
+
+    BEST = "best"
+    """Every way to run the reference that was measured: eager, torch.compile, a CUDA graph."""
+    EAGER = "eager"
+    """The reference as it is: what runs instead where nothing is compiled."""
+
+
+@dataclass(frozen=True)
+class Switches:
+    """Of one operator."""
+
+    on: bool = True
+    against: Against = Against.BEST
+
+
+DEFAULT = Switches()
+
+
+def from_environment(prefix: str, name: str) -> Switches:
+    """`PREFIX_OFF=softmax,matmul` or `=all`, and `PREFIX_AGAINST=eager`, as they are now.
+
+    Raises LibraryError for a word that is neither `eager` nor `best`.
+    """
+    off = {word.strip() for word in os.environ.get(off_name(prefix), "").split(",")}
+    variable = against_name(prefix)
+    word = os.environ.get(variable, "").strip()
+    return Switches(not {"all", name} & off, against(word, variable) if word else Against.BEST)
+
+
+def against(word: str, setting: str) -> Against:
+    """Raises LibraryError that names the setting."""
+    try:
+        return Against(word)
+    except ValueError:
+        expected = " or ".join(repr(a.value) for a in Against)
+        raise LibraryError(f"{setting} is {word!r}; expected {expected}") from None
+
+
+def off_name(prefix: str) -> str:
+    return f"{prefix.upper()}_OFF"
+
+
+def against_name(prefix: str) -> str:
+    return f"{prefix.upper()}_AGAINST"
