@@ -195,13 +195,10 @@ def load_optimize(
     if values.get("model") is not None and models and isinstance(models, list | tuple):
         values |= _chosen(str(values["model"]), models, origin)
     config = validate(OptimizeConfig, values, origin, named)
-    # Of this call only: a file may hold what the models need that are typed beside it.
     for key in CAPS:
+        # Of this call only: a file may hold a cap for the models that are typed beside it.
         if key in given and not config.asked:
             raise ConfigError(f"{named[key]} is for models at an endpoint; expected --model NAME")
-    for key in ("strategy", "language"):
-        if key in given and not config.asked and config.local is None:
-            raise ConfigError(f"{named[key]} is for models; expected --model NAME, or without it")
     return config
 
 

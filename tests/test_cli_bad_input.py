@@ -117,6 +117,8 @@ def test_problems_that_cannot_be_scored_are_named_each_and_code_2(folder):
         (("--max-requests", "-4"), "--max-requests is -4; expected at least 0"),
         (("--max-usd", "-1"), "--max-usd is -1; expected at least 0"),
         (("--max-usd", "5"), "--max-usd is for models at an endpoint; expected --model NAME"),
+        (("--strategy", "fsr"), "--strategy is for models; expected --model NAME, or without it"),
+        (("--language", "cuda"), "--language is for models; expected --model NAME, or without it"),
         (("--engine", "loca"), "--engine is 'loca'; expected 'ray' or 'local'"),
         (("--device", "tpu"), "--device is 'tpu'; expected 'auto', 'cpu' or 'cuda'"),
         (("--learn",), "--learn needs weights of its own; expected --model local:FOLDER"),

@@ -92,6 +92,9 @@ def optimize(
         max_seconds=max_seconds,
         device=device,
     )
+    for option, given in {"--strategy": strategy, "--language": language}.items():
+        if given is not None and not settings.asked and settings.local is None:
+            raise ConfigError(f"{option} is for models; expected --model NAME, or without it")
     if settings.asked and export_requests is None and not import_replies:
         _agree(settings, name, yes)
     result = warpsmith.optimize(

@@ -85,8 +85,6 @@ def test_a_file_that_is_no_text_is_one_line(tmp_path):
         ({"max_candidate": 3}, "optimize: unknown key 'max_candidate'; did you mean 'max_cand"),
         ({"strategy": {"kind": "fsr", "depth": 0}}, "strategy: fsr: expected depth >= 1"),
         ({"max_usd": 5.0}, "max_usd is for models at an endpoint; expected --model NAME"),
-        ({"strategy": "fsr"}, "strategy is for models; expected --model NAME"),
-        ({"language": "cuda"}, "language is for models; expected --model NAME"),
         ({"language": "torch", "model": "m"}, "language is 'torch', which holds no kernel"),
     ],
 )
