@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -199,7 +198,7 @@ class Races:
                 return ready.popleft()
             if wrap in COMPILED:
                 return self.compiling.start(self.task, self.config, self.signature, wrap)
-            return self._called(wrap)
+            return self._called(wrap, self._spare())
 
         if number in self.references and not self.references[number].worker.living:
             self._drop(number)  # it died while it waited
@@ -208,11 +207,11 @@ class Races:
         self.references[number], found = self.stand.start_both(partial(self._called, None), rival)
         return found
 
-    def _called(self, wrap: str | None) -> Subject:
-        """A worker of the reference, in a fresh process or one that is spare; on a GPU its first
+    def _called(self, wrap: str | None, spare: Subject | None = None) -> Subject:
+        """A worker of the reference, in a process that is spare or a fresh one; on a GPU its first
         call loads code for a tenth of a second.
         """
-        subject = self._process()
+        subject = spare or self.stand.start_reference(self.task, self.config)
         ended = on_failure(partial(self.stand.retire, subject))
         with ended, self.stand.quiet.beside(subject.worker):
             self.stand.open_reference(subject, Opening(wrap=wrap, known=self.signature))
@@ -220,15 +219,14 @@ class Races:
                 subject.request("call", COMPILE_TIMEOUT_S, seed=0)
         return subject
 
-    def _process(self) -> Subject:
-        """With the task loaded; a spare one, where one lives."""
+    def _spare(self) -> Subject | None:
+        """One that lives; for rivals alone, so that no two threads ask."""
         while self.spare:
-            with contextlib.suppress(IndexError):  # the other side took it
-                subject = self.spare.popleft()
-                if subject.worker.living:
-                    return subject
-                self.stand.retire(subject)
-        return self.stand.start_reference(self.task, self.config)
+            subject = self.spare.popleft()
+            if subject.worker.living:
+                return subject
+            self.stand.retire(subject)
+        return None
 
 
 def _lives(vacate: Callable[[], None]) -> bool:
