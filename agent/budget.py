@@ -34,6 +34,9 @@ class CampaignConfig:
     """By default 4, or twice the lanes where that is more."""
     confirm: bool = True
     """Measure each winner afresh after it was selected."""
+    search_figures: bool = False
+    """Where nothing is confirmed, measure as in a search all the same: quick figures that rank, and
+    that rewards are made of."""
     allocation: Allocation | None = None
     """How tasks share the candidates and when one is done; by default evenly, and never early."""
 

@@ -104,14 +104,16 @@ class _Campaign:
         self.learner, self.began_s = learner, began_s
         self.heart = Heart(journal, engine.lanes, on_pulse)
         places = engine.lanes * engine.depth
-        self.schedule = Schedule(places, thinkers=PROPOSERS_AT_ONCE, apart=apart)
-        self.thinkers = LanePool("propose", [NoLane] * PROPOSERS_AT_ONCE)
+        self.tasks_at_once = config.tasks_at_once or max(TASKS_AT_ONCE, 2 * engine.lanes)
+        # What samples on the lanes' own device does so for all tasks at once.
+        thinkers = max(PROPOSERS_AT_ONCE, self.tasks_at_once if apart else 0)
+        self.schedule = Schedule(places, thinkers=thinkers, apart=apart)
+        self.thinkers = LanePool("propose", [NoLane] * thinkers)
         self.running: dict[Future[Any], Job] = {}
         self.waiting = deque(run for run in runs if run.proposers)
         self.waves = Waves(journal, config)
         for run in self.waiting:
             run.budget += self.waves.granted(run.task.id)
-        self.tasks_at_once = config.tasks_at_once or max(TASKS_AT_ONCE, 2 * engine.lanes)
         self.searching = True
         self.stopped: str | None = None
         self.failure: WarpsmithError | None = None

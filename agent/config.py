@@ -101,6 +101,7 @@ class OptimizeConfig:
     max_seconds: float | None = None
     tasks_at_once: int | None = None
     confirm: bool = True
+    search_figures: bool = False
     evaluation: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:

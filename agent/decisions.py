@@ -86,12 +86,12 @@ def next_round(records: Sequence[Recorded]) -> int:
 
 def bar(records: Sequence[Recorded], round: int, config: CampaignConfig) -> float | None:
     """What a candidate of this round has to beat: the best of earlier rounds, or eager itself. None
-    for a whole measurement, where no confirmation will follow.
+    for a whole measurement, where no confirmation will follow and none is to be spared.
     """
     best = best_of([r for r in records if r.round < round])
     if best is not None and not refuted(best):
         return lower_bound(best)
-    return 1.0 if config.confirm else None
+    return 1.0 if config.confirm or config.search_figures else None
 
 
 def _spent(run: TaskRun, records: Sequence[Recorded], config: CampaignConfig) -> bool:

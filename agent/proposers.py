@@ -30,15 +30,14 @@ def open_proposers(
     """Of the journal's run; `facts` describes the device, unless the run has such facts already,
     `files` take the place of the models' endpoints, and `local` is the model that needs none.
     """
+    journal.record_facts(facts)  # also without a model: what it finds may be another's lesson
     with _remembering(journal, config.memory):
         if local is not None:
-            journal.record_facts(facts)
             yield [model_proposer(config, local, journal.facts(), journal.memory())]
             return
         if not config.asked:
             yield [FeatureProposer(config.seed, config.features)]
             return
-        journal.record_facts(facts)
         with open_books(journal.folder, config) as books, open_model(config, books, files) as model:
             yield [model_proposer(config, model, journal.facts(), journal.memory())]
 

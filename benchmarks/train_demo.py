@@ -1,5 +1,6 @@
 """Proof of the loop by the command line alone: data, SFT, self-supervised, RL, judged after each.
 
+Data are kernels of the feature proposer: of some tasks measured, of all as made (rl/made.py).
 Every step is a `warpsmith` command that goes on where it stopped, and a step that has ended is not
 run again: call this as often as it takes, each call for about `--piece-s` seconds. Steps that could
 go on for ever have a time of their own. It sets no target and hides no figure: report.json and the
@@ -44,6 +45,10 @@ SHORTEST_S = 30.0
 STAGES = ("sft", "self", "rl")
 ARMS = {"features": "search", "random": "random"}
 """How the feature proposer chooses what the policy is compared with."""
+SEARCHED = 32
+"""Training tasks of which kernels are measured."""
+QUICK = {"confirm": False, "search_figures": True}
+SEARCH = {"proposals_per_round": 3, "max_candidates_per_task": 6} | QUICK
 REPORT = "report.json"
 
 
@@ -60,7 +65,7 @@ def main() -> None:
     parser.add_argument("--config", default="small", help="preset of configs/train, or a file")
     parser.add_argument("--to", type=Path, required=True, help="folder for data and checkpoints")
     parser.add_argument("--piece-s", type=float, default=480.0, help="seconds of this call")
-    parser.add_argument("--search-s", type=float, default=300.0, help="for kernels to learn from")
+    parser.add_argument("--search-s", type=float, default=180.0, help="for kernels to learn from")
     parser.add_argument("--self-s", type=float, default=150.0, help="of a self-supervised round")
     parser.add_argument("--rl-s", type=float, default=360.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -72,6 +77,8 @@ def main() -> None:
     for arm, order in ARMS.items():
         campaign = one_kernel(load_train(str(config)).campaign, order)
         (given.to / f"{arm}.yaml").write_text(yaml.safe_dump(campaign))
+    searched = read_yaml(load_train(str(config)).campaign, "optimize")[1] | SEARCH
+    (given.to / "search.yaml").write_text(yaml.safe_dump(searched))
     seconds: dict[str, float] = {}
     for place in range(len(steps(given, config))):
         # Anew each time: the newest checkpoint is known only once RL has ended.
@@ -111,7 +118,9 @@ def steps(given: argparse.Namespace, config: Path) -> list[Step]:
     ends = {"sft": first, "self": second / f"round-{settings.self_supervised.rounds - 1}"}
     ends["rl"] = newest if versions(learner) else ends["self"]
     self_supervised = ["train", "self", "--start", str(first), "--to", str(second)]
-    search = ["optimize", *settings.tasks, "--config", settings.campaign]
+    searched = tasks_of(settings, SPLITS[:1], SEARCHED)
+    search = ["optimize", *searched, "--config", str(to / "search.yaml")]
+    made = [word for spec in settings.tasks for word in ("--made", spec)]
     stages = {
         "sft": Step("sft", ["train", "sft", "--data", str(data), "--to", str(first), *common]),
         "self": Step(
@@ -127,12 +136,12 @@ def steps(given: argparse.Namespace, config: Path) -> list[Step]:
     }
     found = [
         Step("search", [*search, "--name", f"{run}-features"], given.search_s),
-        Step("data", ["data", "examples", f"{run}-features", "--to", str(data), *common]),
+        Step("data", ["data", "examples", f"{run}-features", "--to", str(data), *made, *common]),
     ]
     for stage in STAGES:
         judge = ["train", "judge", "--policy", str(ends[stage]), "--name", f"{run}-after-{stage}"]
         found += [stages[stage], Step(f"judge-{stage}", [*judge, *common], 240.0)]
-    tasks = tasks_of(settings, SPLITS[1:])
+    tasks = tasks_of(settings, SPLITS[1:], settings.held_out.judged)
     for arm in ARMS:
         options = ["--config", str(to / f"{arm}.yaml"), "--name", f"{run}-arm-{arm}"]
         found.append(Step(f"arm-{arm}", ["optimize", *tasks, *options], 240.0))
@@ -141,7 +150,7 @@ def steps(given: argparse.Namespace, config: Path) -> list[Step]:
 
 def one_kernel(campaign: str, order: str) -> dict[str, object]:
     """The campaign with one kernel of the feature proposer's a task."""
-    one = {"proposals_per_round": 1, "max_candidates_per_task": 1, "confirm": False}
+    one = {"proposals_per_round": 1, "max_candidates_per_task": 1} | QUICK
     return read_yaml(campaign, "optimize")[1] | one | {"features": order}
 
 

@@ -18,6 +18,7 @@ from rl.local import LocalModel
 from rl.policy import load_policy
 from sandbox.doctor import resolve_device
 from sandbox.errors import ConfigError
+from sandbox.types import digest
 
 
 def learning(config: OptimizeConfig, train: TrainConfig) -> OptimizeConfig:
@@ -42,21 +43,23 @@ def learning(config: OptimizeConfig, train: TrainConfig) -> OptimizeConfig:
 def sampling(
     preset: str, train: TrainConfig, policy: Path, max_seconds: float | None = None
 ) -> OptimizeConfig:
-    """A campaign that only samples: one prompt a task, nothing learned, nothing confirmed."""
+    """A campaign that only samples: one prompt a task, nothing learned, nothing timed."""
     count = train.self_supervised.samples_per_task
-    return load_optimize(
+    config = load_optimize(
         train.campaign,
-        tasks=training_tasks(train),
+        tasks=tasks_of(train, (TRAIN,), train.self_supervised.tasks),
         model=f"{LOCAL}{policy}",
         train=preset,
         strategy="best-of-n",
         proposals_per_round=count,
         max_candidates_per_task=count,
         confirm=False,
+        search_figures=True,
         device=train.device,
         max_seconds=max_seconds,
         seed=train.seed,
     )
+    return replace(config, evaluation=replace(config.evaluation, verify_only=True))
 
 
 def reinforcing(
@@ -67,7 +70,7 @@ def reinforcing(
     candidates = None if rl.updates is None else rl.updates * rl.group * rl.turns
     return load_optimize(
         train.campaign,
-        tasks=training_tasks(train),
+        tasks=tasks_of(train, (TRAIN,), rl.tasks),
         model=f"{LOCAL}{policy}",
         learn=True,
         train=preset,
@@ -93,7 +96,7 @@ def judging(
         raise ConfigError(f"no split is named {unknown[0]!r}; expected {', '.join(SPLITS)}")
     return load_optimize(
         train.campaign,
-        tasks=tasks_of(train, splits or SPLITS[1:]),
+        tasks=tasks_of(train, splits or SPLITS[1:], train.held_out.judged),
         model=f"{LOCAL}{policy}",
         train=preset,
         greedy=True,
@@ -101,26 +104,35 @@ def judging(
         proposals_per_round=1,
         max_candidates_per_task=1,
         confirm=False,
+        search_figures=True,
         device=train.device,
         max_seconds=max_seconds,
         seed=train.seed,
     )
 
 
-def training_tasks(train: TrainConfig) -> tuple[str, ...]:
-    return tasks_of(train, (TRAIN,))
-
-
-def tasks_of(train: TrainConfig, splits: Collection[str]) -> tuple[str, ...]:
-    """The config's tasks of these splits: a spec whole where it may be, else task by task."""
+def tasks_of(
+    train: TrainConfig, splits: Collection[str], count: int | None = None
+) -> tuple[str, ...]:
+    """The config's tasks of these splits, or so many of them, the same each time: a spec whole
+    where it may be, else task by task.
+    """
     device = resolve_device(train.device)
-    specs: list[str] = []
-    for spec in train.tasks:
-        tasks = load_tasks(spec, device)
-        kept = [t for t in tasks if train.held_out.split(t.id, family_of(t)) in splits]
-        specs += [spec] if len(kept) == len(tasks) else [task.id for task in kept]
-    if not specs:
+    held_out = train.held_out
+    loaded = {spec: load_tasks(spec, device) for spec in train.tasks}
+    kept = [
+        t.id
+        for tasks in loaded.values()
+        for t in tasks
+        if held_out.split(t.id, family_of(t)) in splits
+    ]
+    if not kept:
         raise ConfigError(f"no task is {' or '.join(splits)}; name more tasks, or change held_out")
+    chosen = set(sorted(kept, key=digest)[:count])
+    specs: list[str] = []
+    for spec, tasks in loaded.items():
+        own = [task.id for task in tasks if task.id in chosen]
+        specs += [spec] if len(own) == len(tasks) else own
     return tuple(specs)
 
 

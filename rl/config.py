@@ -83,6 +83,8 @@ class SelfConfig:
     """Self-supervised rounds: sample, keep what passes, fine-tune. No negative signal."""
 
     rounds: int = 2
+    tasks: int | None = None
+    """To sample on, drawn from those to train on; by default all of them."""
     samples_per_task: int = 16
     epochs: float = 2.0
     learning_rate: float = 3e-4
@@ -95,6 +97,8 @@ class GrpoConfig:
 
     group: int = 8
     """G: replies to one prompt."""
+    tasks: int | None = None
+    """Of a run, drawn from those to train on; by default all of them, each in every update."""
     updates: int | None = None
     """Of each task in one run of `train rl`, at most: what is sampled again counts too. By default
     as many as the campaign's candidates."""
@@ -143,6 +147,8 @@ class HeldOut:
 
     families: float = 0.1
     tasks: float = 0.1
+    judged: int | None = None
+    """How many of them a policy is judged on, drawn by hashes; by default all."""
 
     def split(self, task_id: str, family: str) -> Split:
         if _share(f"family {family}") < self.families:

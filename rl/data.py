@@ -10,6 +10,7 @@ that more data never moves a task. Tasks too like an evaluation suite's are left
 from __future__ import annotations
 
 import ast
+import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,9 +23,9 @@ from agent.journal import Journal
 from agent.prompts.message import Message
 from agent.prompts.render import Scene, fenced, render_contrast, render_propose, render_repair
 from agent.strategies.contrastive import Contrastive, buckets, draw
-from agent.strategies.lineage import log_speedup, writable
+from agent.strategies.lineage import writable
 from agent.strategies.types import REPAIR
-from agent.types import Attempt
+from agent.types import Attempt, Proposal
 from kernelbench.similarity import Known
 from kernelbench.suite import load_tasks
 from rewards.terms import SECTIONS
@@ -33,7 +34,7 @@ from rl.plain import plain
 from sandbox.doctor import resolve_device
 from sandbox.errors import ConfigError
 from sandbox.records import from_record
-from sandbox.types import EvalConfig, Task, digest
+from sandbox.types import EvalConfig, Language, Task, digest
 
 TRAIN = "train"
 
@@ -45,9 +46,10 @@ class Example:
     kind: str
     messages: list[Message]
     reply: str
-    speedup: float
-    """Lower bound against eager, as measured in the run."""
+    speedup: float | None
+    """Lower bound against eager, as measured in the run; None where nothing was timed."""
     run: str
+    """That verified it; empty for a kernel taken as made (rl/made.py)."""
 
 
 def examples_of(
@@ -56,23 +58,20 @@ def examples_of(
     """Every verified kernel of a run, in each kind it can serve, but those on tasks too like the
     evaluated ones.
     """
-    facts, config = journal.facts(), journal.config() or {}
-    policy = from_record(EvalConfig, config["evaluation"]) if "evaluation" in config else None
     for task in journal.tasks():
         if evaluated is not None and evaluated.too_alike(task.source) is not None:
             continue
-        history = journal.attempts(task.id)
-        measured = journal.measured(task.id)
-        passed = [a for a in history if log_speedup(a) is not None and writable(a)]
+        history, told = journal.attempts(task.id), scene_of(journal, task)
+        passed = [a for a in history if a.evaluation.passed and writable(a)]
         for attempt in passed:
-            scene = Scene(task, attempt.proposal.candidate.language, facts, measured, policy)
+            scene = replace(told, language=attempt.proposal.candidate.language)
             for kind, messages in _prompts(scene, attempt, history, passed, seed):
                 yield Example(
                     task.id,
                     family_of(task),
                     kind,
                     messages,
-                    reply_of(attempt, kind),
+                    reply_of(attempt.proposal, kind),
                     _speed(attempt),
                     journal.folder.name,
                 )
@@ -87,7 +86,8 @@ def _prompts(
         parents = [a for a in history if a.proposal.candidate.id in proposal.parents]
         for parent in parents[:1]:
             yield "repair", render_repair(scene, parent.proposal.candidate, parent.evaluation)
-    slower = [a for a in passed if _speed(a) < _speed(attempt)]
+    speed = _speed(attempt)
+    slower = [a for a in passed if speed is not None and (_speed(a) or math.inf) < speed]
     strategy = Contrastive()
     found = buckets(slower, strategy.bucket_width)
     if found:
@@ -97,11 +97,10 @@ def _prompts(
         yield "contrast", render_contrast(scene, shown)
 
 
-def reply_of(attempt: Attempt, kind: str) -> str:
+def reply_of(proposal: Proposal, kind: str) -> str:
     """What the policy is to write: the reply as it was given, or one around a kernel that no model
     wrote, whose reasons are the features it was made of.
     """
-    proposal = attempt.proposal
     if proposal.reply is not None and (kind != "contrast" or SECTIONS[-1] in proposal.reply):
         return proposal.reply
     code = fenced(plain(proposal.candidate.source), "python")
@@ -132,26 +131,42 @@ def family_of(task: Task) -> str:
 
 
 def dataset_of(
-    runs: Iterable[Path], config: TrainConfig, per_task: int | None, against: Sequence[str] = ()
+    runs: Iterable[Path],
+    config: TrainConfig,
+    per_task: int | None,
+    against: Sequence[str] = (),
+    made: Iterable[Example] = (),
 ) -> DatasetDict:
-    """Of the verified kernels of these runs' folders, less tasks too like those of the suites in
-    `against`; raises ConfigError where none is left.
+    """Of the verified kernels of these runs' folders, and of others that were `made`, less tasks
+    too like those of the suites in `against`; raises ConfigError where none is left.
     """
-    device = resolve_device(config.device)
-    suites = [task for spec in against for task in load_tasks(spec, device)]
-    known = Known.of([(task.id, task.source) for task in suites])
-    found: list[Example] = []
+    known = known_of(against, resolve_device(config.device))
+    found = list(made)
     for run in runs:
         with Journal(run, read_only=True) as journal:
             found += examples_of(journal, config.seed, known)
     return build_dataset(found, config.held_out, per_task)
 
 
+def known_of(suites: Sequence[str], device: str) -> Known:
+    """The references of these suites, to compare others with."""
+    tasks = [task for spec in suites for task in load_tasks(spec, device)]
+    return Known.of([(task.id, task.source) for task in tasks])
+
+
+def scene_of(journal: Journal, task: Task) -> Scene:
+    """What a campaign's prompts say beside their own task: machine, precision, measurements."""
+    config = journal.config() or {}
+    policy = from_record(EvalConfig, config["evaluation"]) if "evaluation" in config else None
+    measured = journal.measured(task.id)
+    return Scene(task, Language.CUDA, journal.facts(), measured, policy)
+
+
 def build_dataset(
     examples: Iterable[Example], held_out: HeldOut, per_task: int | None = None
 ) -> DatasetDict:
     """Fastest first, distinct, split; raises ConfigError where nothing is left to train on."""
-    best = sorted(examples, key=lambda e: -e.speedup)
+    best = sorted(examples, key=lambda e: -(e.speedup or 0.0))
     seen: set[str] = set()
     kept: dict[str, list[Example]] = {TRAIN: [], "held_out_task": [], "held_out_family": []}
     count: dict[tuple[str, str], int] = {}
@@ -198,6 +213,6 @@ def _plainly(attempt: Attempt) -> Attempt:
     return replace(attempt, proposal=replace(attempt.proposal, candidate=plainer))
 
 
-def _speed(attempt: Attempt) -> float:
+def _speed(attempt: Attempt) -> float | None:
     speedup = attempt.evaluation.speedup
-    return 0.0 if speedup is None else speedup.low
+    return None if speedup is None else speedup.low

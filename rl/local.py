@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.model import ModelError, Reply, answered
 from agent.prompts.message import Message
 from rl.config import SamplingConfig
-from rl.policy import Policy
+from rl.policy import Policy, Sample
 from sandbox.types import digest
+
+GATHER_S = 0.05
+"""In which somebody else asks, where a campaign asks for all its tasks at once."""
 
 
 class TokenStore:
@@ -46,8 +53,19 @@ class TokenStore:
         return self._tokens.get(digest([version, prompt, reply]))
 
 
+@dataclass(eq=False)
+class _Asked:
+    """One request; its answer is None in every place where there was no room for one."""
+
+    prompts: Sequence[Sequence[Message]]
+    draw: str
+    answer: Future[list[Reply | None]] = field(default_factory=Future)
+
+
 class LocalModel:
-    """One sampling at a time; equal prompts, draws, seeds and weights give equal replies."""
+    """One sampling at a time, for all who ask meanwhile. Equal prompts, draws, seeds and weights
+    give equal replies, as far as a batch's sums do not depend on what else is in it.
+    """
 
     def __init__(
         self,
@@ -59,6 +77,7 @@ class LocalModel:
         self.policy, self.sampling, self.seed = policy, sampling, seed
         self.tokens = tokens or TokenStore()
         self._busy = threading.Lock()
+        self._waiting: deque[_Asked] = deque()
 
     @property
     def name(self) -> str:
@@ -71,34 +90,56 @@ class LocalModel:
         self, prompts: Sequence[Sequence[Message]], draw: str = ""
     ) -> list[Reply | None]:
         """None where a prompt is as long as the context; ModelError where all are."""
+        mine = _Asked(prompts, draw)
+        self._waiting.append(mine)
         with self._busy:
-            policy = self.policy
-            version = policy.version
-            ids = [policy.prompt_ids(messages) for messages in prompts]
-            seed = int(digest([self.seed, version, draw]), 16) % (1 << 63)
-            samples = policy.sample(ids, self.sampling, seed)
-            if prompts and not any(samples):
-                longest = max(map(len, ids))
-                raise ModelError(
-                    f"{policy.name}: a prompt of {longest} tokens leaves no room in a context of "
-                    f"{policy.context}"
-                )
-            replies: list[Reply | None] = []
-            for messages, sample in zip(prompts, samples, strict=True):
-                if sample is None:
-                    replies.append(None)
-                    continue
-                prompt = json.dumps(list(messages), ensure_ascii=False)
-                self.tokens.put(version, prompt, sample.text, sample.ids)
-                replies.append(
-                    Reply(
-                        sample.text,
-                        prompt_tokens=sample.prompt_tokens,
-                        completion_tokens=len(sample.ids),
-                        finish_reason="stop" if sample.finished else "length",
-                        seconds=sample.seconds,
-                        model=f"{policy.name}@{version}",
-                        policy_version=version,
-                    )
-                )
-            return replies
+            if not mine.answer.done():
+                self._answer(self._gathered())
+        replies = mine.answer.result()
+        if prompts and not any(replies):
+            context = self.policy.context
+            raise ModelError(f"{self.name}: no prompt leaves room in a context of {context} tokens")
+        return replies
+
+    def _gathered(self) -> list[_Asked]:
+        """All that wait, once nobody else comes: a batch takes no longer than a reply."""
+        seen = 0
+        while len(self._waiting) > seen:
+            seen = len(self._waiting)
+            time.sleep(GATHER_S)
+        return [self._waiting.popleft() for _ in range(seen)]
+
+    def _answer(self, asked: Sequence[_Asked]) -> None:
+        policy = self.policy
+        rows = [(each, place) for each in asked for place in range(len(each.prompts))]
+        ids = [policy.prompt_ids(each.prompts[place]) for each, place in rows]
+        seeds = [
+            int(digest([self.seed, policy.version, each.draw, place]), 16) % (1 << 63)
+            for each, place in rows
+        ]
+        try:
+            samples = iter(policy.sample(ids, self.sampling, seeds))
+            for each in asked:
+                replies = [self._reply(messages, next(samples)) for messages in each.prompts]
+                each.answer.set_result(replies)
+        except Exception as error:
+            for each in asked:
+                if not each.answer.done():
+                    each.answer.set_exception(error)
+            raise
+
+    def _reply(self, messages: Sequence[Message], sample: Sample | None) -> Reply | None:
+        if sample is None:
+            return None
+        version = self.policy.version
+        prompt = json.dumps(list(messages), ensure_ascii=False)
+        self.tokens.put(version, prompt, sample.text, sample.ids)
+        return Reply(
+            sample.text,
+            prompt_tokens=sample.prompt_tokens,
+            completion_tokens=len(sample.ids),
+            finish_reason="stop" if sample.finished else "length",
+            seconds=sample.seconds,
+            model=f"{self.policy.name}@{version}",
+            policy_version=version,
+        )

@@ -20,7 +20,11 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
     PreTrainedTokenizerFast,
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
 )
 
 from agent.prompts.message import Message
@@ -72,25 +76,28 @@ class Policy:
         return [*ids, self.tokenizer.eos_token_id]
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seed: int
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
     ) -> list[Sample | None]:
-        """One reply to each prompt; None where the prompt leaves no room for one."""
+        """One reply to each prompt, drawn by a seed of its own, whatever it is sampled beside; None
+        where the prompt leaves no room for one.
+        """
         room = [i for i, p in enumerate(prompts) if len(p) + 1 < self.context]
         samples: list[Sample | None] = [None] * len(prompts)
         self.model.eval()
-        devices = [self.model.device] if self.model.device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(devices):
-            torch.manual_seed(seed)
+        with torch.no_grad():
             # Of like length together, so that little is padding.
             order = sorted(room, key=lambda i: len(prompts[i]))
             for first in range(0, len(order), sampling.batch):
                 chosen = order[first : first + sampling.batch]
-                found = self._batch([prompts[i] for i in chosen], sampling)
+                own = [seeds[i] for i in chosen]
+                found = self._batch([prompts[i] for i in chosen], sampling, own)
                 for i, sample in zip(chosen, found, strict=True):
                     samples[i] = sample
         return samples
 
-    def _batch(self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig) -> list[Sample]:
+    def _batch(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
+    ) -> list[Sample]:
         began_s = time.monotonic()
         width = max(map(len, prompts))
         pad, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
@@ -101,7 +108,13 @@ class Policy:
             input_ids=ids.to(self.model.device),
             attention_mask=mask.to(self.model.device),
             max_new_tokens=min(sampling.max_new_tokens, self.context - width),
-            **_drawn(sampling),
+            # What a checkpoint's own defaults add is no part of the policy that is trained.
+            do_sample=False,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=50,
+            repetition_penalty=1.0,
+            logits_processor=_drawn(sampling, seeds, self.model.device),
             pad_token_id=pad,
             eos_token_id=end,
         )
@@ -153,16 +166,32 @@ def load_policy(source: str | Path, name: str = "", device: str = "cpu", dtype: 
     return Policy(name, model.to(device), tokenizer, int(record.get("version", 0)))
 
 
-def _drawn(sampling: SamplingConfig) -> dict[str, Any]:
-    """How `generate` chooses tokens."""
+def _drawn(
+    sampling: SamplingConfig, seeds: Sequence[int], device: torch.device
+) -> LogitsProcessorList:
+    """How the likeliest token becomes a drawn one."""
     if sampling.greedy:
-        return {"do_sample": False}
-    return {
-        "do_sample": True,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": 0,
-    }
+        return LogitsProcessorList()
+    found = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
+    if sampling.top_p < 1:
+        found.append(TopPLogitsWarper(sampling.top_p))
+    return LogitsProcessorList([*found, Noise(seeds, device)])
+
+
+class Noise(LogitsProcessor):  # type: ignore[misc]
+    """Gumbel noise on logits, from each row's own seed: the likeliest token with it is a draw from
+    their softmax (Gumbel-max), and the same one in every batch.
+    """
+
+    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
+        self._dice = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """On (rows, vocabulary) logits; `input_ids` are not looked at."""
+        noise = torch.empty_like(scores, dtype=torch.float32)
+        for row, dice in zip(noise, self._dice, strict=True):
+            row.exponential_(generator=dice)
+        return scores.float() - noise.log()
 
 
 def _weights(source: str | Path, dtype: Any) -> Any:

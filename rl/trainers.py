@@ -21,6 +21,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import torch
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
+from transformers.utils import is_torch_tf32_available
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from rl.anchor import Anchor
@@ -180,6 +181,7 @@ def common(
         "learning_rate": learning_rate,
         "use_cpu": cpu,
         "bf16": not cpu and config.dtype == "bfloat16",
+        "tf32": True if not cpu and is_torch_tf32_available() else None,
         "gradient_checkpointing": config.gradient_checkpointing,
         "seed": config.seed,
         "report_to": [],

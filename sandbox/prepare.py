@@ -140,7 +140,9 @@ class Preparer:
             subject, pools = self._pools(task, config, started, randomise=True)
         except WorkerFailed as failed:
             raise reference_failed(task, failed) from failed
-        if known or stays(task, pools[0].signature):
+        if config.verify_only:
+            self.stand.retire(subject)  # nobody is raced against it
+        elif known or stays(task, pools[0].signature):
             self.warm.keep(task, config, subject, rested=True)
         else:
             subject.close()  # The null experiment and baselines need the room.

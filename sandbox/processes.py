@@ -98,7 +98,12 @@ def freeze_tree(pgid: int, *, blocked: bool = False) -> None:
     _signal(pgid, signal.SIGSTOP)
     still = "TtD" if blocked else "Tt"
     if not _settle(lambda: all(process.state in still for process in _family(pgid))):
-        raise SandboxFault(f"process group {pgid} did not stop within {SETTLE_S} s: driver hung?")
+        awake = [process for process in _family(pgid) if process.state not in still]
+        where = [f"{p.pid} is {p.state} in {_read(f'/proc/{p.pid}/wchan') or '?'}" for p in awake]
+        raise SandboxFault(
+            f"process group {pgid} did not stop within {SETTLE_S} s: driver hung? "
+            + ", ".join(where)
+        )
 
 
 def thaw_tree(pgid: int) -> None:

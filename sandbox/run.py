@@ -94,7 +94,8 @@ class Run(Workers):
             self.loaded.worker.thaw()
             self.stand.allow(self.loaded, preparation.first)
             self.check(self.loaded, Path(self.kept.name))
-            if self.loaded is not None and self.sound() and self.unmasked():
+            right = self.loaded is not None and self.sound() and self.unmasked()
+            if right and not self.config.verify_only:
                 self.time()
                 if self.promising():
                     self.profile()

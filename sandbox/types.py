@@ -195,6 +195,8 @@ class EvalConfig:
     """Measured beside eager: compile, max_autotune, cuda_graph."""
     profile_searches: bool = False
     """Profile whatever is right, not only what may be promoted: a reward by coverage needs it."""
+    verify_only: bool = False
+    """Time nothing: what passes has no figure, and can be no winner. For learning what is right."""
 
     def __post_init__(self) -> None:
         if self.min_pairs < 2 or self.max_pairs < self.min_pairs:
@@ -220,7 +222,8 @@ class EvalConfig:
     @property
     def id(self) -> str:
         """Of what makes figures; a profile comes after them."""
-        return digest({k: v for k, v in self.__dict__.items() if k != "profile_searches"})
+        left_out = {"profile_searches"} if self.verify_only else {"profile_searches", "verify_only"}
+        return digest({k: v for k, v in self.__dict__.items() if k not in left_out})
 
 
 @dataclass(frozen=True)

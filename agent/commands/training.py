@@ -68,6 +68,13 @@ def make_examples(
         list[str] | None,
         typer.Option(help="Suites whose tasks, and those like them, are left out."),
     ] = None,
+    made: Annotated[
+        list[str] | None,
+        typer.Option(help="Suites for which the feature proposer's kernels are taken unjudged."),
+    ] = None,
+    made_per_task: Annotated[
+        int, typer.Option(help="So many kernels of each.", callback=bounded(Least(1)))
+    ] = 2,
 ) -> None:
     """Training data from journals: verified kernels, repairs and contrasts, split and distinct."""
     from agent.runs import find_run
@@ -75,8 +82,11 @@ def make_examples(
 
     settings = open_training(config)
     from rl.data import dataset_of, save_dataset
+    from rl.made import made_examples
 
-    dataset = dataset_of([find_run(run) for run in runs], settings, per_task, against or ())
+    folders = [find_run(run) for run in runs]
+    kernels = made_examples(made, folders[0], made_per_task, against or ()) if made else ()
+    dataset = dataset_of(folders, settings, per_task, against or (), kernels)
     save_dataset(dataset, to)
     say(f"{name}: {len(rows)} examples" for name, rows in dataset.items())
 

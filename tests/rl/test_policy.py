@@ -1,8 +1,10 @@
 """A policy from nothing: its tokenizer loses nothing, its samples repeat, its checkpoints load."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 pytest.importorskip("transformers", reason="needs the train extra")
 
@@ -46,7 +48,7 @@ def test_a_checkpoint_loads_as_it_was_saved(policy, tmp_path):
 
 def test_a_sample_says_whether_it_came_to_its_end(policy):
     short, long = policy.prompt_ids(PROMPT[1:]), policy.prompt_ids(PROMPT)
-    for sample in policy.sample([short, long], SAMPLING, seed=3):
+    for sample in policy.sample([short, long], SAMPLING, seeds=[3, 4]):
         assert sample is not None
         assert 0 < len(sample.ids) <= SAMPLING.max_new_tokens
         assert sample.finished == (sample.ids[-1] == policy.tokenizer.eos_token_id)
@@ -60,8 +62,49 @@ def test_equal_draws_give_equal_replies_and_others_differ(policy):
     assert {(r.model, r.policy_version) for r in first} == {("toy@0", 0)}
 
 
+def test_who_asks_at_once_is_answered_at_once_and_as_if_alone(policy, monkeypatch):
+    model, draws = LocalModel(policy, SAMPLING), [f"t {i}" for i in range(6)]
+    alone = [[r.text for r in model.complete(PROMPT, 2, draw)] for draw in draws]
+    batches: list[int] = []
+    sample = policy.sample
+
+    def counted(prompts, *rest):
+        batches.append(len(prompts))
+        return sample(prompts, *rest)
+
+    monkeypatch.setattr(policy, "sample", counted)
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(lambda draw: model.complete(PROMPT, 2, draw), draws))
+    assert [[r.text for r in replies] for replies in together] == alone
+    assert len(batches) < 6
+    assert sum(batches) == 12
+
+
+def test_a_sampling_that_fails_fails_for_all_who_asked(policy, monkeypatch):
+    model = LocalModel(policy, SAMPLING)
+
+    def broken(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(policy, "sample", broken)
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(model.complete, PROMPT, 1, str(i)) for i in range(3)]
+    assert [str(each.exception()) for each in asked] == ["out of memory"] * 3
+
+
+def test_draws_follow_the_probabilities(policy):
+    sampling = SamplingConfig(max_new_tokens=1, batch=500, temperature=0.7)
+    prompt = policy.prompt_ids(PROMPT[1:])
+    drawn = policy.sample([prompt] * 2000, sampling, range(2000))
+    logits = policy.model(input_ids=torch.tensor([prompt])).logits[0, -1] / 0.7
+    likeliest = logits.softmax(-1).topk(5)
+    for token, chance in zip(*map(torch.Tensor.tolist, likeliest[::-1]), strict=True):
+        share = sum(s.ids == [token] for s in drawn) / 2000
+        assert share == pytest.approx(chance, abs=5 * (chance / 2000) ** 0.5)
+
+
 def test_a_prompt_without_room_for_a_reply_is_refused(policy):
-    with pytest.raises(ModelError, match="leaves no room in a context of 64"):
+    with pytest.raises(ModelError, match="leaves room in a context of 64"):
         LocalModel(policy, SAMPLING).complete([Message(role="user", content="x" * 500)], 1)
 
 

@@ -52,6 +52,21 @@ def test_a_task_is_prepared_once_per_config(evaluator: LocalEvaluator) -> None:
     assert evaluator.prepare(task, replace(FAST, rounds=4)) is not evaluator.prepare(task, FAST)
 
 
+def test_verifying_only_times_nothing(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProcessPair, "round", None)  # none is run
+    task, config = task_of(SCALE.replace("3.0", "3.85")), replace(FAST, verify_only=True)
+    right = Candidate(task.id, Language.TORCH, forward("return y"))
+    wrong = Candidate(task.id, Language.TORCH, forward("return y * 1.5"))
+    passed, failed = (evaluator.evaluate(task, each, config) for each in (right, wrong))
+    assert (passed.status, failed.status) == (Status.PASSED, Status.WRONG_VALUE), passed.detail
+    assert passed.timing is None
+    assert not evaluator.prepare(task, config).null.log_ratios
+    # A figure is never taken for one of a protocol that took it.
+    assert passed.config_id != FAST.id == replace(config, verify_only=False).id
+
+
 def test_an_invalid_reference_is_remembered(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,88 @@
+"""Kernels of the feature proposer as training examples, taken as made.
+
+A host's cores make hundreds a second, where judging one takes a GPU half a second. What share of
+them is right is for campaigns to say; self-supervised rounds, which follow, keep what passes alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from agent.features.proposer import FeatureProposer
+from agent.journal import Journal
+from agent.prompts.render import Scene, render_propose
+from agent.types import Measured
+from kernelbench.suite import load_tasks
+from rl.data import Example, family_of, known_of, reply_of, scene_of
+from sandbox.errors import ConfigError
+from sandbox.graph import Arg, Ref, trace_all
+from sandbox.types import Task
+
+CHUNK = 8
+"""Tasks that a process is handed at once."""
+
+
+def made_examples(
+    specs: Sequence[str], like: Path, per_task: int, against: Sequence[str] = ()
+) -> Iterator[Example]:
+    """The proposer's first kernels for each of these tasks that it covers, asked for as on the
+    machine of the run in `like`; not for tasks too like those of the suites in `against`.
+    """
+    with Journal(like, read_only=True) as journal:
+        machine = next((scene_of(journal, task) for task in journal.tasks()), None)
+    if machine is None:
+        raise ConfigError(f"{like}: a run without tasks tells of no machine; name another first")
+    device = machine.task.device
+    known = known_of(against, device)
+    listed = [task for spec in specs for task in load_tasks(spec, device)]
+    tasks = [task for task in listed if known.too_alike(task.source) is None]
+    work = partial(_made, machine=machine, per_task=per_task)
+    processes = max(1, min(len(os.sched_getaffinity(0)), len(tasks) // CHUNK))
+    with ProcessPoolExecutor(processes, get_context("spawn"), _alone) as pool:
+        for found in pool.map(work, tasks, chunksize=CHUNK):
+            yield from found
+
+
+def _alone() -> None:
+    torch.set_num_threads(1)
+
+
+def _made(task: Task, machine: Scene, per_task: int) -> list[Example]:
+    proposals = FeatureProposer().propose(task, [], per_task)
+    if not proposals:
+        return []
+    # As a campaign would ask: what was measured of other tasks is not this one's.
+    measured = machine.measured or Measured()
+    measured = replace(measured, eager_ms=None, baselines_ms={}, floor_ms=_floor_ms(task, measured))
+    scene = replace(machine, task=task, language=proposals[0].candidate.language, measured=measured)
+    messages, family = render_propose(scene), family_of(task)
+    return [
+        Example(task.id, family, "propose", messages, reply_of(p, "propose"), None, "")
+        for p in proposals
+    ]
+
+
+def _floor_ms(task: Task, measured: Measured) -> float | None:
+    """What moving inputs and outputs once takes; no batch of calls fits a GPU's caches."""
+    if task.device == "cpu" or measured.copy_bytes_s is None:
+        return None
+    graph = trace_all(task)[0]
+    known = {node.name: node for node in graph.nodes}
+    names = [node.name for node in graph.nodes if node.op == "input"] + _refs(graph.result)
+    metas = [known[name].meta for name in names]
+    moved = sum(meta.numel * getattr(torch, meta.dtype).itemsize for meta in metas)
+    return float(moved / measured.copy_bytes_s * 1e3)
+
+
+def _refs(result: Arg) -> list[str]:
+    if isinstance(result, tuple):
+        return [name for each in result for name in _refs(each)]
+    return [result.node] if isinstance(result, Ref) else []

@@ -1,0 +1,73 @@
+"""Kernels taken as made: what the feature proposer writes, asked for as the campaign would."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("datasets", reason="needs the train extra")
+
+from agent.config import OptimizeConfig
+from agent.features.proposer import FeatureProposer
+from agent.journal import Journal
+from agent.model import ScriptedModel
+from agent.model_proposer import ModelProposer
+from agent.replies import extract
+from agent.strategies.best_of_n import BestOfN
+from agent.types import Measured, Turn
+from kernelbench.suite import load_tasks
+from rl.config import HeldOut
+from rl.data import build_dataset, load_examples, save_dataset
+from rl.made import made_examples
+from rl.plain import plain
+from sandbox.errors import ConfigError
+from sandbox.types import EvalConfig
+
+FACTS = {"GPU": "one"}
+MACHINE = Measured(copy_bytes_s=4e12, launch_s=2e-6, cache_bytes=50 << 20)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Of another task, on a GPU whose figures it knows."""
+    (tmp_path / "run").mkdir()
+    with Journal(tmp_path / "run") as journal:
+        journal.record_config(OptimizeConfig())
+        journal.record_facts(FACTS)
+        [task] = load_tasks("builtin/relu", "cuda")
+        journal.record_task(task)
+        other = Measured(1.5, {"compile": 1.0}, 0.75, 4e12, {}, 2e-6, 50 << 20)
+        journal.record_measured(task.id, other)
+    return tmp_path / "run"
+
+
+def test_a_kernel_taken_as_made_answers_the_prompt_of_a_campaign(run):
+    [task] = load_tasks("builtin/residual_add_layer_norm", "cuda")
+    found = list(made_examples([task.id], run, 2))
+    sources = [plain(p.candidate.source) for p in FeatureProposer().propose(task, [], 2)]
+    assert [extract(e.reply).source for e in found] == sources
+    # Two inputs and one result, at the bandwidth of the run's machine.
+    moved = 2 * 3 * 8192 * 4096
+    measured = Measured(None, {}, moved / 4e12 * 1e3, 4e12, {}, 2e-6, 50 << 20)
+    proposer = ModelProposer(ScriptedModel([]), FACTS, BestOfN(), policy=EvalConfig())
+    [ask] = proposer.asks(task, [], 1, Turn(0, measured))
+    assert [e.messages for e in found] == [ask.messages] * 2
+
+
+def test_kernels_taken_as_made_are_told_from_verified_ones_on_disk(run, tmp_path):
+    found = list(made_examples(["synthetic:rows:12"], run, 1))
+    assert len(found) == 12
+    save_dataset(build_dataset(found, HeldOut(0.0, 0.0)), tmp_path / "data")
+    kept = load_examples(tmp_path / "data")
+    assert {(e.run, e.speedup) for e in kept} == {("", None)}
+
+
+def test_kernels_of_tasks_like_an_evaluated_suite_are_not_made(run):
+    assert not list(made_examples(["builtin/softmax"], run, 1, ["builtin"]))
+
+
+def test_a_run_without_a_task_tells_of_no_machine(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with Journal(tmp_path / "empty"):
+        pass
+    with pytest.raises(ConfigError, match="tells of no machine"):
+        list(made_examples(["builtin/relu"], tmp_path / "empty", 1))
