@@ -112,7 +112,7 @@ class Baselines:
                     null = self._null(task, config)
                     if null is None:
                         with stage(NULL):
-                            null = self.null(races, spare="cuda_graph" in missing)
+                            null = self.null(races)
                     # Meanwhile the others' code is compiled.
                     for name in sorted(missing, key=COMPILED.__contains__):
                         if name == "compile":
@@ -135,10 +135,10 @@ class Baselines:
         """Of one task."""
         return Races(self.stand, self.compiling, task, config, signature, scheme, self.synchronize)
 
-    def null(self, races: Races, *, spare: bool) -> Null:
-        """The reference against itself, over fresh process pairs; `spare` as in `race`."""
+    def null(self, races: Races) -> Null:
+        """The reference against itself, over distinct process pairs."""
         try:
-            rounds = races.race(None, deque(), spare=spare)
+            rounds = races.race(None, deque())
         except WorkerFailed as failed:
             raise reference_failed(races.task, failed) from failed
         null = Null(tuple(pair.log_speedup for pair in summarise(rounds)))

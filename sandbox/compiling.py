@@ -38,6 +38,10 @@ class Compiling:
         self.kept = kept
         self.retire = retire
 
+    def reuse(self, subject: Subject) -> None:
+        """Have its process compile other tasks' models."""
+        self.stand.reuse(subject)
+
     def start(
         self, task: Task, config: EvalConfig, signature: Signature, wrap: str | None
     ) -> Subject:

@@ -118,9 +118,9 @@ class LocalEvaluator:
         self._turns = Turns()
         self._quiet = Quiet(freezes=device == "cpu" if freezes is None else freezes)
         self._builder = Builder(cache, quiet=self._quiet)
-        self._stand = Stand(self._zygote, self._quiet, self._ready(ready))
+        self._stand = Stand(self._zygote, self._quiet, self._ready(ready), self._used())
         self._compiling = Zygote(device, device_index, imports=INDUCTOR)
-        self._compilers = Stand(self._compiling, self._quiet)
+        self._compilers = Stand(self._compiling, self._quiet, used=self._used() // 2)
         self._preparer = Preparer(
             self._stand,
             self._compilers,
@@ -142,8 +142,12 @@ class LocalEvaluator:
         """Workers of each side that are kept waiting: on the CPU a fork is quick enough."""
         if asked is not None:
             return asked
+        return min(READY, self._used())
+
+    def _used(self) -> int:
+        """Workers that may wait once their task is over; nor are as many kept ready."""
         contexts = READY_SHARE * self._facts.memory_bytes / CONTEXT_BYTES
-        return 0 if self.device == "cpu" else min(READY, int(contexts / 2))
+        return 0 if self.device == "cpu" else int(contexts / 2)
 
     @property
     def facts(self) -> DeviceFacts:
@@ -298,6 +302,8 @@ class LocalEvaluator:
         if self.device == "cuda":
             torch.cuda.empty_cache()
         self._stand.ready.close()
+        self._compilers.settle()
+        self._compilers.ready.close()
         self.cool()
         self._compiling.close()
         self._builder.close()

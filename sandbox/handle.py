@@ -118,9 +118,10 @@ class Worker:
 
     def furnish(self, folders: Sequence[tuple[Path, str]]) -> None:
         """Copy folders into its scratch folder, each with its place there, before it runs
-        anything.
+        anything; what it had before it has more of by now.
         """
-        furnish(self.scratch, folders, self._uid)
+        lacking = [folder for folder in folders if not (self.scratch / folder[1]).exists()]
+        furnish(self.scratch, lacking, self._uid)
 
     def greet(self) -> None:
         """Wait for the hello that says the walls are up."""

@@ -141,7 +141,7 @@ class Preparer:
         except WorkerFailed as failed:
             raise reference_failed(task, failed) from failed
         if config.verify_only:
-            self.stand.retire(subject)  # nobody is raced against it
+            self.stand.reuse(subject)  # nobody is raced against it
         elif known or stays(task, pools[0].signature):
             self.warm.keep(task, config, subject, rested=True)
         else:

@@ -70,8 +70,6 @@ class Races:
         self.synchronize = synchronize
         self.references: dict[int, Subject] = {}
         """By their pair; those of the race before serve the next."""
-        self.spare = deque[Subject]()
-        """Rivals of an earlier race, of which only the process is left."""
         self.small = signature.input_bytes + signature.output_bytes <= BESIDE_BYTES
         self.stays = stays(task, signature)
         self.room = free_bytes(task.device)
@@ -86,18 +84,15 @@ class Races:
         wrap: str | None,
         ready: deque[Subject],
         null: Null | None = None,
-        *,
-        spare: bool = False,
     ) -> list[RoundObservation]:
         """Rounds of `min_pairs` pairs of the reference and itself, wrapped as `wrap` says; with a
         `null` experiment a pair ends once its figure is settled.
 
-        `ready`: workers of the wrapped one, which are used up. `spare`: the rivals' processes are
-        of use afterwards.
+        `ready`: workers of the wrapped one, which are used up.
         """
         start = partial(self._start_pair, wrap, ready)
         rounds: list[RoundObservation] = []
-        spared = deque[Subject]()
+        emptied: list[Subject] = []
         with ThreadPoolExecutor(1, "pair") as pool:
             coming = deque([pool.submit(start, 0)])
             try:
@@ -117,8 +112,8 @@ class Races:
                             self._clear(number)
                         if number == 0 and wrap in COMPILED:
                             self.compiling.keep(rival)
-                    if spare and self._emptied(rival):
-                        spared.append(rival)
+                    if self.stays and _lives(rival.release) and not self._filled():
+                        emptied.append(rival)
                     else:
                         self.stand.retire(rival)
                     if not early and not last:
@@ -128,7 +123,8 @@ class Races:
                     if unused.exception() is None:
                         self.stand.retire(unused.result())
                 # Not before: pairs of one figure share no process.
-                self.spare += spared
+                for rival in emptied:
+                    self.compiling.reuse(rival) if wrap in COMPILED else self.stand.reuse(rival)
         if self.large:
             self.stand.settle()
         return rounds
@@ -137,11 +133,12 @@ class Races:
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        """End what is left."""
+        """End what is left, or let it serve other tasks."""
         for number in list(self.references):
-            self._drop(number)
-        for subject in self.spare:
-            self.stand.retire(subject)
+            if failure is None and self.stays:
+                self.stand.reuse(self.references.pop(number))
+            else:
+                self._drop(number)
         if failure is not None or self.large:
             self.stand.settle()
 
@@ -151,10 +148,6 @@ class Races:
         stays = self.few or (self.stays and _lives(reference.rest))
         if not stays or self._filled():
             self._drop(number)
-
-    def _emptied(self, rival: Subject) -> bool:
-        """Whether its process is of use to a later race; only that is left of it."""
-        return self.stays and _lives(rival.release) and not self._filled()
 
     def _filled(self) -> bool:
         return free_bytes(self.task.device) < FREE_SHARE * self.room
@@ -198,7 +191,7 @@ class Races:
                 return ready.popleft()
             if wrap in COMPILED:
                 return self.compiling.start(self.task, self.config, self.signature, wrap)
-            return self._called(wrap, self._spare())
+            return self._called(wrap)
 
         if number in self.references and not self.references[number].worker.living:
             self._drop(number)  # it died while it waited
@@ -207,26 +200,15 @@ class Races:
         self.references[number], found = self.stand.start_both(partial(self._called, None), rival)
         return found
 
-    def _called(self, wrap: str | None, spare: Subject | None = None) -> Subject:
-        """A worker of the reference, in a process that is spare or a fresh one; on a GPU its first
-        call loads code for a tenth of a second.
-        """
-        subject = spare or self.stand.start_reference(self.task, self.config)
+    def _called(self, wrap: str | None) -> Subject:
+        """A worker of the reference; on a GPU its first call loads code for a tenth of a second."""
+        subject = self.stand.start_reference(self.task, self.config)
         ended = on_failure(partial(self.stand.retire, subject))
         with ended, self.stand.quiet.beside(subject.worker):
             self.stand.open_reference(subject, Opening(wrap=wrap, known=self.signature))
             if self.small and self.task.device == "cuda":
                 subject.request("call", COMPILE_TIMEOUT_S, seed=0)
         return subject
-
-    def _spare(self) -> Subject | None:
-        """One that lives; for rivals alone, so that no two threads ask."""
-        while self.spare:
-            subject = self.spare.popleft()
-            if subject.worker.living:
-                return subject
-            self.stand.retire(subject)
-        return None
 
 
 def _lives(vacate: Callable[[], None]) -> bool:

@@ -1,7 +1,9 @@
 """Workers kept ready: forked, walled, their device set up, and waiting for something to load.
 
-They have run no code of a task or a candidate, so that each can serve either side, once. Where one
-is ready, a start costs what the load costs; the next one is made in the background.
+They have run no code of a task or a candidate, so that each can serve either side. Where one is
+ready, a start costs what the load costs; the next one is made in the background. A candidate's
+serves once. A reference's, whose code is the user's own, may come back when its task is over: for
+null experiments, baselines and searches, never for a figure of a candidate that is reported.
 """
 
 from __future__ import annotations
@@ -33,16 +35,37 @@ def side_of(role: str) -> str:
 class Ready:
     """Keeps up to `count` workers of each role that was asked for; safe for several threads."""
 
-    def __init__(self, zygote: Zygote, quiet: Quiet, count: int) -> None:
-        """`count` is bounded by the device's memory: a CUDA context takes about 0.5 GB."""
-        self._zygote, self._quiet, self._count = zygote, quiet, count
+    def __init__(self, zygote: Zygote, quiet: Quiet, count: int, used: int = 0) -> None:
+        """`count`, and `used` ones that may come back, are bounded by the device's memory: a CUDA
+        context takes about 0.5 GB.
+        """
+        self._zygote, self._quiet, self._count, self._most_used = zygote, quiet, count, used
         self._changed = threading.Condition()
         self._waiting: dict[str, deque[Worker]] = {}
+        self._used: deque[Worker] = deque()
+        """Of references, whose task is over."""
         self._makers: dict[str, ThreadPoolExecutor] = {}
         """By role, one thread each: the profiler takes four seconds to begin."""
         self._refilling: set[str] = set()
         self._making: set[Worker] = set()
         self._closed = False
+
+    def take_used(self) -> Worker | None:
+        """One that has served a reference before and lives."""
+        with self._changed:
+            return self._living(self._used)
+
+    def give_back(self, worker: Worker) -> bool:
+        """A reference's worker whose task is over; whether it is kept."""
+        with self._changed:
+            kept = not self._closed and len(self._used) < self._most_used
+            if kept:
+                self._used.append(worker)
+        return kept
+
+    @property
+    def keeps_used(self) -> bool:
+        return self._most_used > 0
 
     def take(self, role: str) -> Worker | None:
         """One that lives; None where none is ready. For one in which the profiler is about to begin
@@ -75,13 +98,15 @@ class Ready:
             worker.close()
         for maker in self._makers.values():
             maker.shutdown()
-        for waiting in self._waiting.values():
+        for waiting in (*self._waiting.values(), self._used):
             for worker in waiting:
                 worker.close()
             waiting.clear()
 
     def _pop(self, role: str) -> Worker | None:
-        waiting = self._waiting.setdefault(role, deque())
+        return self._living(self._waiting.setdefault(role, deque()))
+
+    def _living(self, waiting: deque[Worker]) -> Worker | None:
         while waiting:
             worker = waiting.popleft()
             if worker.living:

@@ -285,7 +285,7 @@ class Run(Workers):
             # Of two that fail the candidate is heard: it may have left the reference no memory.
             subject, (reference, signature) = self.stand.start_both(
                 lambda: self.started(opening.known),
-                lambda: self.stand.reference(task, config, opening),
+                lambda: self.stand.reference(task, config, opening, fresh=True),
             )
         try:
             with self.stage("start"), self.beside(subject, signature, self.plan.sets):

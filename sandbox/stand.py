@@ -17,7 +17,7 @@ import torch
 from sandbox import pages
 from sandbox.cleanup import on_failure
 from sandbox.gpu_state import GpuWatch, undisturbed
-from sandbox.handle import WorkerFailed
+from sandbox.handle import Worker, WorkerFailed
 from sandbox.observation import Failure, FailureKind
 from sandbox.quiet import Quiet
 from sandbox.ready import PROFILED, Ready, side_of
@@ -46,11 +46,13 @@ def _subject_of(started: object) -> Subject:
 class Stand:
     """Starts subjects for one device: the zygote, and how workers are set up on it."""
 
-    def __init__(self, zygote: Zygote, quiet: Quiet, ready: int = 0) -> None:
-        """`ready` workers of each side are kept waiting."""
+    def __init__(self, zygote: Zygote, quiet: Quiet, ready: int = 0, used: int = 0) -> None:
+        """`ready` workers of each side are kept waiting, and as many as `used` ones that served a
+        reference.
+        """
         self.zygote = zygote
         self.quiet = quiet
-        self.ready = Ready(zygote, quiet, ready)
+        self.ready = Ready(zygote, quiet, ready, used)
         self.gpu = GpuWatch(zygote.device_index) if zygote.device == "cuda" else None
         self._closer = ThreadPoolExecutor(1, "closer", initializer=self._use_device)
         self._lock = threading.Lock()
@@ -80,9 +82,29 @@ class Stand:
             self._closing.append(closing)
         return closing
 
+    def reuse(self, subject: Subject) -> Future[None]:
+        """Have a reference's process serve other tasks, or close it: in the background."""
+        with self._lock:
+            closing = self._closer.submit(self._leave, subject)
+            self._closing.append(closing)
+        return closing
+
     def _close(self, subject: Subject) -> None:
         with self.quiet.murmur():
             subject.close()
+
+    def _leave(self, subject: Subject) -> None:
+        with self.quiet.murmur():
+            if not (self._is_left(subject) and self.ready.give_back(subject.worker)):
+                subject.close()
+
+    def _is_left(self, subject: Subject) -> bool:
+        """Whether nothing is left of its task in the process."""
+        try:
+            return self.ready.keeps_used and subject.leave()
+        except WorkerFailed as failed:
+            logger.info("a worker serves no other task: %s", failed)
+            return False
 
     def settle(self) -> None:
         """Wait until every retired subject is gone; raises SandboxFault for one that survives."""
@@ -114,18 +136,33 @@ class Stand:
         config: EvalConfig,
         opening: Opening,
         preload: Sequence[tuple[Path, str]] = (),
+        *,
+        fresh: bool = False,
     ) -> tuple[Subject, Signature]:
-        """A fresh reference worker, its model open, and what it looks like; while others are timed
-        it may stand still.
+        """A reference worker, its model open, and what it looks like; while others are timed it may
+        stand still. `fresh` as for `start_reference`.
         """
-        subject = self.start_reference(task, config, preload)
+        subject = self.start_reference(task, config, preload, fresh=fresh)
         with on_failure(lambda: self.retire(subject)), self.quiet.beside(subject.worker):
             return subject, self.open_reference(subject, opening)
 
     def start_reference(
-        self, task: Task, config: EvalConfig, preload: Sequence[tuple[Path, str]] = ()
+        self,
+        task: Task,
+        config: EvalConfig,
+        preload: Sequence[tuple[Path, str]] = (),
+        *,
+        fresh: bool = False,
     ) -> Subject:
-        """A fresh reference worker with the task loaded: host work."""
+        """A reference worker with the task loaded: host work. Its process may have served another
+        task, unless it is to be `fresh`.
+        """
+        used = None if fresh else self.ready.take_used()
+        if used is not None:
+            try:
+                return self._subject("reference", task, config, task.source, preload, used=used)
+            except WorkerFailed as failed:  # what is there already, say, is registered once more
+                logger.info("a process does not serve another task: %s", failed)
         return self._subject("reference", task, config, task.source, preload)
 
     def open_reference(self, subject: Subject, opening: Opening) -> Signature:
@@ -207,9 +244,13 @@ class Stand:
         *,
         first: Signature | None = None,
         then_stop: bool = False,
+        used: Worker | None = None,
     ) -> Subject:
-        """A worker with the source loaded: host work, which may go on beside what is timed."""
-        worker, limit_bytes = self.ready.take(role), memory_limit(role, config, first)
+        """A worker with the source loaded: host work, which may go on beside what is timed. `used`:
+        the one to load it in.
+        """
+        limit_bytes = memory_limit(role, config, first)
+        worker = used or self.ready.take(role)
         armed = worker is not None
         if worker is not None:
             with on_failure(worker.close), self.quiet.noise():

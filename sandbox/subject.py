@@ -172,11 +172,17 @@ class Subject:
         """Drop the worker's model and arenas, keep the worker."""
         self._vacate("release")
 
-    def _vacate(self, op: str) -> None:
-        self.request(op, self.config.load_timeout_s)
+    def leave(self) -> bool:
+        """Drop the task as well; whether the process is as it was before and may serve another."""
+        return bool(self._vacate("leave").get("as_before"))
+
+    def _vacate(self, op: str) -> dict[str, Any]:
+        reply = self.request(op, self.config.load_timeout_s)
         self._mapped.clear()
         for name in list(self.arenas):
             self.detach(name)
+        self.worker.arena_bytes = 0
+        return reply
 
     def detach(self, name: str, *, unshared: bool = False) -> None:
         """Free an arena; `unshared`: no process of the worker's is left."""

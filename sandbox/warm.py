@@ -48,7 +48,7 @@ class WarmReferences:
             self._rest(subject)
         if len(self._warm) > KEPT_WARM:
             _, oldest = self._warm.popitem(last=False)
-            self.stand.retire(oldest)
+            self.stand.reuse(oldest)
 
     def take(self, task: Task, config: EvalConfig) -> Subject | None:
         """The task's worker, if there is one, which is the caller's from now on."""

@@ -46,12 +46,14 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def apply_precision(tf32: bool | None) -> None:
-    """TF32 for matmul and convolution; None leaves torch's defaults (KernelBench's policy)."""
-    if tf32 is None:
-        return
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
+def precision() -> tuple[bool, bool]:
+    """Whether matmul and convolution may use TF32."""
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+def apply_precision(matmul: bool, convolution: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = matmul
+    torch.backends.cudnn.allow_tf32 = convolution
 
 
 def construct(kind: Any, arguments: Sequence[Any], seed: int) -> torch.nn.Module:

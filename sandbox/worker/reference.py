@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sandbox import memory, trees
 from sandbox.trees import Layout
-from sandbox.worker import models
+from sandbox.worker import facts, models
 from sandbox.worker.session import Request, Session
 
 PIECE_ELEMENTS = 1 << 26
@@ -37,11 +38,22 @@ class ReferenceSession(Session):
         super().__init__(folder)
         self.replaced: dict[str, Any] = {}
         """Module constants as the task wrote them, where a shape has set others."""
+        self.settings: dict[str, str] = {}
+        """Torch's, before the task was loaded."""
 
     def do_load(self, request: Request, fds: list[int]) -> Request:
+        self.settings, self.replaced = facts.settings(), {}
         self.module = models.load_module(request["source"], "reference", self.folder)
         models.require(self.module, "Model", "get_inputs", "get_init_inputs")
         return {}
+
+    def do_leave(self, request: Request, fds: list[int]) -> Request:
+        """Drop the task with its model; whether it left torch as it was."""
+        self.module = self.init = None
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()
+        self.do_release(request, fds)
+        return {"as_before": facts.settings() == self.settings}
 
     def do_open(self, request: Request, fds: list[int]) -> Request:
         """Build the model at one shape with randomised state, and describe inputs, outputs and

@@ -65,9 +65,13 @@ class Session:
         """The tensors of one call's output, held while others are made."""
         self.spent: list[Any] = []
         """Tensors that were handed over and are still to be spoilt."""
+        self.usual: tuple[bool, bool] | None = None
+        """Torch's own precision policy, once it was changed."""
 
     def do_setup(self, request: Request, fds: list[int]) -> Request:
-        """Device, threads and precision policy; on a GPU the context is created here."""
+        """Device, threads and precision policy, torch's own where TF32 is None (KernelBench's); on
+        a GPU the context is created here.
+        """
         self.device = request["device"]
         self.dtype = getattr(torch, request["dtype"])
         torch.set_grad_enabled(False)
@@ -76,7 +80,11 @@ class Session:
             torch.zeros(1, device="cuda")
         else:
             torch.set_num_threads(request["threads"])
-        models.apply_precision(request["tf32"])
+        if request["tf32"] is not None:
+            self.usual = self.usual or models.precision()
+            models.apply_precision(request["tf32"], request["tf32"])
+        elif self.usual is not None:
+            models.apply_precision(*self.usual)
         self.synchronize()
         return {}
 

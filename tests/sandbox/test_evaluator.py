@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +29,9 @@ from sandbox.observation import Failure, FailureKind, RoundObservation
 from sandbox.pair import ProcessPair
 from sandbox.plan import Plan, plan
 from sandbox.prepare import LESS_SHARE
+from sandbox.processes import count_processes
 from sandbox.race import Races
+from sandbox.ready import Ready
 from sandbox.records import from_record, to_record
 from sandbox.stages import Stages
 from sandbox.subject import Signature, Subject
@@ -44,6 +46,35 @@ from tests.sandbox.conftest import (
     task_of,
     workers_alive,
 )
+
+Pids = list[tuple[int, int]]
+
+
+@pytest.fixture
+def as_on_a_gpu(evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ready]:
+    """Where references wait between races, and their processes for other tasks."""
+    ready = evaluator._stand.ready
+    monkeypatch.setattr("sandbox.race.stays", lambda *_: True)
+    monkeypatch.setattr("sandbox.prepare.stays", lambda *_: True)
+    monkeypatch.setattr(ready, "_most_used", 8)
+    yield ready
+    evaluator.cool()
+    while (worker := ready.take_used()) is not None:
+        worker.close()
+
+
+@pytest.fixture
+def paired(monkeypatch: pytest.MonkeyPatch) -> Pids:
+    """Processes of the reference and its rival, pair by pair."""
+    pids = Pids()
+    start = ProcessPair.start
+
+    def started(pair: ProcessPair, *more: Any) -> None:
+        pids.append((pair.reference.worker.pid, pair.candidate.worker.pid))
+        start(pair, *more)
+
+    monkeypatch.setattr(ProcessPair, "start", started)
+    return pids
 
 
 def test_a_task_is_prepared_once_per_config(evaluator: LocalEvaluator) -> None:
@@ -290,26 +321,24 @@ def test_a_baseline_asked_for_later_is_timed_beside_the_same_null_experiment(
 
 @pytest.mark.parametrize(("few", "killed"), [(True, False), (False, False), (False, True)])
 def test_races_share_their_processes_and_the_pairs_of_a_race_do_not(
-    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, few: bool, killed: bool
+    evaluator: LocalEvaluator, as_on_a_gpu: Ready, paired: Pids, few: bool, killed: bool
 ) -> None:
     task = task_of(SCALE.replace("1.0", "2.125"))
     prepared = evaluator.prepare(task, FAST)
-    paired = list[tuple[int, int]]()
-    start = ProcessPair.start
-
-    def started(pair: ProcessPair, *more: Any) -> None:
-        paired.append((pair.reference.worker.pid, pair.candidate.worker.pid))
-        start(pair, *more)
-
-    monkeypatch.setattr(ProcessPair, "start", started)
-    monkeypatch.setattr("sandbox.race.stays", lambda *_: True)  # as on a GPU
-    monkeypatch.setattr("sandbox.race.KEPT_SHARE", 0.2 if few else 0.0)
+    paired.clear()
     baselines = evaluator._preparer.baselines
-    with baselines.races(task, FAST, prepared.signature, prepared.plan) as races:
-        first = races.race(None, deque(), spare=True)
-        for subject in [*races.references.values(), *races.spare] if killed else ():
-            os.kill(subject.worker.pid, signal.SIGKILL)
-            while subject.worker.living:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        baselines.races(task, FAST, prepared.signature, prepared.plan) as races,
+    ):
+        patch.setattr("sandbox.race.KEPT_SHARE", 0.2 if few else 0.0)
+        first = races.race(None, deque())
+        evaluator._stand.settle()
+        used = [worker.pid for worker in as_on_a_gpu._used]
+        references = [reference.worker.pid for reference in races.references.values()]
+        for pid in [*references, *used] if killed else ():
+            os.kill(pid, signal.SIGKILL)
+            while count_processes(pid):
                 time.sleep(0.01)
         second = races.race(None, deque(), prepared.null)
     assert first
@@ -319,7 +348,57 @@ def test_races_share_their_processes_and_the_pairs_of_a_race_do_not(
     assert len(set(pids)) == (4 if killed else 2) * FAST.min_pairs
     assert len(set(pids[: 2 * FAST.min_pairs])) == 2 * FAST.min_pairs
     evaluator._stand.settle()
-    assert not set(pids) & set(workers_alive(evaluator))
+    used = {worker.pid for worker in as_on_a_gpu._used}
+    assert set(pids) & set(workers_alive(evaluator)) == used
+
+
+def test_a_process_whose_task_is_over_serves_the_next_but_no_reported_figure(
+    evaluator: LocalEvaluator, as_on_a_gpu: Ready, paired: Pids
+) -> None:
+    first, second = (task_of(SCALE.replace("1.0", f"2.{i}"), f"test/{i}") for i in (25, 75))
+    evaluator.prepare(first, FAST)
+    evaluator._stand.settle()
+    evaluator.prepare(second, FAST)
+    assert len(paired) == 2 * FAST.min_pairs
+    served = [{pid for pair in pairs for pid in pair} for pairs in (paired[:2], paired[2:])]
+    assert len(served[0]) == len(served[1]) == 2 * FAST.min_pairs
+    assert served[0] & served[1]
+    evaluator._stand.settle()
+    assert as_on_a_gpu._used
+    used = {worker.pid for worker in as_on_a_gpu._used}
+    paired.clear()
+    candidate = Candidate(second.id, Language.TORCH, renamed(second.source))
+    found = evaluator.evaluate(second, candidate, FAST)
+    assert found.status is Status.PASSED, found.detail
+    assert not used & {pid for pair in paired for pid in pair}
+
+
+@pytest.mark.parametrize(
+    "left_behind",
+    ["torch.set_default_dtype(torch.float64)", "torch.backends.cudnn.benchmark = True"],
+)
+def test_a_process_that_a_task_has_changed_serves_no_other(
+    evaluator: LocalEvaluator, as_on_a_gpu: Ready, left_behind: str
+) -> None:
+    sources = [
+        SCALE.replace("import torch\n", f"import torch\n{x}\n", 1) for x in ("", left_behind)
+    ]
+    subjects = [evaluator._stand.start_reference(task_of(source), FAST) for source in sources]
+    for subject in subjects:
+        evaluator._stand.reuse(subject).result()
+    assert [worker.pid for worker in as_on_a_gpu._used] == [subjects[0].worker.pid]
+
+
+def test_what_a_process_cannot_load_twice_is_loaded_in_a_fresh_one(
+    evaluator: LocalEvaluator, as_on_a_gpu: Ready
+) -> None:
+    once = "\nimport builtins\nassert not hasattr(builtins, 'loaded')\nbuiltins.loaded = True\n"
+    pids = []
+    for name in ("test/one", "test/other"):
+        subject = evaluator._stand.start_reference(task_of(SCALE + once, name), FAST)
+        pids.append(subject.worker.pid)
+        evaluator._stand.reuse(subject).result()
+    assert len(set(pids)) == 2
 
 
 @pytest.mark.parametrize("failures", [1, 2])
