@@ -34,7 +34,7 @@ from agent.runs import find_run  # noqa: E402
 from kernelbench.metrics import bootstrap  # noqa: E402
 from rl.campaign import tasks_of  # noqa: E402
 from rl.config import SPLITS, load_train  # noqa: E402
-from rl.data import family_of  # noqa: E402
+from rl.data import family_of, load_examples  # noqa: E402
 from rl.grpo import FOLDER, versions  # noqa: E402
 from rl.judging import judged  # noqa: E402
 from sandbox.records import to_record  # noqa: E402
@@ -45,10 +45,10 @@ SHORTEST_S = 30.0
 STAGES = ("sft", "self", "rl")
 ARMS = {"features": "search", "random": "random"}
 """How the feature proposer chooses what the policy is compared with."""
-SEARCHED = 32
+SEARCHED = 24
 """Training tasks of which kernels are measured."""
 QUICK = {"confirm": False, "search_figures": True}
-SEARCH = {"proposals_per_round": 3, "max_candidates_per_task": 6} | QUICK
+SEARCH = {"proposals_per_round": 4, "max_candidates_per_task": 4} | QUICK
 REPORT = "report.json"
 
 
@@ -173,7 +173,11 @@ def report(to: Path, config: Path, seconds: Mapping[str, float]) -> None:
         curve = [json.loads(detail) for detail in journal.events(LEARN)]
     gain = against(firsts["rl"], firsts["sft"])
     beside = {arm: against(firsts["rl"], firsts[arm]) for arm in ARMS}
+    kernels = load_examples(to / "data")
+    examples = {"verified": sum(bool(e.run) for e in kernels)}
+    examples["as made"] = len(kernels) - examples["verified"]
     record = {
+        "examples": examples,
         "config": to_record(settings),
         "stages": {stage: [to_record(j) for j in table] for stage, table in tables.items()},
         "rl_against_sft": gain,
@@ -183,6 +187,7 @@ def report(to: Path, config: Path, seconds: Mapping[str, float]) -> None:
     }
     (to / REPORT).write_text(json.dumps(record, indent=1))
     print(f"proof of the loop: {settings.name}, seed {settings.seed}, one greedy reply a task")
+    print("examples of sft: " + ", ".join(f"{count} {kind}" for kind, count in examples.items()))
     for stage, table in tables.items():
         for row in table:
             print(f"{stage:9} {row}")

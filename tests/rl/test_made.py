@@ -11,6 +11,7 @@ from agent.features.proposer import FeatureProposer
 from agent.journal import Journal
 from agent.model import ScriptedModel
 from agent.model_proposer import ModelProposer
+from agent.proposers import open_proposers
 from agent.replies import extract
 from agent.strategies.best_of_n import BestOfN
 from agent.types import Measured, Turn
@@ -23,16 +24,15 @@ from sandbox.errors import ConfigError
 from sandbox.types import EvalConfig
 
 FACTS = {"GPU": "one"}
-MACHINE = Measured(copy_bytes_s=4e12, launch_s=2e-6, cache_bytes=50 << 20)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Of another task, on a GPU whose figures it knows."""
+    """Of another task, without a model, on a GPU whose figures it knows."""
     (tmp_path / "run").mkdir()
-    with Journal(tmp_path / "run") as journal:
-        journal.record_config(OptimizeConfig())
-        journal.record_facts(FACTS)
+    config = OptimizeConfig()
+    with Journal(tmp_path / "run") as journal, open_proposers(journal, config, FACTS):
+        journal.record_config(config)
         [task] = load_tasks("builtin/relu", "cuda")
         journal.record_task(task)
         other = Measured(1.5, {"compile": 1.0}, 0.75, 4e12, {}, 2e-6, 50 << 20)
