@@ -40,6 +40,8 @@ class TaskReport:
     stage: Stage
     tried: int = 0
     """Distinct candidates with an evaluation."""
+    passed: int = 0
+    """Of those, timed or not."""
     budget: int = 0
     rounds: int = 0
     best: Attempt | None = None
@@ -101,6 +103,8 @@ class TaskReport:
         if self.stage is Stage.INVALID:
             return "invalid reference"
         if self.best is None:
+            if self.passed:
+                return f"{self.passed} correct, not timed"
             return "none correct" if self.tried else "not tried"
         if not promising(self.best.evaluation):
             return "no win"
@@ -143,6 +147,7 @@ def report(
         task_id,
         stage,
         tried=len(done),
+        passed=sum(e.passed for e in done),
         budget=budget,
         rounds=1 + max((r.round for r in records), default=-1),
         best=None if best is None else best.attempt,

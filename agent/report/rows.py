@@ -53,6 +53,8 @@ def state_of(known: TaskReport) -> State:
         return State.WIN if kind in (None, Kind.KERNEL) else State.APART
     if not known.stage.final:
         return State.RUNNING
+    if known.best is None and known.passed:  # none of them was timed
+        return State.EVEN
     if known.best is None:
         untried = not known.tried and known.stage is not Stage.UNSUPPORTED
         return State.UNTRIED if untried else State.FAILED

@@ -17,6 +17,8 @@ from agent.progress import (
     report_record,
     show_result,
 )
+from agent.report.page import State
+from agent.report.rows import state_of
 from agent.scripted import scripted_evaluation
 from sandbox.types import EvalConfig, Status
 from tests.agent.scripts import candidate, local_engine, make_task, proposer, script
@@ -54,6 +56,16 @@ def test_the_table_shows_every_task_with_intervals_and_verdict(tmp_path, termina
         assert words in text
     assert "test/none: unsupported: scripted: the script has no line" in text
     assert "3 candidates, 1 wins" in text
+
+
+def test_what_passed_untimed_is_called_correct(tmp_path):
+    config = CampaignConfig(EvalConfig(verify_only=True), confirm=False, search_figures=True)
+    engine, task = local_engine(), make_task("win")
+    with Journal(tmp_path) as journal:
+        result = run_campaign([task], [proposer(SOURCES)], engine, journal, config)
+    engine.close()
+    [row] = result.tasks
+    assert (row.verdict, state_of(row)) == ("2 correct, not timed", State.EVEN)
 
 
 def test_without_a_terminal_each_round_is_one_line(tmp_path):

@@ -69,3 +69,4 @@ def test_a_candidate_has_to_beat_the_best_of_earlier_rounds():
     assert bar([SLOW, FAST], 2, CONFIRMING) == pytest.approx(1.96, abs=0.01)
     assert bar([SLOW, FAST], 0, CONFIRMING) == 1.0
     assert bar([], 0, CampaignConfig(confirm=False)) is None
+    assert bar([], 0, CampaignConfig(confirm=False, search_figures=True)) == 1.0
