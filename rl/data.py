@@ -141,11 +141,11 @@ def dataset_of(
     too like those of the suites in `against`; raises ConfigError where none is left.
     """
     known = known_of(against, resolve_device(config.device))
-    found = list(made)
+    found: list[Example] = []
     for run in runs:
         with Journal(run, read_only=True) as journal:
             found += examples_of(journal, config.seed, known)
-    return build_dataset(found, config.held_out, per_task)
+    return build_dataset([*found, *made], config.held_out, per_task)
 
 
 def known_of(suites: Sequence[str], device: str) -> Known:

@@ -112,12 +112,12 @@ class LocalModel:
     def _answer(self, asked: Sequence[_Asked]) -> None:
         policy = self.policy
         rows = [(each, place) for each in asked for place in range(len(each.prompts))]
-        ids = [policy.prompt_ids(each.prompts[place]) for each, place in rows]
-        seeds = [
-            int(digest([self.seed, policy.version, each.draw, place]), 16) % (1 << 63)
-            for each, place in rows
-        ]
         try:
+            ids = [policy.prompt_ids(each.prompts[place]) for each, place in rows]
+            seeds = [
+                int(digest([self.seed, policy.version, each.draw, place]), 16) % (1 << 63)
+                for each, place in rows
+            ]
             samples = iter(policy.sample(ids, self.sampling, seeds))
             for each in asked:
                 replies = [self._reply(messages, next(samples)) for messages in each.prompts]

@@ -6,6 +6,7 @@ know what a kernel is, and `rl.trainers` alone knows how weights are changed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -84,19 +85,29 @@ class Policy:
         room = [i for i, p in enumerate(prompts) if len(p) + 1 < self.context]
         samples: list[Sample | None] = [None] * len(prompts)
         self.model.eval()
+
+        def limit(i: int) -> int:
+            return min(sampling.max_new_tokens, self.context - len(prompts[i]))
+
         with torch.no_grad():
-            # Of like length together, so that little is padding.
-            order = sorted(room, key=lambda i: len(prompts[i]))
-            for first in range(0, len(order), sampling.batch):
-                chosen = order[first : first + sampling.batch]
-                own = [seeds[i] for i in chosen]
-                found = self._batch([prompts[i] for i in chosen], sampling, own)
-                for i, sample in zip(chosen, found, strict=True):
-                    samples[i] = sample
+            # Of like length together, so that little is padding; who may write less, apart.
+            order = sorted(room, key=lambda i: (limit(i), len(prompts[i])))
+            for most, group in itertools.groupby(order, limit):
+                alike = list(group)
+                for first in range(0, len(alike), sampling.batch):
+                    chosen = alike[first : first + sampling.batch]
+                    own = [seeds[i] for i in chosen]
+                    found = self._batch([prompts[i] for i in chosen], sampling, own, most)
+                    for i, sample in zip(chosen, found, strict=True):
+                        samples[i] = sample
         return samples
 
     def _batch(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        seeds: Sequence[int],
+        most: int,
     ) -> list[Sample]:
         began_s = time.monotonic()
         width = max(map(len, prompts))
@@ -107,7 +118,7 @@ class Policy:
         out = self.model.generate(
             input_ids=ids.to(self.model.device),
             attention_mask=mask.to(self.model.device),
-            max_new_tokens=min(sampling.max_new_tokens, self.context - width),
+            max_new_tokens=most,
             # What a checkpoint's own defaults add is no part of the policy that is trained.
             do_sample=False,
             temperature=1.0,

@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -286,6 +286,7 @@ class LocalEvaluator:
                 if cases:
                     self._forget_cases()
                 self._preparer.warm.rest()
+                self._preparer.end_used()
             torch.cuda.empty_cache()
         except (SandboxFault, DeviceError, OSError, RuntimeError) as error:
             logger.warning("no room could be made: %s", error)  # the next attempt says what is
@@ -302,7 +303,8 @@ class LocalEvaluator:
         if self.device == "cuda":
             torch.cuda.empty_cache()
         self._stand.ready.close()
-        self._compilers.settle()
+        with suppress(SandboxFault):
+            self._compilers.settle()
         self._compilers.ready.close()
         self.cool()
         self._compiling.close()
@@ -356,7 +358,9 @@ class LocalEvaluator:
         """What is kept, or prepared now; the device is held."""
         found = self._prepared.get(key)
         if found is None:
-            timed, crowded = self._preparer.is_timed(task, config), False
+            # With nothing to be timed, that all is known says nothing of the task.
+            timed = not config.verify_only and self._preparer.is_timed(task, config)
+            crowded = False
             try:
                 found = self._preparer.prepare(task, config, started)
             except InvalidReference as error:
@@ -385,9 +389,12 @@ class LocalEvaluator:
                 return self._preparation(key, task, config, started)
         except WorkerFailed as failed:
             error = reference_failed(task, failed)
-            if isinstance(error, NoRoom):  # it had room when it was timed
+            passing = failed.failure.kind in (FailureKind.TIMEOUT, FailureKind.DIED)
+            if config.verify_only and key not in self._admitted:
+                passing = False  # nothing is known of it
+            elif isinstance(error, NoRoom):  # it had room when it was timed
                 raise Shortage(str(error)) from None
-            if failed.failure.kind in (FailureKind.TIMEOUT, FailureKind.DIED):
+            if passing:
                 raise SandboxFault(str(error)) from None
             raise error from failed
         finally:

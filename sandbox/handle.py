@@ -117,11 +117,10 @@ class Worker:
             log.limit(log_bytes)
 
     def furnish(self, folders: Sequence[tuple[Path, str]]) -> None:
-        """Copy folders into its scratch folder, each with its place there, before it runs
-        anything; what it had before it has more of by now.
+        """Copy folders into its scratch folder, each with its place there, before it runs what
+        they are for; files that it has stay as they are.
         """
-        lacking = [folder for folder in folders if not (self.scratch / folder[1]).exists()]
-        furnish(self.scratch, lacking, self._uid)
+        furnish(self.scratch, folders, self._uid)
 
     def greet(self) -> None:
         """Wait for the hello that says the walls are up."""
@@ -269,10 +268,15 @@ def furnish(scratch: Path, folders: Sequence[tuple[Path, str]], uid: int | None)
             symlinks=True,
             dirs_exist_ok=True,
             ignore=shutil.ignore_patterns(TEMPORARY),
+            copy_function=_copy_new,
         )
         if uid is not None:
             for path in [scratch / name, *(scratch / name).rglob("*")]:
                 os.chown(path, uid, uid, follow_symlinks=False)
+
+
+def _copy_new(source: str, target: str) -> str:
+    return target if os.path.lexists(target) else str(shutil.copy2(source, target))
 
 
 def remove_tree(folder: Path) -> None:

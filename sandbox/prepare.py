@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -125,11 +126,17 @@ class Preparer:
             started = None
             self.forget()
             self.warm.cool()
+            self.end_used()
             self.stand.settle()
             if task.device == "cuda":
                 torch.cuda.empty_cache()
             logger.info("once more with the room of everything else: %s", refused)
         raise refused
+
+    def end_used(self) -> None:
+        """End processes that wait for another task, of references and of baselines."""
+        self.stand.ready.end_used()
+        self.baselines.compiling.stand.ready.end_used()
 
     def _prepare(
         self, task: Task, config: EvalConfig, started: Subject | None, share: float
@@ -140,8 +147,10 @@ class Preparer:
             subject, pools = self._pools(task, config, started, randomise=True)
         except WorkerFailed as failed:
             raise reference_failed(task, failed) from failed
-        if config.verify_only:
-            self.stand.reuse(subject)  # nobody is raced against it
+        if config.verify_only:  # nobody is raced against it
+            with contextlib.suppress(WorkerFailed):
+                subject.release()
+            self.stand.reuse(subject)
         elif known or stays(task, pools[0].signature):
             self.warm.keep(task, config, subject, rested=True)
         else:
@@ -226,6 +235,7 @@ class Preparer:
             return room
         self.forget()
         self.warm.rest()
+        self.end_used()
         self.stand.settle()
         if task.device == "cuda":
             torch.cuda.empty_cache()

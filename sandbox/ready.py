@@ -63,6 +63,11 @@ class Ready:
                 self._used.append(worker)
         return kept
 
+    def end_used(self) -> None:
+        """End those that have served, for the memory they hold."""
+        while (worker := self.take_used()) is not None:
+            worker.close()
+
     @property
     def keeps_used(self) -> bool:
         return self._most_used > 0

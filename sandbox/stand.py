@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from sandbox import pages
+from sandbox import cores, pages, processes
 from sandbox.cleanup import on_failure
 from sandbox.gpu_state import GpuWatch, undisturbed
 from sandbox.handle import Worker, WorkerFailed
@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 REFERENCE_SHARE = 0.5
 """Of the host's memory, for a reference's worker: its code is the user's own."""
+USED_CPU_S = 600.0
+"""Of processor time, after which a process serves no other task: one may take an hour in all
+(sandbox/spawn.py)."""
 STATE_TIMES = 2
 """Parameters that a candidate may hold on the host, converted ones beside the first."""
 
@@ -95,16 +98,27 @@ class Stand:
 
     def _leave(self, subject: Subject) -> None:
         with self.quiet.murmur():
-            if not (self._is_left(subject) and self.ready.give_back(subject.worker)):
-                subject.close()
+            kept = False
+            try:
+                kept = self._is_left(subject) and self.ready.give_back(subject.worker)
+            finally:
+                if not kept:
+                    subject.close()
 
     def _is_left(self, subject: Subject) -> bool:
-        """Whether nothing is left of its task in the process."""
-        try:
-            return self.ready.keeps_used and subject.leave()
-        except WorkerFailed as failed:
-            logger.info("a worker serves no other task: %s", failed)
+        """Whether nothing is left of its task in the process, which has time left."""
+        pid, spent_s = subject.worker.pid, processes.cpu_seconds(subject.worker.pid)
+        if not self.ready.keeps_used or spent_s is None or spent_s > USED_CPU_S:
             return False
+        try:
+            if self.zygote.launching_core is not None:  # it was placed there to be timed
+                processes.confine(pid, cores.common_cores())
+            left = subject.leave()
+        except (WorkerFailed, OSError) as failed:
+            left = [str(failed)]
+        if left:
+            logger.info("a worker serves no other task: %s", ", ".join(left[:3]))
+        return not left
 
     def settle(self) -> None:
         """Wait until every retired subject is gone; raises SandboxFault for one that survives."""

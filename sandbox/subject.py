@@ -172,9 +172,9 @@ class Subject:
         """Drop the worker's model and arenas, keep the worker."""
         self._vacate("release")
 
-    def leave(self) -> bool:
-        """Drop the task as well; whether the process is as it was before and may serve another."""
-        return bool(self._vacate("leave").get("as_before"))
+    def leave(self) -> list[str]:
+        """Drop the task as well; what is left of it in the process, which is then for no other."""
+        return list(self._vacate("leave")["left"])
 
     def _vacate(self, op: str) -> dict[str, Any]:
         reply = self.request(op, self.config.load_timeout_s)

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
 
 import torch
@@ -20,6 +21,12 @@ from sandbox.trees import Layout
 from sandbox.worker import facts, models
 from sandbox.worker.session import Request, Session
 
+NAME = "reference"
+"""Of the task's module."""
+DYNAMO_CHANGES = ("Module.__init__", "Module.__setstate__")
+"""The first torch.compile of a process counts the modules that are made from then on."""
+LEFT_BYTES = 64 << 20
+"""Of a GPU's memory, that a process may hold for torch while it waits for another task."""
 PIECE_ELEMENTS = 1 << 26
 FILLS = 8
 FILLS_S = 0.1
@@ -38,22 +45,32 @@ class ReferenceSession(Session):
         super().__init__(folder)
         self.replaced: dict[str, Any] = {}
         """Module constants as the task wrote them, where a shape has set others."""
-        self.settings: dict[str, str] = {}
-        """Torch's, before the task was loaded."""
+        self.before: dict[str, str] = {}
+        """Torch's settings and functions, before the task was loaded."""
 
     def do_load(self, request: Request, fds: list[int]) -> Request:
-        self.settings, self.replaced = facts.settings(), {}
-        self.module = models.load_module(request["source"], "reference", self.folder)
+        self.before, self.replaced = facts.settings() | functions(), {}
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        self.module = models.load_module(request["source"], NAME, self.folder)
         models.require(self.module, "Model", "get_inputs", "get_init_inputs")
         return {}
 
     def do_leave(self, request: Request, fds: list[int]) -> Request:
-        """Drop the task with its model; whether it left torch as it was."""
+        """Drop the task with its model, and say what of it is left: changes of torch, memory."""
         self.module = self.init = None
+        sys.modules.pop(NAME, None)
         if "torch._dynamo" in sys.modules:
             torch._dynamo.reset()
+        if self.device == "cuda":
+            torch._C._cuda_clearCublasWorkspaces()
         self.do_release(request, fds)
-        return {"as_before": facts.settings() == self.settings}
+        now = facts.settings() | functions()
+        known = ((k, before) for k, before in self.before.items() if k not in DYNAMO_CHANGES)
+        left = [name for name, before in known if now.get(name) != before]
+        if self.device == "cuda" and torch.cuda.memory_reserved() > LEFT_BYTES:
+            left.append("memory of a GPU")
+        return {"left": left}
 
     def do_open(self, request: Request, fds: list[int]) -> Request:
         """Build the model at one shape with randomised state, and describe inputs, outputs and
@@ -295,6 +312,17 @@ class ReferenceSession(Session):
             self.model(*inputs)
         self.synchronize()
         return time.perf_counter() - start
+
+
+def functions() -> dict[str, str]:
+    """What torch's names stand for, of those that tasks call most."""
+    owners = (torch, torch.Tensor, torch.nn, torch.nn.Module, torch.nn.functional)
+    return {
+        f"{owner.__name__}.{name}": str(id(found))
+        for owner in owners
+        for name, found in vars(owner).items()
+        if isinstance(found, FunctionType | BuiltinFunctionType | MethodDescriptorType)
+    }
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:

@@ -80,6 +80,27 @@ def test_who_asks_at_once_is_answered_at_once_and_as_if_alone(policy, monkeypatc
     assert sum(batches) == 12
 
 
+def test_a_long_prompt_leaves_others_their_room(policy):
+    short = policy.prompt_ids(PROMPT[1:])
+    long = (short * 9)[: policy.context - 3]
+    [alone] = policy.sample([short], SAMPLING, [5])
+    beside = policy.sample([short, long], SAMPLING, [5, 6])
+    assert beside[0].ids == alone.ids
+    assert len(beside[1].ids) <= 3
+
+
+def test_a_prompt_that_cannot_be_written_fails_for_all_who_asked(policy, monkeypatch):
+    model = LocalModel(policy, SAMPLING)
+
+    def refused(messages):
+        raise ValueError("no system role")
+
+    monkeypatch.setattr(policy, "prompt_ids", refused)
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(model.complete, PROMPT, 1, str(i)) for i in range(3)]
+        assert [str(each.exception(20)) for each in asked] == ["no system role"] * 3
+
+
 def test_a_sampling_that_fails_fails_for_all_who_asked(policy, monkeypatch):
     model = LocalModel(policy, SAMPLING)
 

@@ -21,6 +21,7 @@ import torch
 from sandbox import memory
 from sandbox.baselines import DEVICE_BASELINES, NULL, Baselines
 from sandbox.compiling import Compiling
+from sandbox.cores import common_cores
 from sandbox.errors import DeviceError, InvalidReference
 from sandbox.evaluator import LocalEvaluator
 from sandbox.handle import WorkerFailed
@@ -375,7 +376,11 @@ def test_a_process_whose_task_is_over_serves_the_next_but_no_reported_figure(
 
 @pytest.mark.parametrize(
     "left_behind",
-    ["torch.set_default_dtype(torch.float64)", "torch.backends.cudnn.benchmark = True"],
+    [
+        "torch.set_default_dtype(torch.float64)",
+        "torch.backends.cudnn.benchmark = True",
+        "torch.relu = torch.sigmoid",
+    ],
 )
 def test_a_process_that_a_task_has_changed_serves_no_other(
     evaluator: LocalEvaluator, as_on_a_gpu: Ready, left_behind: str
@@ -387,6 +392,52 @@ def test_a_process_that_a_task_has_changed_serves_no_other(
     for subject in subjects:
         evaluator._stand.reuse(subject).result()
     assert [worker.pid for worker in as_on_a_gpu._used] == [subjects[0].worker.pid]
+
+
+def test_a_process_that_served_is_placed_and_closed_as_any_other(
+    evaluator: LocalEvaluator, as_on_a_gpu: Ready, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, reuse = evaluator._stand.start_reference, evaluator._stand.reuse
+    placed, tired, broken = (start(task_of(SCALE), FAST) for _ in range(3))
+    os.sched_setaffinity(placed.worker.pid, {min(os.sched_getaffinity(0))})
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluator._zygote, "launching_core", object())  # as on a GPU
+        reuse(placed).result()
+    assert os.sched_getaffinity(placed.worker.pid) == common_cores()
+    with monkeypatch.context() as patch:
+        patch.setattr("sandbox.stand.USED_CPU_S", 0.0)
+        reuse(tired).result()
+    monkeypatch.setattr(broken, "leave", lambda: 1 / 0)
+    assert isinstance(reuse(broken).exception(), ZeroDivisionError)
+    evaluator._stand._closing.clear()  # whoever settles next is not to hear of it
+    assert [worker.pid for worker in as_on_a_gpu._used] == [placed.worker.pid]
+    assert not {tired.worker.pid, broken.worker.pid} & set(workers_alive(evaluator))
+
+
+@pytest.mark.slow
+def test_compilers_serve_the_next_task_with_what_they_have_compiled(
+    evaluator: LocalEvaluator, as_on_a_gpu: Ready, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready, config = evaluator._compilers.ready, replace(FAST, baselines=("compile",))
+    monkeypatch.setattr(ready, "_most_used", 4)
+    pids = []
+    for i in (3, 7):
+        task = task_of(SCALE.replace("1.0", f"4.{i}25"), f"test/compiled-{i}")
+        [baseline] = evaluator.prepare(task, config).baselines
+        assert baseline.speedup is not None, baseline.detail
+        evaluator._compilers.settle()
+        pids.append({worker.pid for worker in ready._used})
+    assert pids[0] == pids[1]
+    assert len(pids[0]) == FAST.min_pairs
+    ready.end_used()
+
+
+def test_verifying_only_remembers_a_reference_that_cannot_be_scored(
+    evaluator: LocalEvaluator,
+) -> None:
+    dies = task_of(SCALE.replace("import torch\n", "import os; os._exit(3)\n", 1), "test/dies")
+    with pytest.raises(InvalidReference, match="exited with code 3"):
+        evaluator.prepare(dies, replace(FAST, verify_only=True))
 
 
 def test_what_a_process_cannot_load_twice_is_loaded_in_a_fresh_one(
