@@ -1,7 +1,7 @@
 """Kernels of the feature proposer as training examples, taken as made.
 
-A host's cores make hundreds a second, where judging one takes a GPU half a second. What share of
-them is right is for campaigns to say; self-supervised rounds, which follow, keep what passes alone.
+16 cores made 3,000 in 42 s, where judging one takes a GPU half a second. What share of them is
+right is for campaigns to say; self-supervised rounds, which follow, keep what passes alone.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ def made_examples(
     machine of the run in `like`; not for tasks too like those of the suites in `against`.
     """
     with Journal(like, read_only=True) as journal:
-        machine = next((scene_of(journal, task) for task in journal.tasks()), None)
+        scenes = (scene_of(journal, task) for task in journal.tasks())
+        machine = next((scene for scene in scenes if scene.measured is not None), None)
     if machine is None:
-        raise ConfigError(f"{like}: a run without tasks tells of no machine; name another first")
+        raise ConfigError(f"{like}: a run that measured nothing tells of no machine; name another")
     device = machine.task.device
     known = known_of(against, device)
     listed = [task for spec in specs for task in load_tasks(spec, device)]
@@ -60,7 +61,8 @@ def _made(task: Task, machine: Scene, per_task: int) -> list[Example]:
     if not proposals:
         return []
     # As a campaign would ask: what was measured of other tasks is not this one's.
-    measured = machine.measured or Measured()
+    measured = machine.measured
+    assert measured is not None
     measured = replace(measured, eager_ms=None, baselines_ms={}, floor_ms=_floor_ms(task, measured))
     scene = replace(machine, task=task, language=proposals[0].candidate.language, measured=measured)
     messages, family = render_propose(scene), family_of(task)

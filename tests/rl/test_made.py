@@ -65,7 +65,7 @@ def test_kernels_of_tasks_like_an_evaluated_suite_are_not_made(run):
     assert not list(made_examples(["builtin/softmax"], run, 1, ["builtin"]))
 
 
-def test_a_run_without_a_task_tells_of_no_machine(tmp_path):
+def test_a_run_that_measured_nothing_tells_of_no_machine(tmp_path):
     (tmp_path / "empty").mkdir()
     with Journal(tmp_path / "empty"):
         pass
