@@ -11,17 +11,17 @@ import ast
 import re
 from collections.abc import Iterator
 
-from agent.features.assemble import without_header
+from agent.features.assemble import MADE, without_header
 
 BUILD_NAME = re.compile(r'(name=")features_[0-9a-f]{16}(")')
-VALUE = re.compile(r"\bv(\d+)(?=(?:_(?:kept|part|parts|nan|rows|total))?\b)")
-WORKSPACE = re.compile(r"\bw(\d+)(?=(?:_row)?\b)")
-RESULT = re.compile(r"\bout_(\w+?)(?=(?:_row)?\b)")
+VALUE = re.compile(r"\bv(\d+)(?=_|\b)")
+WORKSPACE = re.compile(r"\bw(\d+)(?=_|\b)")
+RESULT = re.compile(r"\bout_(\w+?)(?=(?:_(?:row|vector))?\b)")
 
 
 def plain(source: str) -> str:
     """Other sources than the feature proposer's are returned as they are."""
-    if BUILD_NAME.search(source) is None:
+    if MADE not in source:
         return source
     text = without_header(BUILD_NAME.sub(r"\1kernel\2", source)).strip("\n") + "\n"
     for pattern, name in ((VALUE, "v"), (WORKSPACE, "w"), (RESULT, "out")):

@@ -9,6 +9,8 @@ from agent.features.cuda_source import prelude
 from agent.features.program import Plan
 from sandbox.types import Candidate, Language, Task, digest
 
+MADE = "// Made by the feature proposer: "
+"""Begins a source's first comment."""
 CPP_HEAD = '''
 import ctypes
 import torch
@@ -64,9 +66,7 @@ def candidate(task: Task, plan: Plan, features: Features) -> Candidate:
 
 def header(plan: Plan, features: Features, shape: str) -> str:
     """What the file does, for whoever reads it: mapping, launch shape and the expected bound."""
-    lines = [
-        "// Made by the feature proposer: " + ", ".join(f"{k}={v}" for k, v in features.items())
-    ]
+    lines = [MADE + ", ".join(f"{k}={v}" for k, v in features.items())]
     lines.append(f"// Mapping: {shape}")
     lines += [f"// {name}: {text}, by the library" for name, text in plan.products]
     for i, program in enumerate(plan.programs):

@@ -1,28 +1,45 @@
 """What a policy learns to write: plainer than the feature proposer's text, and the same program."""
 
+import re
+
 import pytest
 
+from agent.features.assemble import candidate
 from agent.features.proposer import FeatureProposer
 from kernelbench.suite import load_tasks
 from rl.plain import plain
 from sandbox.evaluator import LocalEvaluator
 from sandbox.types import Candidate, EvalConfig, Language
+from tests.agent import cuda_emulator
+from tests.agent.features_references import BOUNDS, cuda_points, task, traced, worst_error
 
 CONFIG = EvalConfig(baselines=(), batch_ms=1.0, rounds=4, scales=(3.0,), changes=())
 
 
-def kernel_of(task):
-    [proposal] = FeatureProposer().propose(task, [], 1)
+def kernel_of(problem):
+    [proposal] = FeatureProposer().propose(problem, [], 1)
     return proposal.candidate.source
 
 
 def test_what_cannot_be_told_from_the_task_is_gone():
-    [task] = load_tasks("builtin/softmax", "cpu")
-    source = kernel_of(task)
+    [problem] = load_tasks("builtin/softmax", "cpu")
+    source = kernel_of(problem)
     text = plain(source)
     for word in ("features_", "out__softmax", "ROWS", "\n// "):
         assert word in source
         assert word not in text
+    assert text == plain(text)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_values_are_numbered_as_they_come(device):
+    [problem] = load_tasks("builtin/residual_add_layer_norm", device)
+    text = plain(kernel_of(problem))
+    numbers = [int(number) for number in re.findall(r"\bv(\d+)", text)]
+    assert len(set(numbers)) > 10
+    assert list(dict.fromkeys(numbers)) == sorted(set(numbers))
+    assert "// Made" not in text
+    assert set(re.findall(r"\bout_?\w+?\b", text)) <= {"out0", "out0_row", "out0_vector"}
     assert text == plain(text)
 
 
@@ -31,12 +48,22 @@ def test_another_source_is_left_as_it_is():
     assert plain(text) == text
 
 
+@pytest.mark.parametrize("name", ["cross_entropy", "softmax", "swiglu", "mse"])
+def test_the_plain_kernel_computes_on_a_gpu_what_the_given_one_does(name, tmp_path):
+    problem = task(name, "cuda")
+    found = traced(problem)
+    for point in cuda_points(found, 2):
+        source = plain(candidate(problem, found, point).source)
+        module = cuda_emulator.load(source, tmp_path)
+        assert worst_error(problem, module) < BOUNDS["float32"], point
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cross_entropy", "residual_add_layer_norm"])
 def test_the_plain_kernel_passes_as_the_given_one_does(name, tmp_path):
-    [task] = load_tasks(f"builtin/{name}", "cpu")
+    [problem] = load_tasks(f"builtin/{name}", "cpu")
     evaluator = LocalEvaluator("cpu", cache_dir=tmp_path)
-    candidate = Candidate(task.id, Language.CPP, plain(kernel_of(task)))
-    found = evaluator.evaluate(task, candidate, CONFIG, to_beat=100.0)
+    written = Candidate(problem.id, Language.CPP, plain(kernel_of(problem)))
+    found = evaluator.evaluate(problem, written, CONFIG, to_beat=100.0)
     evaluator.close()
     assert found.passed, found.detail
