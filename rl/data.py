@@ -71,7 +71,7 @@ def examples_of(
                     family_of(task),
                     kind,
                     messages,
-                    reply_of(attempt.proposal, kind),
+                    reply_of(task, attempt.proposal, kind),
                     _speed(attempt),
                     journal.folder.name,
                 )
@@ -97,15 +97,17 @@ def _prompts(
         yield "contrast", render_contrast(scene, shown)
 
 
-def reply_of(proposal: Proposal, kind: str) -> str:
+def reply_of(task: Task, proposal: Proposal, kind: str) -> str:
     """What the policy is to write: the reply as it was given, or one around a kernel that no model
-    wrote, whose reasons are the features it was made of.
+    wrote: first the reference's steps, then the features it was made of, as its reasons.
     """
     if proposal.reply is not None and (kind != "contrast" or SECTIONS[-1] in proposal.reply):
         return proposal.reply
     code = fenced(plain(proposal.candidate.source), "python")
     chosen = ", ".join(f"{k} {v}" for k, v in proposal.features.items() if isinstance(v, int | str))
     why = f"One pass over memory; {chosen}." if chosen else "One pass over memory."
+    if steps := steps_of(task):
+        why = f"{', '.join(steps)}. {why}"
     if kind != "contrast":
         return f"{why}\n\n{code}\n"
     analysis, design, implementation = SECTIONS
@@ -128,6 +130,22 @@ def family_of(task: Task) -> str:
     }
     operators = {type(n.op).__name__.lower() for n in ast.walk(model) if isinstance(n, ast.BinOp)}
     return " ".join(sorted((calls | operators) - {"__init__"})) or task.id
+
+
+def steps_of(task: Task) -> list[str]:
+    """The operators that the reference's `forward` calls, as they are evaluated."""
+    forward = (n for n in ast.walk(ast.parse(task.source)) if isinstance(n, ast.FunctionDef))
+    body = next((n.body for n in forward if n.name == "forward"), [])
+
+    def evaluated(node: ast.AST) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            yield from evaluated(child)
+        if isinstance(node, ast.BinOp):
+            yield type(node.op).__name__.lower()
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node.func.attr
+
+    return [name for statement in body for name in evaluated(statement)]
 
 
 def dataset_of(

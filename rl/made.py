@@ -67,7 +67,7 @@ def _made(task: Task, machine: Scene, per_task: int) -> list[Example]:
     scene = replace(machine, task=task, language=proposals[0].candidate.language, measured=measured)
     messages, family = render_propose(scene), family_of(task)
     return [
-        Example(task.id, family, "propose", messages, reply_of(p, "propose"), None, "")
+        Example(task.id, family, "propose", messages, reply_of(task, p, "propose"), None, "")
         for p in proposals
     ]
 

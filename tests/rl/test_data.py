@@ -18,7 +18,7 @@ from agent.types import Measured, Turn
 from kernelbench.suite import load_tasks
 from rewards import speedup
 from rl.config import HeldOut
-from rl.data import build_dataset, examples_of, family_of, load_examples, save_dataset
+from rl.data import build_dataset, examples_of, family_of, load_examples, save_dataset, steps_of
 from rl.plain import plain
 from sandbox.errors import ConfigError
 from sandbox.types import EvalConfig, Status
@@ -86,6 +86,18 @@ def test_equal_kernels_count_once_and_data_survives_the_disk(journal, tmp_path):
 def test_what_is_held_out_is_not_trained_on(journal):
     with pytest.raises(ConfigError, match="hold out less"):
         build_dataset(examples_of(journal), HeldOut(families=1.0))
+
+
+def test_a_lesson_begins_with_the_steps_of_its_reference(journal):
+    [task] = load_tasks("synthetic/rows-0-3", "cuda")
+    assert steps_of(task) == ["silu", "sin", "sigmoid", "mult", "maximum"]
+    assert all(
+        e.reply.startswith(f"{e.task_id.split('/')[1]}. One pass") for e in _proposed(journal)
+    )
+
+
+def _proposed(journal):
+    return [e for e in examples_of(journal) if e.kind == "propose"]
 
 
 def test_tasks_that_call_the_same_operators_are_one_family():
