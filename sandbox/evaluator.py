@@ -389,12 +389,11 @@ class LocalEvaluator:
                 return self._preparation(key, task, config, started)
         except WorkerFailed as failed:
             error = reference_failed(task, failed)
-            passing = failed.failure.kind in (FailureKind.TIMEOUT, FailureKind.DIED)
-            if config.verify_only and key not in self._admitted:
-                passing = False  # nothing is known of it
-            elif isinstance(error, NoRoom):  # it had room when it was timed
+            # It was valid, and had room, when it was timed.
+            known = not config.verify_only or key in self._admitted
+            if known and isinstance(error, NoRoom):
                 raise Shortage(str(error)) from None
-            if passing:
+            if known and failed.failure.kind in (FailureKind.TIMEOUT, FailureKind.DIED):
                 raise SandboxFault(str(error)) from None
             raise error from failed
         finally:

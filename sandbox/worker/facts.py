@@ -18,7 +18,8 @@ import torch
 
 from sandbox import channel, memory, trees
 
-OWNERS: tuple[tuple[str, Callable[[], object]], ...] = (
+Owners = tuple[tuple[str, Callable[[], object]], ...]
+OWNERS: Owners = (
     ("time", lambda: time),
     ("gc", lambda: gc),
     ("torch.Tensor", lambda: torch.Tensor),
@@ -73,13 +74,14 @@ SETTINGS: Mapping[str, Callable[[], object]] = {
 class Watch:
     """A process's functions and settings as they were before foreign code came in."""
 
-    def __init__(self) -> None:
-        self._functions = dict(functions())
+    def __init__(self, owners: Owners = OWNERS) -> None:
+        self._owners = owners
+        self._functions = dict(functions(owners))
         self._settings = settings()
 
     def changes(self) -> dict[str, list[str]]:
         """`patched` functions and `flags` whose values differ now."""
-        now = dict(functions())
+        now = dict(functions(self._owners))
         patched = [
             name for name, known in self._functions.items() if not same(known, now.get(name))
         ]
@@ -98,9 +100,9 @@ def same(known: tuple[Any, ...], now: tuple[Any, ...] | None) -> bool:
     return now is not None and all(a is b for a, b in zip(known, now, strict=True))
 
 
-def functions() -> Iterator[tuple[str, tuple[Any, ...]]]:
+def functions(owners: Owners) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """(dotted name, what it is: the object and, of a Python function, its code)."""
-    for owner, find in OWNERS:
+    for owner, find in owners:
         for name, found in list(vars(find()).items()):
             if callable(found) or isinstance(found, property | staticmethod | classmethod):
                 yield f"{owner}.{name}", identity(found)

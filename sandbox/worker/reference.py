@@ -6,11 +6,9 @@ Task files are trusted, yet they run here and not in the supervisor.
 from __future__ import annotations
 
 import copy
-import os
 import sys
 import time
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
 
 import torch
@@ -20,10 +18,19 @@ from sandbox import memory, trees
 from sandbox.trees import Layout
 from sandbox.worker import facts, models
 from sandbox.worker.session import Request, Session
+from sandbox.worker.wrapped import wrapped
 
 NAME = "reference"
 """Of the task's module."""
-DYNAMO_CHANGES = ("Module.__init__", "Module.__setstate__")
+CALLED = (
+    ("torch", lambda: torch),
+    ("torch.Tensor", lambda: torch.Tensor),
+    ("torch.nn", lambda: torch.nn),
+    ("torch.nn.Module", lambda: torch.nn.Module),
+    ("torch.nn.functional", lambda: torch.nn.functional),
+)
+"""What the next task calls."""
+DYNAMO_CHANGES = ("torch.nn.Module.__init__", "torch.nn.Module.__setstate__")
 """The first torch.compile of a process counts the modules that are made from then on."""
 LEFT_BYTES = 64 << 20
 """Of a GPU's memory, that a process may hold for torch while it waits for another task."""
@@ -40,16 +47,16 @@ BATCH_S = 0.005
 class ReferenceSession(Session):
     module: Any = None
     init: Any = None
+    watch: Any = None
+    """Of torch, as it was before the task was loaded."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.replaced: dict[str, Any] = {}
         """Module constants as the task wrote them, where a shape has set others."""
-        self.before: dict[str, str] = {}
-        """Torch's settings and functions, before the task was loaded."""
 
     def do_load(self, request: Request, fds: list[int]) -> Request:
-        self.before, self.replaced = facts.settings() | functions(), {}
+        self.watch, self.replaced = facts.Watch(CALLED), {}
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self.module = models.load_module(request["source"], NAME, self.folder)
@@ -65,9 +72,9 @@ class ReferenceSession(Session):
         if self.device == "cuda":
             torch._C._cuda_clearCublasWorkspaces()
         self.do_release(request, fds)
-        now = facts.settings() | functions()
-        known = ((k, before) for k, before in self.before.items() if k not in DYNAMO_CHANGES)
-        left = [name for name, before in known if now.get(name) != before]
+        changes = self.watch.changes()
+        left = [name for name in changes["patched"] if name not in DYNAMO_CHANGES]
+        left += changes["flags"]
         if self.device == "cuda" and torch.cuda.memory_reserved() > LEFT_BYTES:
             left.append("memory of a GPU")
         return {"left": left}
@@ -314,17 +321,6 @@ class ReferenceSession(Session):
         return time.perf_counter() - start
 
 
-def functions() -> dict[str, str]:
-    """What torch's names stand for, of those that tasks call most."""
-    owners = (torch, torch.Tensor, torch.nn, torch.nn.Module, torch.nn.functional)
-    return {
-        f"{owner.__name__}.{name}": str(id(found))
-        for owner in owners
-        for name, found in vars(owner).items()
-        if isinstance(found, FunctionType | BuiltinFunctionType | MethodDescriptorType)
-    }
-
-
 def randomise(model: torch.nn.Module, seed: int) -> None:
     """Move every floating parameter and buffer off its initial value, keeping its scale and sign.
 
@@ -348,56 +344,6 @@ def shake(tensor: torch.Tensor) -> bool:
     else:
         tensor.mul_(1 + 0.25 * noise)
     return True
-
-
-def wrapped(model: torch.nn.Module, how: str | None) -> Any:
-    """The model as a baseline runs it."""
-    if how is None:
-        return model
-    if os.access("/tmp", os.W_OK):  # the walls' own: the same path in every worker
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/tmp/torchinductor_worker"
-    if how == "compile":
-        return torch.compile(model)
-    if how == "max_autotune":
-        return torch.compile(model, mode="max-autotune-no-cudagraphs")
-    if how == "cuda_graph":
-        return GraphReplay(model)
-    raise ValueError(f"unknown baseline {how!r}")
-
-
-class GraphReplay:
-    """Copy-in, CUDA-graph replay, clone-out: the honest price of a graph on fresh inputs."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.model = model
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.static: list[torch.Tensor] = []
-        self.tree: dict[str, Any] = {}
-        self.output: Any = None
-
-    def __call__(self, *arguments: Any) -> Any:
-        tree, tensors = trees.flatten(list(arguments), torch.is_tensor)
-        if self.graph is None:
-            self.capture(tree, tensors)
-        assert self.graph is not None
-        for static, fresh in zip(self.static, tensors, strict=True):
-            static.copy_(fresh)
-        self.graph.replay()
-        tree, outputs = trees.flatten(self.output, torch.is_tensor)
-        return trees.unflatten(tree, [t.clone() for t in outputs])
-
-    def capture(self, tree: dict[str, Any], tensors: list[torch.Tensor]) -> None:
-        self.static = [t.clone() for t in tensors]
-        arguments = trees.unflatten(tree, self.static)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())  # which still copies the inputs
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self.model(*arguments)
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.output = self.model(*arguments)
 
 
 def restore(tensors: list[torch.Tensor], kept: list[torch.Tensor]) -> None:
