@@ -18,7 +18,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,15 +74,18 @@ def main() -> None:
     given.to.mkdir(parents=True, exist_ok=True)
     config = given.to / "train.yaml"
     config.write_text(yaml.safe_dump(read_yaml(given.config, "train")[1] | {"seed": given.seed}))
+    settings = load_train(str(config))
     for arm, order in ARMS.items():
-        campaign = one_kernel(load_train(str(config)).campaign, order)
+        campaign = one_kernel(settings.campaign, order)
         (given.to / f"{arm}.yaml").write_text(yaml.safe_dump(campaign))
-    searched = read_yaml(load_train(str(config)).campaign, "optimize")[1] | SEARCH
-    (given.to / "search.yaml").write_text(yaml.safe_dump(searched))
+    search = read_yaml(settings.campaign, "optimize")[1] | SEARCH
+    (given.to / "search.yaml").write_text(yaml.safe_dump(search))
     seconds: dict[str, float] = {}
-    for place in range(len(steps(given, config))):
+    searched = tasks_of(settings, SPLITS[:1], SEARCHED)
+    judged_on = tasks_of(settings, SPLITS[1:], settings.held_out.judged)
+    for place in range(len(steps(given, config, searched, judged_on))):
         # Anew each time: the newest checkpoint is known only once RL has ended.
-        step = steps(given, config)[place]
+        step = steps(given, config, searched, judged_on)[place]
         done = given.to / f"{step.name}.done"
         if not done.exists():
             left_s = until_s - time.monotonic()
@@ -107,7 +110,9 @@ def run_step(step: Step, left_s: float) -> float:
     return time.monotonic() - began_s
 
 
-def steps(given: argparse.Namespace, config: Path) -> list[Step]:
+def steps(
+    given: argparse.Namespace, config: Path, searched: Sequence[str], judged_on: Sequence[str]
+) -> list[Step]:
     """In order; the policies by which a stage ends are at fixed places."""
     settings = load_train(str(config))
     to, run = given.to, given.to.name
@@ -118,7 +123,6 @@ def steps(given: argparse.Namespace, config: Path) -> list[Step]:
     ends = {"sft": first, "self": second / f"round-{settings.self_supervised.rounds - 1}"}
     ends["rl"] = newest if versions(learner) else ends["self"]
     self_supervised = ["train", "self", "--start", str(first), "--to", str(second)]
-    searched = tasks_of(settings, SPLITS[:1], SEARCHED)
     search = ["optimize", *searched, "--config", str(to / "search.yaml")]
     made = [word for spec in settings.tasks for word in ("--made", spec)]
     stages = {
@@ -141,10 +145,9 @@ def steps(given: argparse.Namespace, config: Path) -> list[Step]:
     for stage in STAGES:
         judge = ["train", "judge", "--policy", str(ends[stage]), "--name", f"{run}-after-{stage}"]
         found += [stages[stage], Step(f"judge-{stage}", [*judge, *common], 240.0)]
-    tasks = tasks_of(settings, SPLITS[1:], settings.held_out.judged)
     for arm in ARMS:
         options = ["--config", str(to / f"{arm}.yaml"), "--name", f"{run}-arm-{arm}"]
-        found.append(Step(f"arm-{arm}", ["optimize", *tasks, *options], 240.0))
+        found.append(Step(f"arm-{arm}", ["optimize", *judged_on, *options], 240.0))
     return found
 
 
