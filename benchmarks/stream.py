@@ -2,7 +2,6 @@
 
     python -m benchmarks.stream --out benchmarks/results/h200_stream.json
     python -m benchmarks.stream --ahead 1 --candidates 60    # one by one, for comparison
-    python -m benchmarks.stream --freeze                     # loaders stand still beside a timing
 
 Null experiments are timed before the stream begins and are reported apart. The stream searches:
 each candidate has to beat the best known of its task when it is submitted. Busy is the share of
@@ -43,15 +42,13 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, help="only so many of the suite")
     parser.add_argument("--ahead", type=int, help="candidates under way at once")
     parser.add_argument("--ready", type=int, help="workers of each side kept waiting")
-    parser.add_argument("--freeze", action="store_true")
     parser.add_argument("--search-batch-ms", type=float, default=CONFIG.search_batch_ms)
     parser.add_argument("--seconds", type=float, default=420.0, help="submit nothing after")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     stop_cleanly()
     most = options.ahead or ahead(options.device)
-    freezes = True if options.freeze else None
-    evaluator = LocalEvaluator(options.device, ready=options.ready, freezes=freezes)
+    evaluator = LocalEvaluator(options.device, ready=options.ready)
     began = time.monotonic()
     tasks = admitted(evaluator, load_tasks(options.suite, options.device)[: options.tasks])
     prepared_s = time.monotonic() - began

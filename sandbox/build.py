@@ -75,7 +75,7 @@ class Builder:
         quiet: Quiet | None = None,
     ) -> None:
         """`quiet` is that of the device, where builds go on beside measurements."""
-        self._quiet = quiet or Quiet(freezes=False)
+        self._quiet = quiet or Quiet(same_cores=False)
         arch = os.environ.get("TORCH_CUDA_ARCH_LIST") or arch_list()
         root = cache or cache_root()
         self._ways = ways
@@ -201,7 +201,7 @@ class Builder:
     def _ask(self, worker: Worker, config: EvalConfig, op: str, **fields: Any) -> Any:
         """What a worker answers; None where it does not."""
         try:
-            with self._quiet.beside(worker):
+            with self._quiet.beside(worker, on_host=True):
                 limit_s = min(config.build_timeout_s, AHEAD_S)
                 return worker.request(
                     op, stage="build", timeout_s=limit_s, capability=self._capability, **fields
@@ -216,7 +216,7 @@ class Builder:
         worker = self._worker(self._zygote, config)
         failure, missing = None, None
         try:
-            with self._quiet.beside(worker):
+            with self._quiet.beside(worker, on_host=True):
                 reply = worker.request(
                     "build",
                     stage="build",

@@ -86,12 +86,10 @@ class LocalEvaluator:
         cache_dir: Path | None = None,
         *,
         ready: int | None = None,
-        freezes: bool | None = None,
     ) -> None:
         """Raises DeviceError when the device is not usable.
 
-        `ready`: workers of each side kept waiting; `freezes`: whether candidates that are loaded
-        stand still while another is timed in a search, as on the CPU. Both have a default.
+        `ready`: workers of each side kept waiting; by default as many as the device has room for.
         """
         if device not in ("cpu", "cuda"):
             raise DeviceError(f"unknown device {device!r}; expected 'cpu' or 'cuda'")
@@ -116,7 +114,7 @@ class LocalEvaluator:
             torch.cuda.synchronize if device == "cuda" else lambda: None
         )
         self._turns = Turns()
-        self._quiet = Quiet(freezes=device == "cpu" if freezes is None else freezes)
+        self._quiet = Quiet(same_cores=device == "cpu")
         self._builder = Builder(cache, quiet=self._quiet)
         self._stand = Stand(self._zygote, self._quiet, self._ready(ready), self._used())
         self._compiling = Zygote(device, device_index, imports=INDUCTOR)

@@ -87,7 +87,7 @@ class Preludes:
             "build", memory_limit_bytes=config.memory_limit_bytes, quiet=self._quiet
         )
         try:
-            with self._quiet.beside(worker):
+            with self._quiet.beside(worker, on_host=True):
                 made = worker.request(
                     "precompile", stage="build", timeout_s=TIMEOUT_S, flags=flags, cuda=cuda
                 )

@@ -1,9 +1,10 @@
 """Timed regions, kept apart from the work for other candidates that goes on beside them.
 
 While one candidate holds the device the next ones are built, forked and loaded by other threads.
-Where both would use the same cores (`freezes`: on the CPU) their processes stand still in every
-timed region; elsewhere only this process holds still, whose interpreter lock stands between the
-clock and a worker's reply. Time that a worker stood still does not count against its deadlines.
+In every timed region this process holds still, whose interpreter lock stands between the clock and
+a worker's reply, and so do workers that load: on a GPU the making of a context stalled one batch in
+fifteen for up to 16 ms (H200). Those that work on the host alone go on in a search, unless all use
+the same cores. Time that a worker stood still does not count against its deadlines.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ class Quiet:
     that is measured waits for their ends.
     """
 
-    def __init__(self, *, freezes: bool) -> None:
-        self.freezes = freezes
+    def __init__(self, *, same_cores: bool) -> None:
+        """`same_cores`: what is timed may run on the cores of everything else, as on the CPU."""
+        self.same_cores = same_cores
         self._changed = threading.Condition()
         self._noises = 0
         self._murmurs = 0
         self._timing = False
         self._strictly = False
-        self._beside: set[Worker] = set()
+        self._beside: dict[Worker, bool] = {}
+        """Whether each works on the host alone."""
         self._mine = threading.local()
 
     @contextmanager
@@ -69,12 +72,14 @@ class Quiet:
                 self._changed.notify_all()
 
     @contextmanager
-    def beside(self, worker: Worker, *, then_stop: bool = False) -> Iterator[None]:
-        """The worker is busy for a candidate that is not being timed; `then_stop` leaves it frozen,
-        since code that has run may have left threads.
+    def beside(
+        self, worker: Worker, *, on_host: bool = False, then_stop: bool = False
+    ) -> Iterator[None]:
+        """The worker is busy for a candidate that is not being timed, maybe `on_host` alone;
+        `then_stop` leaves it frozen, since code that has run may have left threads.
         """
         with self.noise():
-            self._beside.add(worker)
+            self._beside[worker] = on_host
         worker.quiet = self
         stop = False
         try:
@@ -83,7 +88,7 @@ class Quiet:
         finally:
             worker.quiet = None
             with self.noise():
-                self._beside.discard(worker)
+                self._beside.pop(worker, None)
                 if stop:
                     worker.freeze()
 
@@ -91,14 +96,14 @@ class Quiet:
     def timed(self, *, strict: bool = True) -> Iterator[None]:
         """A region in which nothing of ours runs but what is timed. Not to be nested.
 
-        `strict`: what is loaded for others stands still, even where it has its own cores.
+        `strict`: whatever is busy beside it stands still, even on the host and its own cores.
         """
-        strict = strict or self.freezes
+        strict = strict or self.same_cores
         with self._changed:
             self._timing, self._strictly = True, strict
             self._changed.wait_for(lambda: not self._noises and not (strict and self._murmurs))
         interval = sys.getswitchinterval()
-        stopped = list(self._beside) if strict else []
+        stopped = [w for w, on_host in self._beside.items() if strict or not on_host]
         try:
             for worker in stopped:
                 worker.pause()

@@ -77,7 +77,7 @@ class Zygote:
         """
         with nullcontext() if quiet is None else quiet.noise():
             worker = self._fork(role, memory_limit_bytes, log_limit_bytes, preload, readable)
-        with nullcontext() if quiet is None else quiet.beside(worker):
+        with nullcontext() if quiet is None else quiet.beside(worker, on_host=True):
             worker.greet()
         return worker
 

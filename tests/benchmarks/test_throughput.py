@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 from benchmarks import throughput
+from benchmarks.candidates.probe import Probe
 from benchmarks.candidates.stream import repeated, stream
 from benchmarks.throughput import HARNESS, Job, Rows, verdict_of
 from benchmarks.throughput_table import summary
-from sandbox.types import Language, Status, Task
+from kernelbench.suite import load_tasks
+from sandbox.evaluator import LocalEvaluator
+from sandbox.types import EvalConfig, Language, Status, Task
 
 EVAL = """
 import litellm
@@ -32,6 +35,7 @@ def eval_kernel_against_ref(original_model_src, custom_model_src, **options):
                            ref_runtime=3.0, metadata={{"error": ValueError("x")}})
 """
 REQUEST = {"reference": "", "candidate": "good", "backend": "cuda", "build_dir": "/tmp"}
+QUICK: Any = {"baselines": (), "batch_ms": 2, "rounds": 3, "min_pairs": 2, "max_pairs": 2}
 REQUEST |= {"gpu_arch": "Hopper", "trials": 5, "perf_trials": 100}
 
 
@@ -138,6 +142,43 @@ def test_the_summary_of_a_full_pipeline_counts_every_candidate() -> None:
     text = summary([{**row, "right": 39}])
     assert "40 candidates in 20.0 s" in text
     assert "0.50 s each, 7200 per GPU-hour; GPU held 75 %" in text
+
+
+@pytest.mark.slow
+def test_every_repetition_has_an_evaluator_of_its_own_and_ends_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[LocalEvaluator] = []
+
+    def evaluator(device: str, cache_dir: Path) -> LocalEvaluator:
+        made.append(LocalEvaluator("cpu", cache_dir=tmp_path / "cache"))
+        return made[-1]
+
+    monkeypatch.setattr(throughput, "LocalEvaluator", evaluator)
+    monkeypatch.setattr(throughput, "CONFIG", EvalConfig(**QUICK))
+    [task] = load_tasks("builtin/relu", "cpu")
+    source = task.source.replace("class Model(", "class ModelNew(")
+    probe = Probe(task.id, Language.TORCH, "right", Status.PASSED, source)
+    wrong = Probe(
+        task.id,
+        Language.TORCH,
+        "wrong",
+        Status.WRONG_VALUE,
+        source.replace("torch.relu(", "-torch.relu("),
+    )
+    jobs = [Job("ours", True, p, n, False) for n in range(3) for p in (probe, wrong)]
+    side = throughput.Ours(argparse.Namespace(kernelbench=tmp_path), tmp_path)
+    side._tasks[task.id] = task
+    try:
+        judged = side.repetitions(jobs, time.monotonic() + 600)
+        found = [next(judged) for _ in range(4)]
+        assert list(side.repetitions(jobs[:1], time.monotonic())) == []
+    finally:
+        side.close()
+    assert [job for job, _ in found] == jobs[:4]
+    assert [row["verdict"] for _, row in found] == ["PASSED", "WRONG_VALUE"] * 2
+    assert all(row["speedup"] and row["pairs"] for _, row in found[::2])
+    assert len(made) >= 2
 
 
 STUCK = """

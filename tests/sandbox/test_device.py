@@ -33,5 +33,5 @@ def test_workers_are_closed_on_their_own_gpu(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(stand, "GpuWatch", lambda index: None)
     zygote: Any = SimpleNamespace(device="cuda", device_index=1)
     subject: Any = SimpleNamespace(close=lambda: current.append(-1))
-    stand.Stand(zygote, Quiet(freezes=False)).retire(subject).result()
+    stand.Stand(zygote, Quiet(same_cores=False)).retire(subject).result()
     assert current == [1, -1]

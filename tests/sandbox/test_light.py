@@ -230,7 +230,7 @@ def test_a_prelude_is_made_at_the_second_wish_and_used_by_the_third(tmp_path: Pa
     ],
 )
 def test_a_hostile_wish_for_a_prelude_is_ignored(tmp_path: Path, claim: object) -> None:
-    preludes = Preludes(tmp_path / "preludes", Zygote("cpu"), Quiet(freezes=False))
+    preludes = Preludes(tmp_path / "preludes", Zygote("cpu"), Quiet(same_cores=False))
     for _ in range(2):
         preludes.ask(claim, FAST)
     assert not list(preludes.folder.iterdir())
@@ -239,7 +239,7 @@ def test_a_hostile_wish_for_a_prelude_is_ignored(tmp_path: Path, claim: object) 
 def test_a_prelude_that_the_compiler_refuses_is_tried_once(
     builders: Zygote, tmp_path: Path
 ) -> None:
-    preludes = Preludes(tmp_path / "preludes", builders, Quiet(freezes=False))
+    preludes = Preludes(tmp_path / "preludes", builders, Quiet(same_cores=False))
     claim = [{"flags": ["-Wnonsense=3"], "cuda": False, "key": "0" * 32}]
     notes = []
     for _ in range(3):

@@ -132,7 +132,7 @@ def test_a_worker_kept_ready_serves_once_and_another_takes_its_place(cache, one_
 
 
 def test_limits_and_folders_reach_a_worker_kept_ready(zygote: Zygote, tmp_path: Path) -> None:
-    stand, task = Stand(zygote, Quiet(freezes=False), ready=1), task_of(SCALE)
+    stand, task = Stand(zygote, Quiet(same_cores=False), ready=1), task_of(SCALE)
     stand.ready.expect("candidate")
     deadline = time.monotonic() + 30
     while not stand.ready._waiting.get("candidate") and time.monotonic() < deadline:
@@ -165,7 +165,7 @@ def test_parameters_come_on_top_of_what_a_candidate_may_hold(evaluate: Evaluate)
 
 
 def test_a_candidate_loaded_before_its_reference_may_hold_as_much(zygote: Zygote) -> None:
-    stand, task = Stand(zygote, Quiet(freezes=False)), task_of(LINEAR)
+    stand, task = Stand(zygote, Quiet(same_cores=False)), task_of(LINEAR)
     reference, signature = stand.reference(task, FAST, Opening())
     candidate = Candidate(task.id, Language.TORCH, renamed(LINEAR))
     late, early = (stand.candidate(task, candidate, FAST, first=f) for f in (signature, None))
@@ -180,7 +180,7 @@ def test_a_candidate_loaded_before_its_reference_may_hold_as_much(zygote: Zygote
 
 
 def test_one_worker_whose_profiler_has_begun_is_kept_ready(zygote: Zygote) -> None:
-    stand, task = Stand(zygote, Quiet(freezes=False), ready=2), task_of(SCALE)
+    stand, task = Stand(zygote, Quiet(same_cores=False), ready=2), task_of(SCALE)
     candidate = Candidate(task.id, Language.TORCH, forward("return y"))
     first = stand.candidate(task, candidate, FAST, role=PROFILED)  # none is ready: it begins here
     deadline = time.monotonic() + 30
@@ -210,7 +210,7 @@ def about_to_begin(
         return request(worker, op, **fields)
 
     monkeypatch.setattr(Worker, "request", slowly)
-    ready = Ready(zygote, Quiet(freezes=False), 1)
+    ready = Ready(zygote, Quiet(same_cores=False), 1)
     ready.expect(PROFILED)
     assert asked.wait(30)
     (making,) = ready._making
@@ -286,7 +286,7 @@ def test_who_waits_for_a_profiler_hears_when_none_can_be_started(
         tried.set()
         raise OSError(24, "too many open files")
 
-    ready = Ready(zygote, Quiet(freezes=False), 1)
+    ready = Ready(zygote, Quiet(same_cores=False), 1)
     monkeypatch.setattr(ready, "_make", no_descriptor)
     ready.expect(PROFILED)
     assert tried.wait(30)

@@ -22,7 +22,7 @@ def state_of(pid: int) -> str:
 
 
 def test_noise_waits_for_the_end_of_a_timed_region() -> None:
-    quiet, order = Quiet(freezes=True), []
+    quiet, order = Quiet(same_cores=True), []
 
     def disturb() -> None:
         with quiet.noise():
@@ -38,7 +38,7 @@ def test_noise_waits_for_the_end_of_a_timed_region() -> None:
 
 
 def test_a_timed_region_waits_for_the_end_of_noise() -> None:
-    quiet, begun = Quiet(freezes=True), threading.Event()
+    quiet, begun = Quiet(same_cores=True), threading.Event()
 
     def disturb() -> None:
         with quiet.noise(), quiet.noise():
@@ -54,7 +54,7 @@ def test_a_timed_region_waits_for_the_end_of_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("freezes", "strict", "order"),
+    ("same_cores", "strict", "order"),
     [
         (False, False, ["murmur", "timed"]),
         (False, True, ["timed", "murmur"]),
@@ -63,9 +63,9 @@ def test_a_timed_region_waits_for_the_end_of_noise() -> None:
     ids=["a search on a GPU", "a figure to be reported", "a search on the CPU"],
 )
 def test_a_murmur_waits_where_it_would_be_heard(
-    freezes: bool, strict: bool, order: list[str]
+    same_cores: bool, strict: bool, order: list[str]
 ) -> None:
-    quiet, found = Quiet(freezes=freezes), []
+    quiet, found = Quiet(same_cores=same_cores), []
 
     def murmur() -> None:
         with quiet.murmur():
@@ -81,7 +81,7 @@ def test_a_murmur_waits_where_it_would_be_heard(
 
 
 def test_a_figure_to_be_reported_waits_for_the_end_of_a_murmur() -> None:
-    quiet, begun, ended = Quiet(freezes=False), threading.Event(), threading.Event()
+    quiet, begun, ended = Quiet(same_cores=False), threading.Event(), threading.Event()
 
     def murmur() -> None:
         with quiet.murmur():
@@ -103,7 +103,7 @@ def test_a_figure_to_be_reported_waits_for_the_end_of_a_murmur() -> None:
 def test_a_timed_region_waits_for_no_worker_that_raises_its_walls(
     zygote: Zygote, monkeypatch: pytest.MonkeyPatch, *, strict: bool
 ) -> None:
-    quiet, forked, timed = Quiet(freezes=False), threading.Event(), threading.Event()
+    quiet, forked, timed = Quiet(same_cores=False), threading.Event(), threading.Event()
     greet, workers = Worker.greet, list[Worker]()
 
     def slowly(worker: Worker) -> None:
@@ -126,13 +126,15 @@ def test_a_timed_region_waits_for_no_worker_that_raises_its_walls(
     workers[0].close()
 
 
-def loading(quiet: Quiet, worker: Worker, seconds: float, timeout_s: float) -> threading.Thread:
+def loading(
+    quiet: Quiet, worker: Worker, seconds: float, timeout_s: float, *, on_host: bool = False
+) -> threading.Thread:
     """A thread in which the worker loads something that keeps it busy; waits until it does."""
     failures: list[WorkerFailed] = []
 
     def load() -> None:
         try:
-            with quiet.beside(worker):
+            with quiet.beside(worker, on_host=on_host):
                 worker.request(
                     "load",
                     stage="load",
@@ -152,14 +154,19 @@ def loading(quiet: Quiet, worker: Worker, seconds: float, timeout_s: float) -> t
 
 
 @pytest.mark.parametrize(
-    ("freezes", "strict", "states"),
-    [(True, False, "T"), (False, True, "T"), (False, False, "RSD")],
+    ("same_cores", "strict", "on_host", "states"),
+    [
+        (True, False, True, "T"),
+        (False, True, True, "T"),
+        (False, False, False, "T"),
+        (False, False, True, "RSD"),
+    ],
 )
-def test_loading_stands_still_where_cores_are_shared_or_the_figure_is_published(
-    worker: Worker, freezes: bool, strict: bool, states: str
+def test_what_is_busy_stands_still_unless_it_is_on_the_host_and_cores_of_its_own_in_a_search(
+    worker: Worker, same_cores: bool, strict: bool, on_host: bool, states: str
 ) -> None:
-    quiet = Quiet(freezes=freezes)
-    thread = loading(quiet, worker, 0.5, 20)
+    quiet = Quiet(same_cores=same_cores)
+    thread = loading(quiet, worker, 0.5, 20, on_host=on_host)
     with quiet.timed(strict=strict):
         assert state_of(worker.pid) in states
     assert state_of(worker.pid) != "T"
@@ -169,7 +176,7 @@ def test_loading_stands_still_where_cores_are_shared_or_the_figure_is_published(
 
 @pytest.mark.slow
 def test_standing_still_does_not_count_against_a_deadline(worker: Worker) -> None:
-    quiet = Quiet(freezes=True)
+    quiet = Quiet(same_cores=True)
     thread = loading(quiet, worker, 0.0, 3.0)
     with quiet.timed():
         time.sleep(4.0)
@@ -178,7 +185,7 @@ def test_standing_still_does_not_count_against_a_deadline(worker: Worker) -> Non
 
 
 def test_a_worker_that_has_to_wait_is_left_frozen(worker: Worker) -> None:
-    quiet = Quiet(freezes=False)
+    quiet = Quiet(same_cores=False)
     with quiet.beside(worker, then_stop=True):
         worker.request("load", stage="load", timeout_s=20, source="class ModelNew: pass\n")
     assert state_of(worker.pid) == "T"
