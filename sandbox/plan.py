@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sandbox.invalid import NoRoom
 from sandbox.pages import MAPPED_BYTES
@@ -21,6 +21,9 @@ FILL_S = 0.03
 LEAST_SETS = 4
 SINGLE_CALLS, LEAST_SINGLE, SINGLE_S = 8, 4, 0.002
 """Calls in a round that discloses one input set per "go": fewer where they last so long."""
+QUICK, LONGEST = 2.5, 8
+"""A candidate so many times as quick as its reference has batches that end too soon: those of 1 ms
+told 21 and 22 times of one kernel (H200). They grow, up to so many times."""
 SPARE_OUTPUTS = 2
 """More than a batch's, while the allocator grows: once an output is kept, what was freed around it
 no longer fits, and the candidate's next batch took three times as long (CPU; the reference's heap
@@ -51,6 +54,15 @@ class Plan:
     @property
     def warm_sets(self) -> list[int]:
         return list(range(self.sets, self.sets + self.warm))
+
+    def longer(self, times: float, most: int) -> Plan:
+        """For a candidate that is so many times as quick as the reference: its batch lasts half as
+        long as planned for the reference's, as far as `most` sets allow.
+        """
+        if times < QUICK:
+            return self
+        sets = math.ceil(self.sets * min(times / 2, LONGEST))
+        return replace(self, sets=max(self.sets, min(most, sets)))
 
     def reserved(self, signature: Signature, device: str, *, keeps: bool) -> int:
         """Outputs that a side has memory for before its first batch; `keeps`: one of them is kept,

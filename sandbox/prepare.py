@@ -18,7 +18,7 @@ from sandbox.device import DeviceFacts, free_bytes
 from sandbox.errors import InvalidReference
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import NoRoom, reference_failed
-from sandbox.plan import Plan, plan
+from sandbox.plan import LONGEST, Plan, plan
 from sandbox.pool import Pool, build_pool
 from sandbox.race import stays
 from sandbox.sensitivity import refuse_ignored_inputs
@@ -56,6 +56,8 @@ class Preparation:
     search_plan: Plan
     search_floor_s: float | None
     """Both for the shorter batches of a search."""
+    most_sets: int = 0
+    """Of a batch that is reported, for candidates that are many times as quick."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """By stage; `compile` goes on beside `null`."""
 
@@ -165,6 +167,8 @@ class Preparer:
             self.stand.settle()
         short = replace(config, batch_ms=min(config.batch_ms, config.search_batch_ms))
         search = self.plan(pools[0].signature, short, share)
+        long = replace(config, batch_ms=LONGEST * config.batch_ms)
+        most_sets = self.plan(pools[0].signature, long, share).sets
         null, baselines = known or self.baselines.measured(
             task,
             config,
@@ -183,6 +187,7 @@ class Preparer:
             self.floor_s(pools[0].signature, scheme),
             search,
             self.floor_s(pools[0].signature, search),
+            most_sets,
             dict(self.stage.seconds),
         )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from sandbox import copying, layers, merging, overrun
@@ -319,8 +320,9 @@ class Run(Workers):
         *,
         new_weights: bool,
     ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
-        signature = self.pools[0].signature
-        with self.beside(subject, signature, self.plan.sets), self.stand.undisturbed():
+        signature, reported = self.pools[0].signature, self.to_beat is None
+        calls = max(self.plan.sets, self.preparation.most_sets if reported else 0)
+        with self.beside(subject, signature, calls), self.stand.undisturbed():
             with self.stage("warm"):
                 subject.stage = "time"
                 self.make_room(reference, self.plan.bytes(signature))
@@ -334,12 +336,22 @@ class Run(Workers):
                     self.synchronize,
                     self.stand.quiet,
                     new_weights=new_weights,
-                    strict=self.to_beat is None,
+                    strict=reported,
                 )
-                pair.start(self.config.load_timeout_s)
+                longer = partial(self.longer, reference) if reported else None
+                pair.start(self.config.load_timeout_s, longer)
             with self.stage("time"):
                 yield from pair.rounds(bounds, self.decided)
                 self.look(subject, reference)
+
+    def longer(self, reference: Subject, times: float) -> Plan:
+        """The plan from now on, with room made for it, for a candidate so many times as quick."""
+        found = self.preparation.plan.longer(times, self.preparation.most_sets)
+        if found.sets > self.plan.sets:
+            self.plan = found
+            self.make_room(reference, found.bytes(self.pools[0].signature))
+            self.note(sets=found.sets)
+        return self.plan
 
     def decided(self) -> bool:
         """In a search, whether the pair under way can only confirm what is known. What is

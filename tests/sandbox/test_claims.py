@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from sandbox.errors import InvalidReference
 from sandbox.observation import Errors
-from sandbox.plan import LEAST_SETS, MANY_SHARE, MEMORY_SHARE, SPARE_OUTPUTS, Plan, plan
+from sandbox.plan import (
+    LEAST_SETS,
+    LONGEST,
+    MANY_SHARE,
+    MEMORY_SHARE,
+    QUICK,
+    SPARE_OUTPUTS,
+    Plan,
+    plan,
+)
 from sandbox.pool import Case, bound, refuse_degenerate, timed_bounds, truth_leaf
 from sandbox.stand import match_state
 from sandbox.structure import structure
@@ -133,6 +142,15 @@ def test_no_state_on_either_side_needs_no_match() -> None:
 
 def sized(**changes: Any) -> Signature:
     return replace(SIGNATURE, fill_s=1e-9, **changes)
+
+
+def test_batches_of_a_quick_candidate_last_half_as_long_as_the_reference_s_were_to() -> None:
+    planned = Plan(10, 2)
+    assert planned.longer(QUICK - 0.1, 1000) == planned
+    assert planned.longer(6.0, 1000) == Plan(30, 2)
+    assert planned.longer(6.0, 20) == Plan(20, 2)
+    assert planned.longer(6.0, 5) == planned
+    assert planned.longer(100.0, 1000) == Plan(10 * LONGEST, 2)
 
 
 @pytest.mark.parametrize(

@@ -462,7 +462,7 @@ def test_a_reference_without_room_is_tried_once_more_with_less_beside_it(
     race, shares = Races.race, list[int]()
 
     def short_of_memory(*arguments: Any, **more: Any) -> list[RoundObservation]:
-        if len(shares) <= 2 * failures:  # planned for confirmations and for searches
+        if len(shares) <= 3 * failures:  # planned for confirmations, searches and quick candidates
             raise WorkerFailed(SHORT_OF_MEMORY)
         return race(*arguments, **more)
 
@@ -477,7 +477,24 @@ def test_a_reference_without_room_is_tried_once_more_with_less_beside_it(
             evaluator.prepare(task, FAST)
     else:
         evaluator.prepare(task, FAST)
-        assert shares[2] < 0.7 * shares[0]
+        assert shares[3] < 0.7 * shares[0]
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_quick_candidate_has_longer_batches_where_its_figure_is_reported(
+    evaluator: LocalEvaluator, searched: bool
+) -> None:
+    slow = SCALE.replace(
+        "        return", "        for _ in range(200):\n            x.sin()\n        return"
+    )
+    config = replace(FAST, max_sets=64)
+    task = task_of(slow)
+    planned = evaluator.prepare(task, config).plan.sets
+    quick = Candidate(task.id, Language.TORCH, forward("return y"))
+    found = evaluator.evaluate(task, quick, config, to_beat=1.0 if searched else None)
+    assert found.status is Status.PASSED, found.detail
+    assert found.timing is not None
+    assert (found.timing.sets > planned) == (not searched)
 
 
 def test_outputs_are_held_only_until_they_are_spoilt(
