@@ -3,8 +3,8 @@
 While one candidate holds the device the next ones are built, forked and loaded by other threads.
 In every timed region this process holds still, whose interpreter lock stands between the clock and
 a worker's reply, and so do workers that load: on a GPU the making of contexts held up 15 of 195
-batches of a search, for up to 16 ms (H200). Those that work on the host alone go on in a search, unless all use
-the same cores. Time that a worker stood still does not count against its deadlines.
+batches of a search, for up to 16 ms (H200). Those that work on the host alone go on in a search,
+unless all use the same cores. Time that a worker stood still does not count against its deadlines.
 """
 
 from __future__ import annotations
