@@ -2,8 +2,8 @@
 
 While one candidate holds the device the next ones are built, forked and loaded by other threads.
 In every timed region this process holds still, whose interpreter lock stands between the clock and
-a worker's reply, and so do workers that load: on a GPU the making of contexts held up 15 of 195
-batches of a search, for up to 16 ms (H200). Those that work on the host alone go on in a search,
+a worker's reply, and so do workers that load: while contexts were made a GPU came back late behind
+9 of 195 batches, by up to 21 ms (H200). Those that work on the host alone go on in a search,
 unless all use the same cores. Time that a worker stood still does not count against its deadlines.
 """
 
