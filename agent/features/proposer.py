@@ -15,7 +15,8 @@ from agent.features import cpp, cuda_pool, cuda_turned
 from agent.features.assemble import candidate, without_header
 from agent.features.host import skeleton
 from agent.features.lower import FLOATS, Unsupported
-from agent.features.program import Plan, plan
+from agent.features.planner import plan
+from agent.features.program import Plan
 from agent.features.search import Features, Order, Space, best, drawn, points
 from agent.types import FIRST_TURN, Attempt, Proposal, Turn, Usage
 from sandbox.errors import TaskError

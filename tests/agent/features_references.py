@@ -13,7 +13,8 @@ import torch
 from _pytest.mark import ParameterSet
 
 from agent.features import cuda_pool, cuda_turned
-from agent.features.program import Plan, plan
+from agent.features.planner import plan
+from agent.features.program import Plan
 from agent.features.proposer import FeatureProposer
 from sandbox.graph import trace_all
 from sandbox.types import Shape, Task
