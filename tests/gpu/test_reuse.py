@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,9 @@ def test_references_and_compilers_serve_the_next_task_and_no_reported_figure(
     pids: list[int] = []
     start = ProcessPair.start
 
-    def started(pair: ProcessPair, seconds: float) -> None:
+    def started(pair: ProcessPair, *arguments: Any) -> None:
         pids.extend((pair.reference.worker.pid, pair.candidate.worker.pid))
-        start(pair, seconds)
+        start(pair, *arguments)
 
     monkeypatch.setattr(ProcessPair, "start", started)
     config = replace(config, baselines=("compile", "cuda_graph"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -110,9 +111,9 @@ def test_lone_calls_that_are_rung_for_get_fresh_values_of_their_own(
     """As on a GPU's host, here on the CPU: what came out of the scrambling is judged."""
     start, ring, rung = ProcessPair.start, Subject.ring, list[int]()
 
-    def start_rung(pair: ProcessPair, first_call_timeout_s: float) -> None:
+    def start_rung(pair: ProcessPair, *arguments: Any) -> None:
         pair.rung = True
-        start(pair, first_call_timeout_s)
+        start(pair, *arguments)
 
     def told_ring(subject: Subject, index: int, warm: int, values: torch.Tensor) -> float:
         expected, place = values.clone(), subject.set_bytes("inputs", index)
