@@ -305,16 +305,17 @@ class Ours(Side):
         self, jobs: Sequence[Job], until_s: float
     ) -> Iterator[tuple[Job, dict[str, Any]]]:
         """Each repetition by an evaluator of its own, its candidates through the pipeline."""
-        for repetition, group in groupby(jobs, key=lambda job: job.repetition):
-            if repetition:
+        used = False
+        for _, group in groupby(before(until_s, jobs), key=lambda job: job.repetition):
+            if used:
                 self._evaluator.close()
                 self._evaluator = LocalEvaluator("cuda", cache_dir=self.folder / "cache")
-            begun: list[Job] = []
-            for found in self._evaluator.evaluate_many(self._asked(group, until_s, begun)):
+            used, begun = True, list[Job]()
+            for found in self._evaluator.evaluate_many(self._asked(group, begun)):
                 yield begun.pop(0), self.row(found)
 
-    def _asked(self, jobs: Iterable[Job], until_s: float, begun: list[Job]) -> Iterator[Request]:
-        for job in before(until_s, jobs):
+    def _asked(self, jobs: Iterable[Job], begun: list[Job]) -> Iterator[Request]:
+        for job in jobs:
             begun.append(job)
             task = self.task(job.probe)
             yield Request(task, Candidate(task.id, job.probe.language, job.probe.source), CONFIG)

@@ -187,11 +187,17 @@ class Worker:
     def thaw(self) -> None:
         processes.thaw_tree(self.pid)
 
-    def pause(self) -> None:
-        """Freeze, and let the time not count against what was asked of the worker."""
-        if self._alive:
-            self._channel.stop_clock()
+    def pause(self, *, surely: bool) -> None:
+        """Freeze, and let the time not count against what was asked of the worker; unless
+        `surely`, whatever does not stand still at once goes on for a while.
+        """
+        if not self._alive:
+            return
+        self._channel.stop_clock()
+        if surely:
             processes.freeze_tree(self.pid, blocked=True)
+        else:
+            processes.stop_tree(self.pid)
 
     def resume(self) -> None:
         if self._alive:

@@ -57,7 +57,7 @@ class ProcessPair(Sides):
     ) -> None:
         """`new_weights`: overwrite parameters at secret moments, as a training loop would.
 
-        `strict`: whatever is loaded for other candidates stands still in timed regions.
+        `strict`: whatever is built for other candidates stands still in timed regions too.
 
         `judged`: False where both sides are trusted; their outputs are not compared, and no call is
         alone in its "go".
@@ -90,32 +90,8 @@ class ProcessPair(Sides):
         if self.keepsake.wanted(signature.output_bytes):
             self.keep = self.secret.randrange(plan.sets)
 
-    def start(
-        self, first_call_timeout_s: float, longer: Callable[[float], Plan] | None = None
-    ) -> None:
-        """Attach arenas, give both sides one state, make first calls, time the reference solo.
-
-        `longer`: the plan for a candidate that is so many times as quick in untimed batches.
-        """
-        times = self.equip(first_call_timeout_s)
-        if longer is not None and (plan := longer(times)) != self.plan:
-            self.plan = plan
-            self.equip(first_call_timeout_s)
-        with self.silence():
-            self.candidate.worker.freeze()
-            try:
-                awake_s = self.reference.awake_s
-                self.overhead_s = statistics.median(
-                    self.reference.go([], awake_s) for _ in range(OVERHEAD_GOS)
-                )
-                self.reference.solo = timed_alone(self.reference.solo, self.alone)
-            finally:
-                self.candidate.worker.thaw()
-
-    def equip(self, first_call_timeout_s: float) -> float:
-        """Arenas for the plan, with values in them, and batches until both sides are warm; how many
-        times as long as the candidate's the reference's last one took, 1.0 where none was made.
-        """
+    def start(self, first_call_timeout_s: float) -> None:
+        """Attach arenas, give both sides one state, make first calls, time the reference solo."""
         total = self.plan.sets + self.plan.warm
         # Where memory lies is a chance that the pairs behind a figure must not share: pages that
         # the kernel has back go to who asks first, and those of one pair to the next.
@@ -146,14 +122,22 @@ class ProcessPair(Sides):
         batch = self.plan.timed
         if self.keep is not None:
             batch = [*batch, *[batch[0]] * SPARE_OUTPUTS]
-        last_s: dict[Subject, float] = {}
         for side in (self.reference, self.candidate):
             # A warm reference has had its batches, in these arenas.
             for _ in range(0 if side.solo else WHOLE_BATCHES):
                 side.warm(self.plan.warm_sets)
-                last_s[side] = side.go(batch)
+                side.go(batch)
             side.worker.place()
-        return last_s[self.reference] / last_s[self.candidate] if len(last_s) == 2 else 1.0
+        with self.silence():
+            self.candidate.worker.freeze()
+            try:
+                awake_s = self.reference.awake_s
+                self.overhead_s = statistics.median(
+                    self.reference.go([], awake_s) for _ in range(OVERHEAD_GOS)
+                )
+                self.reference.solo = timed_alone(self.reference.solo, self.alone)
+            finally:
+                self.candidate.worker.thaw()
 
     def rounds(
         self, bounds: Sequence[Errors], over: Callable[[], bool] = lambda: False

@@ -21,9 +21,10 @@ FILL_S = 0.03
 LEAST_SETS = 4
 SINGLE_CALLS, LEAST_SINGLE, SINGLE_S = 8, 4, 0.002
 """Calls in a round that discloses one input set per "go": fewer where they last so long."""
-QUICK, LONGEST = 2.5, 8
+QUICK, LONGEST, LONGER = 4.0, 8, 1.5
 """A candidate so many times as quick as its reference has batches that end too soon: those of 1 ms
-told 21 and 22 times of one kernel (H200). They grow, up to so many times."""
+told 21 and 22 times of one kernel (H200). They grow up to so many times, unless by less than so
+many: it would not pay for another pair."""
 SPARE_OUTPUTS = 2
 """More than a batch's, while the allocator grows: once an output is kept, what was freed around it
 no longer fits, and the candidate's next batch took three times as long (CPU; the reference's heap
@@ -57,12 +58,11 @@ class Plan:
 
     def longer(self, times: float, most: int) -> Plan:
         """For a candidate that is so many times as quick as the reference: its batch lasts half as
-        long as planned for the reference's, as far as `most` sets allow.
+        long as planned for the reference's, as far as `most` sets allow; else this plan.
         """
-        if times < QUICK:
-            return self
-        sets = math.ceil(self.sets * min(times / 2, LONGEST))
-        return replace(self, sets=max(self.sets, min(most, sets)))
+        sets = min(most, math.ceil(self.sets * min(times / 2, LONGEST)))
+        longer = times >= QUICK and sets >= LONGER * self.sets
+        return replace(self, sets=sets) if longer else self
 
     def reserved(self, signature: Signature, device: str, *, keeps: bool) -> int:
         """Outputs that a side has memory for before its first batch; `keeps`: one of them is kept,

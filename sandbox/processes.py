@@ -106,6 +106,12 @@ def freeze_tree(pgid: int, *, blocked: bool = False) -> None:
         )
 
 
+def stop_tree(pgid: int) -> None:
+    """SIGSTOP the group, and wait for nobody."""
+    _check(pgid, None)
+    _signal(pgid, signal.SIGSTOP)
+
+
 def thaw_tree(pgid: int) -> None:
     """SIGCONT the group."""
     _check(pgid, None)

@@ -106,7 +106,7 @@ class Quiet:
         stopped = [w for w, on_host in self._beside.items() if strict or not on_host]
         try:
             for worker in stopped:
-                worker.pause()
+                worker.pause(surely=strict)  # a search waits for no driver call to end
             sys.setswitchinterval(SWITCH_S)
             yield
         finally:

@@ -5,9 +5,9 @@ nothing.
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from sandbox import copying, layers, merging, overrun
@@ -33,7 +33,7 @@ from sandbox.room import SHORTAGE, blame, own_bytes
 from sandbox.static.scan import scan
 from sandbox.statistics import clear_win, enough, hopeless, settled, summarise
 from sandbox.subject import Opening, Signature, Subject
-from sandbox.types import Status
+from sandbox.types import Pair, Status
 from sandbox.verify import profiled, verify
 from sandbox.walls.folders import CUPY_CACHE, TRITON_CACHE
 from sandbox.workers import Workers
@@ -255,7 +255,8 @@ class Run(Workers):
         worst = CaseObservation("timed rounds", (Errors(),) * len(bounds), bounds)
         null = self.preparation.null
         most = max(self.config.max_pairs, merging.LEAST_PAIRS, overrun.MOST_PAIRS)
-        for number in range(most):
+        number = 0
+        while number < most:
             warm = (
                 number == 0 and self.to_beat is not None and self.observation.parameters != "seed"
             )
@@ -266,6 +267,9 @@ class Run(Workers):
                 if judge_case(worst)[0] is not Status.PASSED:
                     return
             pairs = summarise(rounds)
+            if number == 0 and self.lengthened(pairs):
+                rounds.clear()  # it was judged, and is not part of the figure
+                continue
             if number == 0 and self.promising():
                 self.stand.ready.expect(PROFILED)
             done = enough(pairs, null, self.config, self.to_beat)
@@ -273,6 +277,7 @@ class Run(Workers):
             slow = self.to_beat is not None and all(p.log_speedup < 0 for p in pairs)
             if done and not self.doubts(slow=slow):
                 return
+            number += 1
 
     def pair(
         self, number: int, bounds: tuple[Errors, ...]
@@ -320,9 +325,8 @@ class Run(Workers):
         *,
         new_weights: bool,
     ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
-        signature, reported = self.pools[0].signature, self.to_beat is None
-        calls = max(self.plan.sets, self.preparation.most_sets if reported else 0)
-        with self.beside(subject, signature, calls), self.stand.undisturbed():
+        signature = self.pools[0].signature
+        with self.beside(subject, signature, self.plan.sets), self.stand.undisturbed():
             with self.stage("warm"):
                 subject.stage = "time"
                 self.make_room(reference, self.plan.bytes(signature))
@@ -336,22 +340,27 @@ class Run(Workers):
                     self.synchronize,
                     self.stand.quiet,
                     new_weights=new_weights,
-                    strict=reported,
+                    strict=self.to_beat is None,
                 )
-                longer = partial(self.longer, reference) if reported else None
-                pair.start(self.config.load_timeout_s, longer)
+                pair.start(self.config.load_timeout_s)
             with self.stage("time"):
                 yield from pair.rounds(bounds, self.decided)
                 self.look(subject, reference)
 
-    def longer(self, reference: Subject, times: float) -> Plan:
-        """The plan from now on, with room made for it, for a candidate so many times as quick."""
-        found = self.preparation.plan.longer(times, self.preparation.most_sets)
-        if found.sets > self.plan.sets:
-            self.plan = found
-            self.make_room(reference, found.bytes(self.pools[0].signature))
-            self.note(sets=found.sets)
-        return self.plan
+    def lengthened(self, pairs: Sequence[Pair]) -> bool:
+        """Whether batches last longer from now on: the candidate was so quick that those of its
+        first pair say little.
+        """
+        planned = self.preparation.plan
+        if self.to_beat is not None or self.plan != planned or not pairs:
+            return False
+        found = planned.longer(math.exp(pairs[0].log_speedup), self.preparation.most_sets)
+        if found == planned:
+            return False
+        self.plan = found
+        floor_s = self.preparer.floor_s(self.pools[0].signature, found)
+        self.note(sets=found.sets, floor_s=floor_s)
+        return True
 
     def decided(self) -> bool:
         """In a search, whether the pair under way can only confirm what is known. What is

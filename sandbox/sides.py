@@ -38,8 +38,8 @@ class Sides:
         new_weights: bool,
         strict: bool,
     ) -> None:
-        """`new_weights`: parameters may be overwritten. `strict`: whatever is loaded for other
-        candidates stands still in timed regions.
+        """`new_weights`: parameters may be overwritten. `strict`: whatever is built for other
+        candidates stands still in timed regions too.
         """
         self.reference = reference
         self.candidate = candidate

@@ -172,13 +172,13 @@ def test_every_repetition_has_an_evaluator_of_its_own_and_ends_in_time(
     try:
         judged = side.repetitions(jobs, time.monotonic() + 600)
         found = [next(judged) for _ in range(4)]
-        assert list(side.repetitions(jobs[:1], time.monotonic())) == []
+        assert list(side.repetitions(jobs, time.monotonic())) == []
     finally:
         side.close()
     assert [job for job, _ in found] == jobs[:4]
     assert [row["verdict"] for _, row in found] == ["PASSED", "WRONG_VALUE"] * 2
     assert all(row["speedup"] and row["pairs"] for _, row in found[::2])
-    assert len(made) >= 2
+    assert len(made) == 2
 
 
 STUCK = """

@@ -149,7 +149,7 @@ def test_batches_of_a_quick_candidate_last_half_as_long_as_the_reference_s_were_
     assert planned.longer(QUICK - 0.1, 1000) == planned
     assert planned.longer(6.0, 1000) == Plan(30, 2)
     assert planned.longer(6.0, 20) == Plan(20, 2)
-    assert planned.longer(6.0, 5) == planned
+    assert planned.longer(6.0, 14) == planned
     assert planned.longer(100.0, 1000) == Plan(10 * LONGEST, 2)
 
 

@@ -26,7 +26,7 @@ from sandbox.errors import DeviceError, InvalidReference
 from sandbox.evaluator import LocalEvaluator
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import NoRoom
-from sandbox.observation import Failure, FailureKind, RoundObservation
+from sandbox.observation import CaseObservation, Failure, FailureKind, RoundObservation
 from sandbox.pair import ProcessPair
 from sandbox.plan import Plan, plan
 from sandbox.prepare import LESS_SHARE
@@ -481,20 +481,37 @@ def test_a_reference_without_room_is_tried_once_more_with_less_beside_it(
 
 
 @pytest.mark.parametrize("searched", [False, True])
-def test_a_quick_candidate_has_longer_batches_where_its_figure_is_reported(
-    evaluator: LocalEvaluator, searched: bool
+def test_a_quick_candidate_has_longer_batches_in_every_pair_of_a_reported_figure(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, searched: bool
 ) -> None:
-    slow = SCALE.replace(
-        "        return", "        for _ in range(200):\n            x.sin()\n        return"
-    )
+    calls: list[tuple[int, int]] = []
+    round_ = ProcessPair.round
+
+    def seen(pair: ProcessPair, *arguments: Any) -> tuple[RoundObservation, CaseObservation]:
+        found, case = round_(pair, *arguments)
+        if not found.single:
+            calls.append((found.pair, found.calls))
+        return found, case
+
+    slow = "        for _ in range(200):\n            x.sin()\n        return"
     config = replace(FAST, max_sets=64)
-    task = task_of(slow)
+    task = task_of(SCALE.replace("        return", slow))
     planned = evaluator.prepare(task, config).plan.sets
+    monkeypatch.setattr(ProcessPair, "round", seen)
     quick = Candidate(task.id, Language.TORCH, forward("return y"))
     found = evaluator.evaluate(task, quick, config, to_beat=1.0 if searched else None)
     assert found.status is Status.PASSED, found.detail
     assert found.timing is not None
-    assert (found.timing.sets > planned) == (not searched)
+    first, later = calls[0][1], {sets for _, sets in calls if sets != calls[0][1]}
+    assert first == planned
+    if searched:
+        assert not later
+    else:
+        assert later == {found.timing.sets}
+        assert found.timing.sets > planned
+        for number, pair in enumerate(found.timing.pairs):
+            taken = sum(sets in later for at, sets in calls if at == number)
+            assert pair.rounds + pair.voided == taken
 
 
 def test_outputs_are_held_only_until_they_are_spoilt(
