@@ -125,6 +125,7 @@ def steps(
     self_supervised = ["train", "self", "--start", str(first), "--to", str(second)]
     search = ["optimize", *searched, "--config", str(to / "search.yaml")]
     made = [word for spec in settings.tasks for word in ("--made", spec)]
+    made += ["--made-per-task", "1"]
     stages = {
         "sft": Step("sft", ["train", "sft", "--data", str(data), "--to", str(first), *common]),
         "self": Step(

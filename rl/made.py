@@ -33,8 +33,9 @@ CHUNK = 8
 def made_examples(
     specs: Sequence[str], like: Path, per_task: int, against: Sequence[str] = ()
 ) -> Iterator[Example]:
-    """The proposer's first kernels for each of these tasks that it covers, asked for as on the
-    machine of the run in `like`; not for tasks too like those of the suites in `against`.
+    """For each of these tasks that the proposer covers, kernels of it whose features are drawn by
+    chance, asked for as on the machine of the run in `like`; not for tasks too like those of the
+    suites in `against`.
     """
     with Journal(like, read_only=True) as journal:
         scenes = (scene_of(journal, task) for task in journal.tasks())
@@ -57,7 +58,8 @@ def _alone() -> None:
 
 
 def _made(task: Task, machine: Scene, per_task: int) -> list[Example]:
-    proposals = FeatureProposer().propose(task, [], per_task)
+    # By chance: of two defaults a policy learns nothing that rewards could choose among.
+    proposals = FeatureProposer(order="random").propose(task, [], per_task)
     if not proposals:
         return []
     # As a campaign would ask: what was measured of other tasks is not this one's.

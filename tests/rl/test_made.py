@@ -43,7 +43,8 @@ def run(tmp_path: Path) -> Path:
 def test_a_kernel_taken_as_made_answers_the_prompt_of_a_campaign(run):
     [task] = load_tasks("builtin/residual_add_layer_norm", "cuda")
     found = list(made_examples([task.id], run, 2))
-    sources = [plain(p.candidate.source) for p in FeatureProposer().propose(task, [], 2)]
+    drawn = FeatureProposer(order="random").propose(task, [], 2)
+    sources = [plain(p.candidate.source) for p in drawn]
     assert [extract(e.reply).source for e in found] == sources
     # Two inputs and one result, at the bandwidth of the run's machine.
     moved = 2 * 3 * 8192 * 4096
@@ -59,6 +60,8 @@ def test_kernels_taken_as_made_are_told_from_verified_ones_on_disk(run, tmp_path
     save_dataset(build_dataset(found, HeldOut(0.0, 0.0)), tmp_path / "data")
     kept = load_examples(tmp_path / "data")
     assert {(e.run, e.speedup) for e in kept} == {("", None)}
+    chosen = {e.reply.partition("; ")[2].partition("\n")[0] for e in found}
+    assert len(chosen) > 6, "nothing to choose among"
 
 
 def test_kernels_of_tasks_like_an_evaluated_suite_are_not_made(run):
