@@ -493,8 +493,8 @@ def test_a_quick_candidate_has_longer_batches_in_every_pair_of_a_reported_figure
             calls.append((found.pair, found.calls))
         return found, case
 
-    slow = "        for _ in range(200):\n            x.sin()\n        return"
-    config = replace(FAST, max_sets=64)
+    slow = "        for _ in range(1000):\n            x.sin()\n        return"
+    config = replace(FAST, max_sets=64, batch_ms=12.0, search_batch_ms=12.0)
     task = task_of(SCALE.replace("        return", slow))
     planned = evaluator.prepare(task, config).plan.sets
     monkeypatch.setattr(ProcessPair, "round", seen)
