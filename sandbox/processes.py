@@ -94,8 +94,7 @@ def freeze_tree(pgid: int, *, blocked: bool = False) -> None:
     `blocked`: one that waits in the kernel will do: it stops when it leaves it. A parent between
     vfork and its child's exec never stops, since the child has stopped first.
     """
-    _check(pgid, None)
-    _signal(pgid, signal.SIGSTOP)
+    stop_tree(pgid)
     still = "TtD" if blocked else "Tt"
     if not _settle(lambda: all(process.state in still for process in _family(pgid))):
         awake = [process for process in _family(pgid) if process.state not in still]
