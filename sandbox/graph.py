@@ -6,9 +6,11 @@ references whose operators depend on values, which raise TaskError. Nothing here
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from sandbox.cache import cache_root, read_json, write_json
@@ -84,23 +86,46 @@ def trace_all(task: Task) -> tuple[Graph, ...]:
     return _trace(task, tuple(range(len(task.shapes))))
 
 
+def trace_ahead(tasks: Sequence[Task]) -> None:
+    """Has these tasks' graphs on disk for `trace_all`, all from one child process, since a fork
+    takes longer than a trace. What fails here, `trace_all` says.
+    """
+    wanted = [(task, tuple(range(len(task.shapes)))) for task in tasks]
+    new = [(task, indices) for task, indices in wanted if not _path(task, indices).exists()]
+    if not new:
+        return
+    reply = TRACER.ask({"each": [_request(task, indices) for task, indices in new]})
+    for (task, indices), found in zip(new, reply.get("each", ()), strict=False):
+        if "graphs" in found:
+            write_json(_path(task, indices), found["graphs"])
+
+
 def _trace(task: Task, indices: tuple[int, ...]) -> tuple[Graph, ...]:
-    key = digest([task.hash, indices, version("torch"), SCHEMA_VERSION])
-    path = cache_root() / "graphs" / f"{key}.json"
+    path = _path(task, indices)
     graphs = read_json(path)
     if graphs is None:
-        graphs = _ask(task, indices)
+        reply = TRACER.ask(_request(task, indices))
+        if "graphs" not in reply:
+            raise TaskError(f"{task.id}: the reference cannot be traced: {reply['error']}")
+        graphs = list(reply["graphs"])
         write_json(path, graphs)
     return tuple(_decode_graph(record) for record in graphs)
 
 
-def _ask(task: Task, indices: tuple[int, ...]) -> list[dict[str, Any]]:
-    """The graphs as JSON, from another process."""
+def _path(task: Task, indices: tuple[int, ...]) -> Path:
+    key = digest([task.hash, indices, _torch_version(), SCHEMA_VERSION])
+    return cache_root() / "graphs" / f"{key}.json"
+
+
+@cache
+def _torch_version() -> str:
+    """Without importing it; reading a package's metadata takes longer than reading a graph."""
+    return version("torch")
+
+
+def _request(task: Task, indices: tuple[int, ...]) -> dict[str, Any]:
     shapes = [dict(task.shapes[i].constants) for i in indices]
-    reply = TRACER.ask({"source": task.source, "dtype": task.dtype, "shapes": shapes})
-    if "graphs" not in reply:
-        raise TaskError(f"{task.id}: the reference cannot be traced: {reply['error']}")
-    return list(reply["graphs"])
+    return {"source": task.source, "dtype": task.dtype, "shapes": shapes}
 
 
 def _decode_graph(record: Mapping[str, Any]) -> Graph:

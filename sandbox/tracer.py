@@ -45,7 +45,9 @@ class Tracer:
         self._owner = 0
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """`{"graphs": [...]}`, or `{"error": ...}` in one line."""
+        """`{"graphs": [...]}`, or `{"error": ...}` in one line; of a request `{"each": [...]}`,
+        these in its order.
+        """
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
             for _ in range(2):  # the process may end of itself between two requests
@@ -150,13 +152,18 @@ def _forked(line: bytes, children: list[int]) -> bytes:
 
 
 def _reply(request: Mapping[str, Any]) -> bytes:
+    several = "each" in request
+    reply = {"each": [_graphs(r) for r in request["each"]]} if several else _graphs(request)
+    return json.dumps(reply).encode()
+
+
+def _graphs(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         graphs = [_describe(request["source"], request["dtype"], s) for s in request["shapes"]]
-        reply: dict[str, Any] = {"graphs": graphs}
+        return {"graphs": graphs}
     except BaseException as error:  # noqa: BLE001 - the reference's own code runs here.
         lines = str(error).strip().splitlines() or [""]
-        reply = {"error": f"{type(error).__name__}: {lines[0]}"}
-    return json.dumps(reply).encode()
+        return {"error": f"{type(error).__name__}: {lines[0]}"}
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from sandbox.errors import TaskError
-from sandbox.graph import Ref, trace, trace_all
+from sandbox.graph import Ref, trace, trace_ahead, trace_all
 from sandbox.tracer import TRACER
 from sandbox.types import Shape, Task
 
@@ -82,6 +82,21 @@ def test_a_tracing_process_that_has_ended_is_started_again() -> None:
     assert TRACER._process is not None
     TRACER._process.kill()
     assert trace(Task("t", SOURCE + "# after", "cpu"))
+
+
+def test_several_are_traced_at_once_as_one_by_one(monkeypatch, tmp_path) -> None:
+    shapes = (Shape("a"), Shape("b", (("ROWS", 6),)))
+    tasks = [Task("t", SOURCE + "# both", "cpu", dtype, shapes) for dtype in ("float32", "half")]
+    broken = Task("t", SOURCE.replace("class Model", "class Other", 1), "cpu")
+    alone = [trace_all(task) for task in tasks]
+    monkeypatch.setenv("WARPSMITH_CACHE", str(tmp_path))
+    trace_ahead([tasks[0], broken, tasks[1]])
+    monkeypatch.setattr(TRACER, "ask", None)  # Nothing is left to ask for.
+    assert [trace_all(task) for task in tasks] == alone
+    trace_ahead(tasks)
+    monkeypatch.undo()
+    with pytest.raises(TaskError, match="Model"):
+        trace_all(broken)
 
 
 def test_importing_it_does_not_import_torch() -> None:
