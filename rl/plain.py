@@ -1,8 +1,9 @@
 """A feature proposer's kernel as a policy can learn to write it: the same program in plainer text.
 
 What cannot be told from the task goes: comments on its making, the hash in its build's name, the
-numbers that values and results got while the reference was lowered. So does what only the
-reference needs: sizes and imports that nothing uses any more.
+numbers that values and results got while the reference was lowered. Constants stand where they are
+used, as in the reference: lifted out of the loops and numbered, they would have to be foreseen.
+What only the reference needs goes too: sizes and imports that nothing uses any more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from collections.abc import Iterator
 
 from agent.features.assemble import MADE, without_header
 
+CONSTANT = re.compile(
+    r"^[ ]*const float (v\d+) = (-?\d+(?:\.\d*)?(?:e[-+]?\d+)?f|\(float\)columns);\n", re.MULTILINE
+)
 BUILD_NAME = re.compile(r'(name=")features_[0-9a-f]{16}(")')
 VALUE = re.compile(r"\bv(\d+)(?=_|\b)")
 WORKSPACE = re.compile(r"\bw(\d+)(?=_|\b)")
@@ -24,9 +28,24 @@ def plain(source: str) -> str:
     if MADE not in source:
         return source
     text = without_header(BUILD_NAME.sub(r"\1kernel\2", source)).strip("\n") + "\n"
+    text = _inlined(text)
     for pattern, name in ((VALUE, "v"), (WORKSPACE, "w"), (RESULT, "out")):
         text = _renumbered(text, pattern, name)
     return _without_unused(text)
+
+
+def _inlined(text: str) -> str:
+    """Constants where they are used, where a name means one constant and nothing else."""
+    meant: dict[str, set[str]] = {}
+    for name, value in CONSTANT.findall(text):
+        meant.setdefault(name, set()).add(value)
+    shorter = CONSTANT.sub(lambda m: m[0] if len(meant[m[1]]) > 1 else "", text)
+    for name, (value, *others) in meant.items():
+        if others or re.search(rf"\b{name}_|\b{name} =", shorter):
+            return text
+        bare = value[0].isdigit()
+        shorter = re.sub(rf"\b{name}\b", value if bare else f"({value})", shorter)
+    return shorter
 
 
 def _renumbered(text: str, pattern: re.Pattern[str], name: str) -> str:

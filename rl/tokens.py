@@ -2,8 +2,9 @@
 
 Most of a kernel is the same in every kernel. Lines that a fair share of the texts has are joined
 with those that mostly follow them, and each such block is one token, so that a policy spends its
-tokens where kernels differ. The rest is byte-level BPE, cut at digits: the numbers of values stay
-apart from what is done with them. Decoding gives back every text exactly.
+tokens where kernels differ. The rest is byte-level BPE, cut at digits and around the names of
+values (v12): what is done with a value stays apart from which one it is. Decoding gives back every
+text exactly.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def new_tokenizer(
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\d"), "isolated"),
+            pre_tokenizers.Split(Regex(r"\bv\d+|\d"), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from agent.features.assemble import candidate
+from agent.features.assemble import MADE, candidate
 from agent.features.proposer import FeatureProposer
 from kernelbench.suite import load_tasks
 from rl.plain import plain
@@ -41,6 +41,24 @@ def test_values_are_numbered_as_they_come(device):
     assert "// Made" not in text
     assert set(re.findall(r"\bout_?\w+?\b", text)) <= {"out0", "out0_row", "out0_vector"}
     assert text == plain(text)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_constants_stand_where_they_are_used(device):
+    [problem] = load_tasks("builtin/residual_add_layer_norm", device)
+    source = kernel_of(problem)
+    lifted = r"const float v\d+ = (?:-?\d[\d.e-]*f|\(float\)columns);"
+    assert re.search(lifted, source)
+    text = plain(source)
+    assert not re.search(lifted, text)
+    assert re.search(r"v\d+ \+ 1e-05f;", text)
+    assert "((float)columns)" in text
+
+
+def test_a_name_of_two_constants_stays_a_name():
+    one, other = "const float v1 = 2.0f;\nout = v0 * v1;\n", "const float v1 = 3.0f;\nout = v1;\n"
+    text = plain(f"SOURCE = r'''\n{MADE}\n{one}{other}'''\nuse(SOURCE)\n")
+    assert [text.count(f"v0 = {value}.0f") for value in (2, 3)] == [1, 1]
 
 
 def test_another_source_is_left_as_it_is():

@@ -41,11 +41,11 @@ def test_a_line_of_a_prompt_that_holds_a_figure_is_no_block():
     assert any(HEAD in block for block in found)
 
 
-def test_a_kernel_is_few_tokens_and_its_numbers_stay_apart():
+def test_a_kernel_is_few_tokens_and_its_values_are_one_each():
     tokenizer = new_tokenizer(TEXTS, 400)
     tokens = tokenizer.tokenize(kernel(3))
     assert len(tokens) < 40
-    assert {HEAD, TAIL, "3", "4"} <= set(tokens)
+    assert {HEAD, TAIL, "v3", "v4", "3"} <= set(tokens)
 
 
 @pytest.mark.parametrize("text", [kernel(77), "unseen\r\n é ☃", HEAD * 2 + "  " + TAIL, "", "\n\n"])
