@@ -93,7 +93,7 @@ def _prompts(
     if found:
         dice = random.Random(digest([seed, proposal.candidate.id]))
         drawn = draw(found, strategy.exemplars, strategy.temperature, dice)
-        shown = [_plainly(a) for a in drawn]
+        shown = [plainly(a) for a in drawn]
         yield "contrast", render_contrast(scene, shown)
 
 
@@ -224,7 +224,7 @@ def load_examples(folder: Path, split: str = TRAIN) -> list[Example]:
     return [replace(e, messages=[Message(**m) for m in e.messages]) for e in rows]
 
 
-def _plainly(attempt: Attempt) -> Attempt:
+def plainly(attempt: Attempt) -> Attempt:
     """As a policy's own attempts will look in its prompts."""
     candidate = attempt.proposal.candidate
     plainer = replace(candidate, source=plain(candidate.source))

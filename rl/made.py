@@ -18,24 +18,32 @@ import torch
 
 from agent.features.proposer import FeatureProposer
 from agent.journal import Journal
-from agent.prompts.render import Scene, render_propose
-from agent.types import Measured
+from agent.prompts.render import Scene, render_contrast, render_propose
+from agent.types import Attempt, Measured, Proposal
 from kernelbench.suite import load_tasks
-from rl.data import Example, family_of, known_of, reply_of, scene_of
+from rewards.types import Reward
+from rl.data import Example, family_of, known_of, plainly, reply_of, scene_of
 from sandbox.errors import ConfigError
-from sandbox.graph import Arg, Ref, trace_all
-from sandbox.types import Task
+from sandbox.graph import Arg, Ref, trace_ahead, trace_all
+from sandbox.types import Evaluation, Status, Task, digest
 
-CHUNK = 8
-"""Tasks that a process is handed at once."""
+CHUNK = 16
+"""Tasks that a process is handed at once, and traces in one go."""
+CONTRASTED = 4
+"""Of so many tasks one has a contrast too: those are three times as long as a proposal."""
 
 
 def made_examples(
-    specs: Sequence[str], like: Path, per_task: int, against: Sequence[str] = ()
+    specs: Sequence[str],
+    like: Path,
+    per_task: int,
+    against: Sequence[str] = (),
+    exemplars: int = 0,
 ) -> Iterator[Example]:
     """For each of these tasks that the proposer covers, kernels of it whose features are drawn by
     chance, asked for as on the machine of the run in `like`; not for tasks too like those of the
-    suites in `against`.
+    suites in `against`. One task of `CONTRASTED` also teaches the form of a contrast with so many
+    `exemplars`: nothing was measured, so that no scores are shown.
     """
     with Journal(like, read_only=True) as journal:
         scenes = (scene_of(journal, task) for task in journal.tasks())
@@ -46,20 +54,33 @@ def made_examples(
     known = known_of(against, device)
     listed = [task for spec in specs for task in load_tasks(spec, device)]
     tasks = [task for task in listed if known.too_alike(task.source) is None]
-    work = partial(_made, machine=machine, per_task=per_task)
+    work = partial(_made_each, machine=machine, per_task=per_task, exemplars=exemplars)
     processes = max(1, min(len(os.sched_getaffinity(0)), len(tasks) // CHUNK))
     with ProcessPoolExecutor(processes, get_context("spawn"), _alone) as pool:
-        for found in pool.map(work, tasks, chunksize=CHUNK):
+        for found in pool.map(work, _batched(tasks, CHUNK)):
             yield from found
+
+
+def _batched(tasks: Sequence[Task], count: int) -> list[Sequence[Task]]:
+    return [tasks[first : first + count] for first in range(0, len(tasks), count)]
 
 
 def _alone() -> None:
     torch.set_num_threads(1)
 
 
-def _made(task: Task, machine: Scene, per_task: int) -> list[Example]:
+def _made_each(
+    tasks: Sequence[Task], machine: Scene, per_task: int, exemplars: int
+) -> list[Example]:
+    trace_ahead(tasks)
+    return [example for task in tasks for example in _made(task, machine, per_task, exemplars)]
+
+
+def _made(task: Task, machine: Scene, per_task: int, exemplars: int) -> list[Example]:
+    contrasted = exemplars > 0 and int(digest(f"contrast {task.id}"), 16) % CONTRASTED == 0
+    wanted = per_task + (exemplars + 1 if contrasted else 0)
     # By chance: of two defaults a policy learns nothing that rewards could choose among.
-    proposals = FeatureProposer(order="random").propose(task, [], per_task)
+    proposals = FeatureProposer(order="random").propose(task, [], wanted)
     if not proposals:
         return []
     # As a campaign would ask: what was measured of other tasks is not this one's.
@@ -68,10 +89,23 @@ def _made(task: Task, machine: Scene, per_task: int) -> list[Example]:
     measured = replace(measured, eager_ms=None, baselines_ms={}, floor_ms=_floor_ms(task, measured))
     scene = replace(machine, task=task, language=proposals[0].candidate.language, measured=measured)
     messages, family = render_propose(scene), family_of(task)
-    return [
+    found = [
         Example(task.id, family, "propose", messages, reply_of(task, p, "propose"), None, "")
-        for p in proposals
+        for p in proposals[:per_task]
     ]
+    if len(proposals) == wanted > per_task:
+        *shown, answer = proposals[per_task:]
+        messages = render_contrast(scene, [plainly(_unmeasured(p)) for p in shown])
+        reply = reply_of(task, answer, "contrast")
+        found.append(Example(task.id, family, "contrast", messages, reply, None, ""))
+    return found
+
+
+def _unmeasured(proposal: Proposal) -> Attempt:
+    """Taken as made: right as far as anybody knows, without a figure."""
+    candidate = proposal.candidate
+    evaluation = Evaluation(candidate.task_id, candidate.id, "", Status.PASSED)
+    return Attempt(proposal, evaluation, Reward(None))
 
 
 def _floor_ms(task: Task, measured: Measured) -> float | None:

@@ -85,8 +85,9 @@ def make_examples(
     from rl.made import made_examples
 
     folders = [find_run(run) for run in runs]
-    kernels = made_examples(made, folders[0], made_per_task, against or ()) if made else ()
-    dataset = dataset_of(folders, settings, per_task, against or (), kernels)
+    left_out, shown = against or (), settings.exemplars
+    kernels = made_examples(made, folders[0], made_per_task, left_out, shown) if made else ()
+    dataset = dataset_of(folders, settings, per_task, left_out, kernels)
     save_dataset(dataset, to)
     say(f"{name}: {len(rows)} examples" for name, rows in dataset.items())
 

@@ -16,6 +16,7 @@ from agent.replies import extract
 from agent.strategies.best_of_n import BestOfN
 from agent.types import Measured, Turn
 from kernelbench.suite import load_tasks
+from rewards.terms import format_share
 from rl.config import HeldOut
 from rl.data import build_dataset, load_examples, save_dataset
 from rl.made import made_examples
@@ -62,6 +63,22 @@ def test_kernels_taken_as_made_are_told_from_verified_ones_on_disk(run, tmp_path
     assert {(e.run, e.speedup) for e in kept} == {("", None)}
     chosen = {e.reply.partition("; ")[2].partition("\n")[0] for e in found}
     assert len(chosen) > 6, "nothing to choose among"
+
+
+def test_some_tasks_teach_the_form_of_a_contrast_without_scores(run):
+    found = list(made_examples(["synthetic:rows:24"], run, 1, (), 2))
+    contrasts = [e for e in found if e.kind == "contrast"]
+    assert [e.kind for e in found].count("propose") == 24
+    assert 1 <= len(contrasts) < 12
+    for example in contrasts:
+        text = example.messages[1]["content"]
+        shown = [part.partition("\n```")[0] for part in text.split("```python\n")[2:4]]
+        answer = extract(example.reply).source
+        assert "## Implementation 2" in text
+        assert "(score: " not in text
+        assert len({*shown, answer.rstrip()}) == 3
+        assert not any("// Made" in source for source in shown), "exemplars as a policy writes them"
+        assert format_share(example.reply) == 1.0
 
 
 def test_kernels_of_tasks_like_an_evaluated_suite_are_not_made(run):
