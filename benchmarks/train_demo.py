@@ -45,8 +45,9 @@ SHORTEST_S = 30.0
 STAGES = ("sft", "self", "rl")
 ARMS = {"features": "search", "random": "random"}
 """How the feature proposer chooses what the policy is compared with."""
-SEARCHED = 24
-"""Training tasks of which kernels are measured."""
+SEARCHED = 12
+"""Training tasks of which kernels are measured: to know the machine by, and what contrasts with
+scores look like."""
 QUICK = {"confirm": False, "search_figures": True}
 SEARCH = {"proposals_per_round": 4, "max_candidates_per_task": 4} | QUICK
 REPORT = "report.json"
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--config", default="small", help="preset of configs/train, or a file")
     parser.add_argument("--to", type=Path, required=True, help="folder for data and checkpoints")
     parser.add_argument("--piece-s", type=float, default=480.0, help="seconds of this call")
-    parser.add_argument("--search-s", type=float, default=180.0, help="for kernels to learn from")
+    parser.add_argument("--search-s", type=float, default=90.0, help="for kernels to learn from")
     parser.add_argument("--self-s", type=float, default=150.0, help="of a self-supervised round")
     parser.add_argument("--rl-s", type=float, default=360.0)
     parser.add_argument("--seed", type=int, default=0)

@@ -33,6 +33,7 @@ def learning(config: OptimizeConfig, train: TrainConfig) -> OptimizeConfig:
         repair_turns=0,
         repair_share=0.0,
         samples_per_prompt=group,
+        unshown_share=train.unshown_share,
         turns=train.rl.turns,
         seed=config.seed,
     )

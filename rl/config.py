@@ -69,6 +69,7 @@ class SftConfig:
 
     epochs: float = 3.0
     learning_rate: float = 1e-3
+    adam_beta2: float = 0.999
     batch: int = 8
     accumulate: int = 1
     max_tokens: int = 4096
@@ -176,6 +177,8 @@ class TrainConfig:
     campaign: str = "quickstart"
     """Preset or file of configs/optimize: how rollouts are evaluated."""
     exemplars: int = 2
+    unshown_share: float = 0.0
+    """Of the prompts of an update: without exemplars, as a policy is judged. None in CUDA-L1."""
     bucket_width: float = 0.15
     temperature: float | None = None
     """tau of the draw of buckets; by default the standard deviation of their means."""

@@ -66,15 +66,26 @@ class Policy:
         return sum(p.numel() for p in self.model.parameters())
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        text = self.tokenizer.apply_chat_template(
-            [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
-        )
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self.prompts_ids([messages])[0]
 
     def reply_ids(self, reply: str) -> list[int]:
         """With the end token: what the policy would have to write."""
-        ids = self.tokenizer(reply, add_special_tokens=False)["input_ids"]
-        return [*ids, self.tokenizer.eos_token_id]
+        return self.replies_ids([reply])[0]
+
+    def prompts_ids(self, asked: Iterable[Sequence[Message]]) -> list[list[int]]:
+        return self._ids(
+            self.tokenizer.apply_chat_template(
+                [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
+            )
+            for messages in asked
+        )
+
+    def replies_ids(self, replies: Iterable[str]) -> list[list[int]]:
+        return [[*ids, self.tokenizer.eos_token_id] for ids in self._ids(replies)]
+
+    def _ids(self, texts: Iterable[str]) -> list[list[int]]:
+        """All at once: the tokenizer works on every core."""
+        return list(self.tokenizer(list(texts), add_special_tokens=False)["input_ids"])
 
     def sample(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]

@@ -23,6 +23,7 @@ from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.utils import is_torch_tf32_available
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from rl.anchor import Anchor
 from rl.config import TrainConfig
@@ -49,6 +50,17 @@ class Tokens:
     reply: list[int]
 
 
+class Unmasked(DataCollatorForLanguageModeling):  # type: ignore[misc]
+    """Pads on the right, where no token of an example looks under causal attention, and says so by
+    a mask of ones: attention then takes the kernel that needs none.
+    """
+
+    def torch_call(self, examples: list[Any]) -> dict[str, Any]:
+        batch: dict[str, Any] = super().torch_call(examples)
+        batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
+        return batch
+
+
 def fine_tune(
     policy: Policy, examples: Sequence[Tokens], config: TrainConfig, folder: Path
 ) -> dict[str, float]:
@@ -62,13 +74,14 @@ def fine_tune(
     }
     steps = math.ceil(len(examples) / (settings.batch * settings.accumulate)) * settings.epochs
     arguments = SFTConfig(
-        **common(policy, config, folder, settings.learning_rate),
+        **common(policy, config, folder, settings.learning_rate, mixed=True),
         per_device_train_batch_size=settings.batch,
         gradient_accumulation_steps=settings.accumulate,
         num_train_epochs=settings.epochs,
         warmup_steps=math.ceil(steps * settings.warmup_share),
         lr_scheduler_type="cosine",
         optim=config.optimizer,
+        adam_beta2=settings.adam_beta2,
         max_length=None,
         completion_only_loss=True,
         save_strategy="steps",
@@ -76,12 +89,16 @@ def fine_tune(
         save_total_limit=1,
         logging_steps=10,
         eos_token=policy.tokenizer.eos_token,
+        # Attention over padding took most of a step: like lengths together.
+        train_sampling_strategy="group_by_length",
+        dataloader_num_workers=0 if policy.model.device.type == "cpu" else 2,
     )
     trainer = SFTTrainer(
         model=policy.model,
         args=arguments,
         train_dataset=Dataset.from_dict(rows),
         processing_class=policy.tokenizer,
+        data_collator=Unmasked(policy.tokenizer.pad_token_id),
     )
     left = sorted(folder.glob("checkpoint-*/trainer_state.json"))
     trainer.train(resume_from_checkpoint=str(left[-1].parent) if left else None)
@@ -172,15 +189,17 @@ def constant(step: int) -> float:
 
 
 def common(
-    policy: Policy, config: TrainConfig, folder: Path, learning_rate: float
+    policy: Policy, config: TrainConfig, folder: Path, learning_rate: float, mixed: bool = False
 ) -> dict[str, Any]:
-    """What both trainers are told."""
+    """What both trainers are told; `mixed` multiplies in bfloat16 on a GPU, whatever the weights'
+    type, which RL does not: its policy is to write as it was sampled.
+    """
     cpu = policy.model.device.type == "cpu"
     return {
         "output_dir": str(folder),
         "learning_rate": learning_rate,
         "use_cpu": cpu,
-        "bf16": not cpu and config.dtype == "bfloat16",
+        "bf16": not cpu and (mixed or config.dtype == "bfloat16"),
         "tf32": True if not cpu and is_torch_tf32_available() else None,
         "gradient_checkpointing": config.gradient_checkpointing,
         "seed": config.seed,

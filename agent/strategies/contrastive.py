@@ -49,6 +49,9 @@ class Contrastive:
     """Of a round, once something has passed."""
     samples_per_prompt: int = 1
     """So many replies to each prompt: the group that a policy's rewards are normalised in."""
+    unshown_share: float = 0.0
+    """Of the prompts that nothing is repaired by: asked without exemplars, as a policy is where
+    nothing is known yet. None in the paper."""
     turns: int = 1
     """Rounds an episode lasts: in each but the first, what the same weights got wrong is repaired,
     and the rest of the round asked anew."""
@@ -59,8 +62,10 @@ class Contrastive:
             raise ValueError(f"samples_per_prompt is {self.samples_per_prompt}; expected 1 or more")
         if not 1 <= self.turns <= 4:
             raise ValueError(f"turns is {self.turns}; expected 1..4")
-        if self.exemplars < 1 or self.bucket_width <= 0 or not 0 <= self.repair_share <= 1:
-            raise ValueError("expected exemplars >= 1, bucket_width > 0, repair_share in 0..1")
+        if self.exemplars < 1 or self.bucket_width <= 0:
+            raise ValueError("expected exemplars >= 1 and bucket_width > 0")
+        if not 0 <= self.repair_share <= 1 or not 0 <= self.unshown_share <= 1:
+            raise ValueError("expected repair_share and unshown_share in 0..1")
         if self.temperature is not None and self.temperature <= 0:
             raise ValueError(f"temperature is {self.temperature}; expected above 0")
 
@@ -78,6 +83,9 @@ class Contrastive:
         for place in range(n - len(asked)):
             group = place // self.samples_per_prompt
             dice = random.Random(digest([self.seed, scene.task.hash, round, group]))
+            if self.unshown_share and dice.random() < self.unshown_share:
+                asked += fresh(scene, 1)
+                continue
             shown = draw(found, self.exemplars, self.temperature, dice)
             parents = tuple(attempt.proposal.candidate.id for attempt in shown)
             fastest = shown[-1].proposal.candidate.language

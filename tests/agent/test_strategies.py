@@ -171,6 +171,17 @@ def test_a_group_shares_its_prompt_and_groups_draw_their_own():
     assert asked[0] == asked[1] == asked[2] != asked[3] == asked[4] == asked[5]
 
 
+def test_a_share_of_groups_is_asked_without_exemplars_whole_group_by_whole_group():
+    history = [attempt("slow", 1.1), attempt("fast", 3.0)]
+    strategy = Contrastive(samples_per_prompt=4, repair_share=0.0, unshown_share=0.5)
+    asked = strategy.asks(SCENE, history, 400, 1)
+    groups = [asked[first : first + 4] for first in range(0, 400, 4)]
+    assert all(group == [group[0]] * 4 for group in groups)
+    plain = [group[0] for group in groups if group[0].step == "propose"]
+    assert 30 < len(plain) < 70
+    assert plain[0] == BestOfN().asks(SCENE, [], 1, 0)[0]
+
+
 def test_contrastive_begins_like_fsr_and_works_with_a_single_bucket():
     assert steps(Contrastive(), [attempt("a")], 2) == ["repair", "propose"]
     [ask] = Contrastive().asks(SCENE, [attempt("a", 2.0)], 1, 1)

@@ -1,0 +1,25 @@
+"""Supervised fine-tuning by TRL: what a batch's examples are worth beside each other."""
+
+import math
+
+import pytest
+
+pytest.importorskip("trl", reason="needs the train extra")
+
+from rl.config import SftConfig, ShapeConfig, TrainConfig
+from rl.policy import new_policy
+from rl.trainers import Tokens, fine_tune
+
+SHAPE = ShapeConfig(vocabulary=400, hidden=32, layers=2, heads=2, feed_forward=32, context=64)
+
+
+def test_what_examples_are_padded_with_does_not_count(tmp_path):
+    """Batches have no mask; the loss is that of each example by itself."""
+    policy = new_policy(["a b c d e f"] * 20, SHAPE, "toy", seed=1)
+    ids = policy.reply_ids("a b c d e f a b c d e f")
+    examples = [Tokens(ids[:2], ids[2:4]), Tokens(ids[:3], ids[3:]), Tokens(ids[:1], ids[1:6])]
+    alone = [policy.log_probabilities(e.prompt, e.reply) for e in examples]
+    expected = -math.fsum(map(math.fsum, alone)) / sum(map(len, alone))
+    sft = SftConfig(epochs=1.0, batch=3, learning_rate=1e-9, warmup_share=0.0)
+    figures = fine_tune(policy, examples, TrainConfig(device="cpu", sft=sft), tmp_path)
+    assert figures["train_loss"] == pytest.approx(expected, rel=1e-5)
