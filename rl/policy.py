@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,11 +162,13 @@ class Policy:
         found = logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0]
         return [float(x) for x in found]
 
-    def save(self, folder: Path) -> None:
-        """A checkpoint that any program can load; complete once policy.json is there."""
+    def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+        """A checkpoint that any program can load; complete once policy.json is there. `weights`:
+        where the model's own are spread over processes.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FILE).unlink(missing_ok=True)
-        self.model.save_pretrained(folder)
+        self.model.save_pretrained(folder, state_dict=weights)
         self.tokenizer.save_pretrained(folder)
         record = {"schema_version": 1, "name": self.name, "version": self.version}
         (folder / FILE).write_text(json.dumps(record) + "\n")

@@ -1,6 +1,7 @@
 """Stage 1: supervised fine-tuning on verified kernels (CUDA-L1, stage 1; arXiv 2507.14111).
 
-A policy `new` is made here first: random weights, and a tokenizer of these very examples.
+A policy `new` is made here first: random weights, and a tokenizer of these very examples. Of the
+processes that `accelerate launch` starts each runs this on a device of its own; the first writes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from accelerate import PartialState
 
 from rl.config import NEW, TrainConfig
 from rl.data import Example
@@ -66,20 +69,24 @@ def sft(
         raise ConfigError(f"{out}: holds a checkpoint already; name another folder")
     scratch = out / "trainer"
     begun = scratch / "begun"
-    if (begun / FILE).is_file():
-        policy = load_policy(begun, config.name, device, config.dtype)
-    else:
-        policy = begin(examples, config, device, source)
-        policy.save(begun)
+    processes = PartialState(cpu=device == "cpu")  # On a GPU, makes its own one the current one.
+    with processes.main_process_first():  # Whose policy, random weights included, all have then.
+        if (begun / FILE).is_file():
+            policy = load_policy(begun, config.name, device, config.dtype)
+        else:
+            policy = begin(examples, config, device, source)
+            policy.save(begun)
     prompts = policy.prompts_ids(e.messages for e in examples)
     tokens = list(map(Tokens, prompts, policy.replies_ids(e.reply for e in examples)))
     longest = min(config.sft.max_tokens, policy.context)
     fitting = [t for t in tokens if len(t.prompt) + len(t.reply) <= longest]
     if not fitting:
         raise ConfigError(f"all {len(tokens)} examples are over {longest} tokens; raise max_tokens")
-    figures = fine_tune(policy, fitting, config, scratch)
-    policy.save(out)
-    shutil.rmtree(scratch)
+    figures, weights = fine_tune(policy, fitting, config, scratch)
+    if processes.is_main_process:
+        policy.save(out, weights)
+        shutil.rmtree(scratch)
+    processes.wait_for_everyone()
     return Fitted(
         out,
         len(fitting),

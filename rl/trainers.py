@@ -7,7 +7,6 @@ optimizer outlives a trainer, since every generation of rollouts gets a trainer 
 
 from __future__ import annotations
 
-import math
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -63,22 +62,22 @@ class Unmasked(DataCollatorForLanguageModeling):  # type: ignore[misc]
 
 def fine_tune(
     policy: Policy, examples: Sequence[Tokens], config: TrainConfig, folder: Path
-) -> dict[str, float]:
-    """SFT on the replies alone; returns the trainer's last figures. Resumes what a kill left in
-    `folder`, where TRL keeps its checkpoints.
+) -> tuple[dict[str, float], dict[str, torch.Tensor] | None]:
+    """SFT on the replies alone; returns the trainer's last figures and, where several processes
+    train, the weights that they have together. Resumes what a kill left in `folder`, where TRL
+    keeps its checkpoints.
     """
     settings = config.sft
     rows = {
         "input_ids": [e.prompt + e.reply for e in examples],
         "completion_mask": [[0] * len(e.prompt) + [1] * len(e.reply) for e in examples],
     }
-    steps = math.ceil(len(examples) / (settings.batch * settings.accumulate)) * settings.epochs
     arguments = SFTConfig(
         **common(policy, config, folder, settings.learning_rate, mixed=True),
         per_device_train_batch_size=settings.batch,
         gradient_accumulation_steps=settings.accumulate,
         num_train_epochs=settings.epochs,
-        warmup_steps=math.ceil(steps * settings.warmup_share),
+        warmup_steps=settings.warmup_share,
         lr_scheduler_type="cosine",
         optim=config.optimizer,
         adam_beta2=settings.adam_beta2,
@@ -102,8 +101,11 @@ def fine_tune(
     )
     left = sorted(folder.glob("checkpoint-*/trainer_state.json"))
     trainer.train(resume_from_checkpoint=str(left[-1].parent) if left else None)
+    several = trainer.accelerator.num_processes > 1
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if several else None
     policy.model = unwrapped(trainer)
-    return numbers({k: v for row in trainer.state.log_history for k, v in row.items()})
+    figures = numbers({k: v for row in trainer.state.log_history for k, v in row.items()})
+    return figures, weights
 
 
 def optimizer_of(policy: Policy, config: TrainConfig) -> Any:

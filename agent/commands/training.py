@@ -98,15 +98,21 @@ def train_sft(
     config: TrainConfig = "small",
     start: Annotated[Path | None, typer.Option(help="Checkpoint to go on from.")] = None,
 ) -> None:
-    """Stage 1: supervised fine-tuning on verified kernels."""
+    """Stage 1: supervised fine-tuning on verified kernels; on several devices by `accelerate
+    launch`.
+    """
     from rl.opening import open_training
     from sandbox.doctor import resolve_device
 
     settings = open_training(config)
+    from accelerate import PartialState
+
     from rl.data import load_examples
     from rl.sft import sft
 
-    typer.echo(sft(load_examples(data), settings, to, resolve_device(settings.device), start))
+    fitted = sft(load_examples(data), settings, to, resolve_device(settings.device), start)
+    if PartialState().is_main_process:
+        typer.echo(fitted)
 
 
 def train_self(

@@ -21,5 +21,5 @@ def test_what_examples_are_padded_with_does_not_count(tmp_path):
     alone = [policy.log_probabilities(e.prompt, e.reply) for e in examples]
     expected = -math.fsum(map(math.fsum, alone)) / sum(map(len, alone))
     sft = SftConfig(epochs=1.0, batch=3, learning_rate=1e-9, warmup_share=0.0)
-    figures = fine_tune(policy, examples, TrainConfig(device="cpu", sft=sft), tmp_path)
+    figures, _ = fine_tune(policy, examples, TrainConfig(device="cpu", sft=sft), tmp_path)
     assert figures["train_loss"] == pytest.approx(expected, rel=1e-5)
