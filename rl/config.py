@@ -186,7 +186,7 @@ class TrainConfig:
     lora: LoraConfig | None = None
     gradient_checkpointing: bool = False
     optimizer: str = "adamw_torch"
-    """Of SFT, as transformers names it."""
+    """As transformers names it: adamw_torch, adafactor, adamw_8bit, galore_adamw, ..."""
     sft: SftConfig = field(default_factory=SftConfig)
     self_supervised: SelfConfig = field(default_factory=SelfConfig)
     rl: GrpoConfig = field(default_factory=GrpoConfig)

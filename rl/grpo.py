@@ -59,7 +59,7 @@ class GrpoLearner:
             self.anchor = anchor_of(first, start)
         self.policy.version = newest or 0
         self.name = self.policy.name
-        self.optimizer = optimizer_of(self.policy, config)
+        self.optimizer = optimizer_of(self.policy, config, self.folder)
         if newest is not None:
             kept = torch.load(Path(source) / OPTIMIZER, map_location=device, weights_only=True)
             self.optimizer.load_state_dict(kept)

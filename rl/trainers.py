@@ -20,6 +20,8 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import torch
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
+from transformers import Trainer, TrainingArguments
+from transformers.training_args import OptimizerNames
 from transformers.utils import is_torch_tf32_available
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
@@ -27,6 +29,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from rl.anchor import Anchor
 from rl.config import TrainConfig
 from rl.policy import Policy
+from sandbox.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,6 @@ def fine_tune(
         num_train_epochs=settings.epochs,
         warmup_steps=settings.warmup_share,
         lr_scheduler_type="cosine",
-        optim=config.optimizer,
         adam_beta2=settings.adam_beta2,
         max_length=None,
         completion_only_loss=True,
@@ -108,9 +110,19 @@ def fine_tune(
     return figures, weights
 
 
-def optimizer_of(policy: Policy, config: TrainConfig) -> Any:
+def optimizer_of(policy: Policy, config: TrainConfig, folder: Path) -> Any:
+    """The config's, as transformers makes it, for all updates of a run; without weight decay.
+
+    Raises ConfigError where its package is not installed.
+    """
+    arguments = TrainingArguments(**common(policy, config, folder, config.rl.learning_rate))
+    try:
+        make, settings = Trainer.get_optimizer_cls_and_kwargs(arguments, policy.model)
+    except ImportError as error:
+        raise ConfigError(f"optimizer {config.optimizer}: {error}") from error
     trained = [p for p in policy.model.parameters() if p.requires_grad]
-    return torch.optim.AdamW(trained, lr=config.rl.learning_rate, weight_decay=0.0)
+    groups = settings.pop("params", [{"params": trained}])
+    return make([group | {"weight_decay": 0.0} for group in groups], **settings)
 
 
 def update(
@@ -197,8 +209,13 @@ def common(
     type, which RL does not: its policy is to write as it was sampled.
     """
     cpu = policy.model.device.type == "cpu"
+    known = sorted(name.value for name in OptimizerNames)
+    if config.optimizer not in known:
+        raise ConfigError(f"no optimizer {config.optimizer!r}; expected one of {', '.join(known)}")
     return {
         "output_dir": str(folder),
+        "optim": config.optimizer,
+        "optim_target_modules": "all-linear",  # Of GaLore and APOLLO; others do not look.
         "learning_rate": learning_rate,
         "use_cpu": cpu,
         "bf16": not cpu and (mixed or config.dtype == "bfloat16"),
