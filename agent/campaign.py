@@ -116,6 +116,7 @@ class _Campaign:
             run.budget += self.waves.granted(run.task.id)
         self.searching = True
         self.stopped: str | None = None
+        self.cut_short = False
         self.failure: WarpsmithError | None = None
         self.proven = False
         """Some candidate was judged, so the device and a compiler work."""
@@ -148,8 +149,8 @@ class _Campaign:
                 self._enter(run, Stage.STOPPED, self.stopped or why)
         if self.failure is not None:
             raise self.failure
-        if self.stopped is None and self.searching:
-            learn_from(self.journal, self.learner)
+        if self.cut_short or (self.stopped is None and self.searching):
+            learn_from(self.journal, self.learner)  # What was judged in time is not for nothing.
         rows = tuple(self._report(run) for run in self.runs)
         cut = next((row.reason for row in rows if row.reason == SEARCH_OVER), None)
         return CampaignResult(rows, time.monotonic() - self.began_s, self.stopped or cut)
@@ -166,6 +167,7 @@ class _Campaign:
             return
         elapsed_s = time.monotonic() - self.began_s
         if elapsed_s >= limit_s:
+            self.cut_short = self.searching
             self._stop(f"max_seconds ({limit_s:g}) is over")
         elif self.searching and elapsed_s >= search_seconds(self.config):
             self.searching = False

@@ -15,6 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -37,11 +39,16 @@ from rl.config import SPLITS, load_train  # noqa: E402
 from rl.data import family_of, load_examples  # noqa: E402
 from rl.grpo import FOLDER, versions  # noqa: E402
 from rl.judging import judged  # noqa: E402
+from rl.policy import FILE  # noqa: E402
 from sandbox.records import to_record  # noqa: E402
 from sandbox.types import Evaluation  # noqa: E402
 
-SHORTEST_S = 30.0
-"""No step begins with less left."""
+OVERHEAD_S = 60.0
+"""Of a boxed step, outside its box: imports, a context, what is under way when the time is over."""
+EXPECTED_S = {"data": 90.0, "sft": 240.0}
+"""Of steps without a box, on one H100: with less left they wait for another call, as far as one is
+so long."""
+JUDGING_S = 150.0
 STAGES = ("sft", "self", "rl")
 ARMS = {"features": "search", "random": "random"}
 """How the feature proposer chooses what the policy is compared with."""
@@ -90,13 +97,23 @@ def main() -> None:
         done = given.to / f"{step.name}.done"
         if not done.exists():
             left_s = until_s - time.monotonic()
-            if left_s < SHORTEST_S or (step.box_s is not None and left_s < min(step.box_s, 120.0)):
+            box_s = step.box_s or EXPECTED_S.get(step.name, 0.0)
+            if left_s < min(box_s + OVERHEAD_S, 0.9 * given.piece_s):
                 print(f"next: {step.name}; run the same command again")
                 return
+            begin_anew(step, given.to)
             spent_s = run_step(step, left_s)
             done.write_text(f"{spent_s:.1f}")
         seconds[step.name] = float(done.read_text())
     report(given.to, config, seconds)
+
+
+def begin_anew(step: Step, to: Path) -> None:
+    """What a kill left of a step that does not go on from it; others find theirs."""
+    if step.name == "data":
+        shutil.rmtree(to / "data", ignore_errors=True)
+    elif step.name == "sft" and (to / "sft" / FILE).is_file():
+        shutil.rmtree(to / "sft")  # It had ended, and was killed before that was noted.
 
 
 def run_step(step: Step, left_s: float) -> float:
@@ -105,7 +122,11 @@ def run_step(step: Step, left_s: float) -> float:
     command = [*step.command, *(["--max-seconds", f"{box_s:.0f}"] if box_s else [])]
     print(f"== {step.name}: warpsmith {' '.join(command)}", flush=True)
     began_s = time.monotonic()
-    code = subprocess.run([sys.executable, ROOT / "warpsmith.py", *command], check=False).returncode
+    # Training takes one GPU, and so do the lanes beside it: the first that may be used.
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": seen}
+    program = [sys.executable, ROOT / "warpsmith.py", *command]
+    code = subprocess.run(program, check=False, env=environment).returncode
     if code:
         sys.exit(code)
     return time.monotonic() - began_s
@@ -146,10 +167,10 @@ def steps(
     ]
     for stage in STAGES:
         judge = ["train", "judge", "--policy", str(ends[stage]), "--name", f"{run}-after-{stage}"]
-        found += [stages[stage], Step(f"judge-{stage}", [*judge, *common], 240.0)]
+        found += [stages[stage], Step(f"judge-{stage}", [*judge, *common], JUDGING_S)]
     for arm in ARMS:
         options = ["--config", str(to / f"{arm}.yaml"), "--name", f"{run}-arm-{arm}"]
-        found.append(Step(f"arm-{arm}", ["optimize", *judged_on, *options], 240.0))
+        found.append(Step(f"arm-{arm}", ["optimize", *judged_on, *options], JUDGING_S))
     return found
 
 
@@ -172,10 +193,12 @@ def report(to: Path, config: Path, seconds: Mapping[str, float]) -> None:
                 task.id: attempts[0].evaluation
                 for task in journal.tasks()
                 if (attempts := journal.attempts(task.id))
+                and attempts[0].evaluation.status.scored
                 and settings.held_out.split(task.id, family_of(task)) != SPLITS[0]
             }
     with Journal(find_run(f"{to.name}-rl"), read_only=True) as journal:
         curve = [json.loads(detail) for detail in journal.events(LEARN)]
+    updates = max(versions(Path("runs") / f"{to.name}-rl" / FOLDER), default=0)
     gain = against(firsts["rl"], firsts["sft"])
     beside = {arm: against(firsts["rl"], firsts[arm]) for arm in ARMS}
     kernels = load_examples(to / "data")
@@ -185,6 +208,8 @@ def report(to: Path, config: Path, seconds: Mapping[str, float]) -> None:
         "examples": examples,
         "config": to_record(settings),
         "stages": {stage: [to_record(j) for j in table] for stage, table in tables.items()},
+        "updates": updates,
+        "paired_tasks": {stage: len(firsts["rl"].keys() & firsts[stage].keys()) for stage in runs},
         "rl_against_sft": gain,
         "rl_against": beside,
         "seconds": dict(seconds),
@@ -192,6 +217,7 @@ def report(to: Path, config: Path, seconds: Mapping[str, float]) -> None:
     }
     (to / REPORT).write_text(json.dumps(record, indent=1))
     print(f"proof of the loop: {settings.name}, seed {settings.seed}, one greedy reply a task")
+    print(f"{updates} updates by rewards")
     print("examples of sft: " + ", ".join(f"{count} {kind}" for kind, count in examples.items()))
     for stage, table in tables.items():
         for row in table:

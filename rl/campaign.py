@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection
 from dataclasses import replace
@@ -121,15 +122,12 @@ def tasks_of(
     device = resolve_device(train.device)
     held_out = train.held_out
     loaded = {spec: load_tasks(spec, device) for spec in train.tasks}
-    kept = [
-        t.id
-        for tasks in loaded.values()
-        for t in tasks
-        if held_out.split(t.id, family_of(t)) in splits
-    ]
-    if not kept:
+    shuffled = sorted((t for tasks in loaded.values() for t in tasks), key=lambda t: digest(t.id))
+    # No further than needed: families of thousands take seconds.
+    kept = (t.id for t in shuffled if held_out.split(t.id, family_of(t)) in splits)
+    chosen = set(itertools.islice(kept, count))
+    if not chosen:
         raise ConfigError(f"no task is {' or '.join(splits)}; name more tasks, or change held_out")
-    chosen = set(sorted(kept, key=digest)[:count])
     specs: list[str] = []
     for spec, tasks in loaded.items():
         own = [task.id for task in tasks if task.id in chosen]

@@ -90,6 +90,8 @@ class SelfConfig:
     epochs: float = 2.0
     learning_rate: float = 3e-4
     """Of a round: the policy is to keep what it knows."""
+    batch: int = 8
+    """Of a round, whose examples are few."""
 
 
 @dataclass(frozen=True)

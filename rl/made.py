@@ -7,10 +7,10 @@ right is for campaigns to say; self-supervised rounds, which follow, keep what p
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from rewards.types import Reward
 from rl.data import Example, family_of, known_of, plainly, reply_of, scene_of
 from sandbox.errors import ConfigError
 from sandbox.graph import Arg, Ref, trace_ahead, trace_all
-from sandbox.types import Evaluation, Status, Task, digest
+from sandbox.types import Evaluation, Language, Task, digest
 
 CHUNK = 16
 """Tasks that a process is handed at once, and traces in one go."""
@@ -42,22 +42,28 @@ def made_examples(
 ) -> Iterator[Example]:
     """For each of these tasks that the proposer covers, kernels of it whose features are drawn by
     chance, asked for as on the machine of the run in `like`; not for tasks too like those of the
-    suites in `against`. One task of `CONTRASTED` also teaches the form of a contrast with so many
-    `exemplars`: nothing was measured, so that no scores are shown.
+    suites in `against`. One task of `CONTRASTED` also teaches the form of a contrast with up to so
+    many `exemplars`, which have the figures of kernels that the run measured, drawn by chance.
     """
     with Journal(like, read_only=True) as journal:
         scenes = (scene_of(journal, task) for task in journal.tasks())
         machine = next((scene for scene in scenes if scene.measured is not None), None)
+        figures = [
+            attempt.evaluation
+            for task in journal.tasks()
+            for attempt in journal.attempts(task.id)
+            if attempt.evaluation.speedup is not None
+        ]
     if machine is None:
         raise ConfigError(f"{like}: a run that measured nothing tells of no machine; name another")
     device = machine.task.device
     known = known_of(against, device)
     listed = [task for spec in specs for task in load_tasks(spec, device)]
     tasks = [task for task in listed if known.too_alike(task.source) is None]
-    work = partial(_made_each, machine=machine, per_task=per_task, exemplars=exemplars)
+    lesson = _Lesson(machine, per_task, exemplars, figures)
     processes = max(1, min(len(os.sched_getaffinity(0)), len(tasks) // CHUNK))
     with ProcessPoolExecutor(processes, get_context("spawn"), _alone) as pool:
-        for found in pool.map(work, _batched(tasks, CHUNK)):
+        for found in pool.map(lesson.of_each, _batched(tasks, CHUNK)):
             yield from found
 
 
@@ -69,43 +75,63 @@ def _alone() -> None:
     torch.set_num_threads(1)
 
 
-def _made_each(
-    tasks: Sequence[Task], machine: Scene, per_task: int, exemplars: int
-) -> list[Example]:
-    trace_ahead(tasks)
-    return [example for task in tasks for example in _made(task, machine, per_task, exemplars)]
+@dataclass(frozen=True)
+class _Lesson:
+    """What all tasks' examples have in common."""
+
+    machine: Scene
+    per_task: int
+    exemplars: int
+    figures: Sequence[Evaluation]
+    """Of kernels that passed and were timed."""
+
+    def of_each(self, tasks: Sequence[Task]) -> list[Example]:
+        trace_ahead(tasks)
+        return [example for task in tasks for example in self.of(task)]
+
+    def of(self, task: Task) -> list[Example]:
+        dice = random.Random(digest(f"contrast {task.id}"))
+        most = min(self.exemplars, len(self.figures))
+        contrasted = most > 0 and dice.randrange(CONTRASTED) == 0
+        shown_count = dice.randint(1, most) if contrasted else 0
+        wanted = self.per_task + (shown_count + 1 if contrasted else 0)
+        # By chance: of two defaults a policy learns nothing that rewards could choose among.
+        proposals = FeatureProposer(order="random").propose(task, [], wanted)
+        if not proposals:
+            return []
+        scene, family = self.scene(task, proposals[0].candidate.language), family_of(task)
+        asked = render_propose(scene)
+        found = [
+            Example(task.id, family, "propose", asked, reply_of(task, p, "propose"), None, "")
+            for p in proposals[: self.per_task]
+        ]
+        if len(proposals) == wanted > self.per_task:
+            *shown, answer = proposals[self.per_task :]
+            drawn = sorted(dice.sample(self.figures, shown_count), key=_speed)
+            exemplars = [plainly(_told(p, e)) for p, e in zip(shown, drawn, strict=True)]
+            reply = reply_of(task, answer, "contrast")
+            asked = render_contrast(scene, exemplars)
+            found.append(Example(task.id, family, "contrast", asked, reply, None, ""))
+        return found
+
+    def scene(self, task: Task, language: Language) -> Scene:
+        """As a campaign would ask: what was measured of other tasks is not this one's."""
+        measured = self.machine.measured
+        assert measured is not None
+        floor_ms = _floor_ms(task, measured)
+        measured = replace(measured, eager_ms=None, baselines_ms={}, floor_ms=floor_ms)
+        return replace(self.machine, task=task, language=language, measured=measured)
 
 
-def _made(task: Task, machine: Scene, per_task: int, exemplars: int) -> list[Example]:
-    contrasted = exemplars > 0 and int(digest(f"contrast {task.id}"), 16) % CONTRASTED == 0
-    wanted = per_task + (exemplars + 1 if contrasted else 0)
-    # By chance: of two defaults a policy learns nothing that rewards could choose among.
-    proposals = FeatureProposer(order="random").propose(task, [], wanted)
-    if not proposals:
-        return []
-    # As a campaign would ask: what was measured of other tasks is not this one's.
-    measured = machine.measured
-    assert measured is not None
-    measured = replace(measured, eager_ms=None, baselines_ms={}, floor_ms=_floor_ms(task, measured))
-    scene = replace(machine, task=task, language=proposals[0].candidate.language, measured=measured)
-    messages, family = render_propose(scene), family_of(task)
-    found = [
-        Example(task.id, family, "propose", messages, reply_of(task, p, "propose"), None, "")
-        for p in proposals[:per_task]
-    ]
-    if len(proposals) == wanted > per_task:
-        *shown, answer = proposals[per_task:]
-        messages = render_contrast(scene, [plainly(_unmeasured(p)) for p in shown])
-        reply = reply_of(task, answer, "contrast")
-        found.append(Example(task.id, family, "contrast", messages, reply, None, ""))
-    return found
-
-
-def _unmeasured(proposal: Proposal) -> Attempt:
-    """Taken as made: right as far as anybody knows, without a figure."""
+def _told(proposal: Proposal, figure: Evaluation) -> Attempt:
+    """As if this had been measured of it: how figures are told is to be learned, not these."""
     candidate = proposal.candidate
-    evaluation = Evaluation(candidate.task_id, candidate.id, "", Status.PASSED)
+    evaluation = replace(figure, task_id=candidate.task_id, candidate_id=candidate.id)
     return Attempt(proposal, evaluation, Reward(None))
+
+
+def _speed(figure: Evaluation) -> float:
+    return figure.speedup.low if figure.speedup is not None else 0.0
 
 
 def _floor_ms(task: Task, measured: Measured) -> float | None:

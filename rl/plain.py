@@ -35,14 +35,13 @@ def plain(source: str) -> str:
 
 
 def _inlined(text: str) -> str:
-    """Constants where they are used, where a name means one constant and nothing else."""
-    meant: dict[str, set[str]] = {}
-    for name, value in CONSTANT.findall(text):
-        meant.setdefault(name, set()).add(value)
-    shorter = CONSTANT.sub(lambda m: m[0] if len(meant[m[1]]) > 1 else "", text)
-    for name, (value, *others) in meant.items():
-        if others or re.search(rf"\b{name}_|\b{name} =", shorter):
-            return text
+    """Constants where they are used; as it was, where a name means more than one constant."""
+    values = set(CONSTANT.findall(text))
+    shorter = CONSTANT.sub("", text)
+    names = [name for name, _ in values]
+    if len(set(names)) < len(names) or any(re.search(rf"\b{n}(_| =)", shorter) for n in names):
+        return text
+    for name, value in values:
         bare = value[0].isdigit()
         shorter = re.sub(rf"\b{name}\b", value if bare else f"({value})", shorter)
     return shorter

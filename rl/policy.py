@@ -111,7 +111,15 @@ class Policy:
                     found = self._batch([prompts[i] for i in chosen], sampling, own, most)
                     for i, sample in zip(chosen, found, strict=True):
                         samples[i] = sample
+        self.rest()
         return samples
+
+    def rest(self) -> None:
+        """Leave the GPU what is not used now: caches of keys grow by pieces that none fits later,
+        and what is judged meanwhile is judged in other processes.
+        """
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _batch(
         self,

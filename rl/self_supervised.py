@@ -45,7 +45,13 @@ def self_supervised(
 def tuning(config: TrainConfig) -> TrainConfig:
     """The config of one round's fine-tuning: gentler than stage 1's."""
     own = config.self_supervised
-    stage = replace(config.sft, epochs=own.epochs, learning_rate=own.learning_rate)
+    stage = replace(
+        config.sft,
+        epochs=own.epochs,
+        learning_rate=own.learning_rate,
+        batch=own.batch,
+        warmup_share=0.0,  # Its first step has no size at all, of a few.
+    )
     return replace(config, sft=stage)
 
 

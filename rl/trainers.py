@@ -101,8 +101,9 @@ def fine_tune(
         processing_class=policy.tokenizer,
         data_collator=Unmasked(policy.tokenizer.pad_token_id),
     )
-    left = sorted(folder.glob("checkpoint-*/trainer_state.json"))
-    trainer.train(resume_from_checkpoint=str(left[-1].parent) if left else None)
+    left = (found.parent for found in folder.glob("checkpoint-*/trainer_state.json"))
+    newest = max(left, key=lambda found: int(found.name.partition("-")[2]), default=None)
+    trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     several = trainer.accelerator.num_processes > 1
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if several else None
     policy.model = unwrapped(trainer)
@@ -115,7 +116,9 @@ def optimizer_of(policy: Policy, config: TrainConfig, folder: Path) -> Any:
 
     Raises ConfigError where its package is not installed.
     """
-    arguments = TrainingArguments(**common(policy, config, folder, config.rl.learning_rate))
+    known = common(policy, config, folder, config.rl.learning_rate)
+    # Nothing of torch is to change yet: the device may still be measured.
+    arguments = TrainingArguments(**known | {"tf32": None})
     try:
         make, settings = Trainer.get_optimizer_cls_and_kwargs(arguments, policy.model)
     except ImportError as error:
@@ -195,6 +198,7 @@ def update(
         policy.model = unwrapped(trainer)
         if anchor is not None:
             anchor.after(policy.model)
+        policy.rest()
     return numbers({k: v for row in trainer.state.log_history for k, v in row.items()})
 
 
@@ -243,6 +247,6 @@ def _filled(group: Group, size: int) -> Group:
     return Group(
         group.key,
         group.prompts + [group.prompts[0]] * lacking,
-        group.replies + [group.replies[0]] * lacking,
+        group.replies + [group.replies[0][:1]] * lacking,  # Their tokens would count in the mean.
         group.rewards + [None] * lacking,
     )

@@ -380,3 +380,27 @@ def test_nothing_is_learned_while_winners_are_confirmed(tmp_path):
         )
     engine.close()
     assert learner.calls <= 1, "before the first round, and never once the search is over"
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+def test_what_was_judged_when_the_time_is_over_is_learned_from_where_nothing_is_confirmed(
+    tmp_path, confirm
+):
+    learner, engine = CountingLearner(), LocalEngine(ScriptedEvaluator, lanes=1)
+    script_of_a = [script(n, status="WRONG_VALUE", seconds=0.3) for n in range(20)]
+    with Journal(tmp_path) as journal:
+        result = run_campaign(
+            [make_task("a")],
+            [proposer({"a": script_of_a})],
+            engine,
+            journal,
+            CampaignConfig(
+                max_seconds=1.0, confirm=confirm, proposals_per_round=20, max_candidates_per_task=20
+            ),
+            learner=learner,
+        )
+        judged = len(journal.attempts("test/a"))
+    engine.close()
+    assert result.stopped is not None
+    assert 0 < judged < 20
+    assert learner.calls == (1 if confirm else 2), "before the first round, and at the end"

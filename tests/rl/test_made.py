@@ -1,5 +1,6 @@
 """Kernels taken as made: what the feature proposer writes, asked for as the campaign would."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,18 @@ from agent.model import ScriptedModel
 from agent.model_proposer import ModelProposer
 from agent.proposers import open_proposers
 from agent.replies import extract
+from agent.scripted import scripted_evaluation
 from agent.strategies.best_of_n import BestOfN
 from agent.types import Measured, Turn
 from kernelbench.suite import load_tasks
+from rewards import speedup
 from rewards.terms import format_share
 from rl.config import HeldOut
 from rl.data import build_dataset, load_examples, save_dataset
 from rl.made import made_examples
 from rl.plain import plain
 from sandbox.errors import ConfigError
-from sandbox.types import EvalConfig
+from sandbox.types import EvalConfig, Status
 
 FACTS = {"GPU": "one"}
 
@@ -65,20 +68,33 @@ def test_kernels_taken_as_made_are_told_from_verified_ones_on_disk(run, tmp_path
     assert len(chosen) > 6, "nothing to choose among"
 
 
-def test_some_tasks_teach_the_form_of_a_contrast_without_scores(run):
+def test_some_tasks_teach_the_form_of_a_contrast_with_figures_of_measured_kernels(run):
+    before = made_examples(["synthetic:rows:24"], run, 1, (), 2)
+    assert {e.kind for e in before} == {"propose"}
+    with Journal(run) as journal:
+        [task] = journal.tasks()
+        proposals = FeatureProposer().propose(task, [], 3)
+        journal.record_proposals(0, proposals)
+        for factor, proposal in enumerate(proposals, 1):
+            figure = scripted_evaluation(proposal.candidate, EvalConfig(), Status.PASSED, factor)
+            journal.record_evaluation(task, figure, reward=speedup.reward(figure))
     found = list(made_examples(["synthetic:rows:24"], run, 1, (), 2))
     contrasts = [e for e in found if e.kind == "contrast"]
     assert [e.kind for e in found].count("propose") == 24
     assert 1 <= len(contrasts) < 12
+    counts = set()
     for example in contrasts:
         text = example.messages[1]["content"]
-        shown = [part.partition("\n```")[0] for part in text.split("```python\n")[2:4]]
+        shown = [part.partition("\n```")[0] for part in text.split("```python\n")[2:]]
         answer = extract(example.reply).source
-        assert "## Implementation 2" in text
-        assert "(score: " not in text
-        assert len({*shown, answer.rstrip()}) == 3
-        assert not any("// Made" in source for source in shown), "exemplars as a policy writes them"
+        scores = [float(each) for each in re.findall(r"\(score: ([\d.]+)x\)", text)]
+        assert len(scores) == len(shown)
+        counts.add(len(scores))
+        assert scores == sorted(scores)
+        assert len({*shown, answer.rstrip()}) == len(shown) + 1
+        assert not any("// Made" in source for source in shown), "not as a policy writes them"
         assert format_share(example.reply) == 1.0
+    assert counts == {1, 2}
 
 
 def test_kernels_of_tasks_like_an_evaluated_suite_are_not_made(run):

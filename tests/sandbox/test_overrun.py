@@ -215,9 +215,11 @@ def test_both_sides_are_asked_behind_every_batch_and_who_left_it_busy_is_refused
     probe = FakeProbe(busy)
     monkeypatch.setattr(sides, "probe_of", lambda device: probe)
     monkeypatch.setattr(ProcessPair, "until_idle", lambda self: None)  # of what is kept
-    # Equal code on a busy machine may look hopeless or settled, and its search would end early.
+    # Equal code on a busy machine may look hopeless or settled, and would end early.
     for known in ("hopeless", "settled"):
         monkeypatch.setattr(run, known, lambda *_: False)
+    wanted = 2 if to_beat is None else 1
+    monkeypatch.setattr(run, "enough", lambda pairs, *_: len(pairs) >= wanted)
     for side in ("reference", "candidate"):
         real = getattr(ProcessPair, f"run_{side}")
 
