@@ -12,6 +12,8 @@ from sandbox.evaluator import LocalEvaluator
 from sandbox.pair import ProcessPair
 from sandbox.types import Candidate, EvalConfig, Language, Status
 
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+
 
 def test_references_and_compilers_serve_the_next_task_and_no_reported_figure(
     evaluator: LocalEvaluator, config: EvalConfig, monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,8 @@ from rl.config import GrpoConfig, SamplingConfig, SftConfig, ShapeConfig, TrainC
 from rl.policy import new_policy
 from rl.trainers import Group, Tokens, fine_tune, optimizer_of, update
 
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+
 SHAPE = ShapeConfig(vocabulary=400, hidden=64, layers=2, heads=2, feed_forward=64, context=128)
 TEXTS = ("a b c d e f", "g h i")
 
