@@ -31,6 +31,9 @@ from rl.config import TrainConfig
 from rl.policy import Policy
 from sandbox.errors import ConfigError
 
+MANY = 1000
+"""Examples that are put into batches by processes of their own, on a GPU."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -75,6 +78,8 @@ def fine_tune(
         "input_ids": [e.prompt + e.reply for e in examples],
         "completion_mask": [[0] * len(e.prompt) + [1] * len(e.reply) for e in examples],
     }
+    # Not of few: their processes would be forked from one that had many threads to sample with.
+    beside = policy.model.device.type == "cuda" and len(examples) >= MANY
     arguments = SFTConfig(
         **common(policy, config, folder, settings.learning_rate, mixed=True),
         per_device_train_batch_size=settings.batch,
@@ -92,7 +97,7 @@ def fine_tune(
         eos_token=policy.tokenizer.eos_token,
         # Attention over padding took most of a step: like lengths together.
         train_sampling_strategy="group_by_length",
-        dataloader_num_workers=0 if policy.model.device.type == "cpu" else 2,
+        dataloader_num_workers=2 if beside else 0,
     )
     trainer = SFTTrainer(
         model=policy.model,
