@@ -3,7 +3,8 @@
 What cannot be told from the task goes: comments on its making, the hash in its build's name, the
 numbers that values and results got while the reference was lowered. Constants stand where they are
 used, as in the reference: lifted out of the loops and numbered, they would have to be foreseen.
-What only the reference needs goes too: sizes and imports that nothing uses any more.
+What is loaded from an input has that input's number, other values theirs as they come. What only
+the reference needs goes too: sizes and imports that nothing uses any more.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from agent.features.assemble import MADE, without_header
 CONSTANT = re.compile(
     r"^[ ]*const float (v\d+) = (-?\d+(?:\.\d*)?(?:e[-+]?\d+)?f|\(float\)columns);\n", re.MULTILINE
 )
+LOADED = re.compile(
+    r"load<\w+, V>\(p(\d+)_row \+ c, v(\d+)_"
+    r"|const [a-z ]+ v(\d+) = p(\d+)(?:_row\[c(?: \* inner)?\]|\[row\]);"
+)
+"""On a GPU, or on the CPU, where input and value have changed places."""
 BUILD_NAME = re.compile(r'(name=")features_[0-9a-f]{16}(")')
 VALUE = re.compile(r"\bv(\d+)(?=_|\b)")
 WORKSPACE = re.compile(r"\bw(\d+)(?=_|\b)")
@@ -28,7 +34,7 @@ def plain(source: str) -> str:
     if MADE not in source:
         return source
     text = without_header(BUILD_NAME.sub(r"\1kernel\2", source)).strip("\n") + "\n"
-    text = _inlined(text)
+    text = _after_inputs(_inlined(text))
     for pattern, name in ((VALUE, "v"), (WORKSPACE, "w"), (RESULT, "out")):
         text = _renumbered(text, pattern, name)
     return _without_unused(text)
@@ -45,6 +51,16 @@ def _inlined(text: str) -> str:
         bare = value[0].isdigit()
         shorter = re.sub(rf"\b{name}\b", value if bare else f"({value})", shorter)
     return shorter
+
+
+def _after_inputs(text: str) -> str:
+    """Values loaded from p1 are called in1, where they are all that is loaded from there."""
+    found = {(m[1] or m[4], m[2] or m[3]) for m in LOADED.finditer(text)}
+    inputs, values = ([pair[i] for pair in found] for i in (0, 1))
+    for number, value in found:
+        if inputs.count(number) == values.count(value) == 1:
+            text = re.sub(rf"\bv{value}(?=_|\b)", f"in{number}", text)
+    return text
 
 
 def _renumbered(text: str, pattern: re.Pattern[str], name: str) -> str:

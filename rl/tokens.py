@@ -47,7 +47,7 @@ def new_tokenizer(
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\bv\d+|\d"), "isolated"),
+            pre_tokenizers.Split(Regex(r"\b(?:v|in)\d+|\d"), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

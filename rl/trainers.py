@@ -214,8 +214,8 @@ def constant(step: int) -> float:
 def common(
     policy: Policy, config: TrainConfig, folder: Path, learning_rate: float, mixed: bool = False
 ) -> dict[str, Any]:
-    """What both trainers are told; `mixed` multiplies in bfloat16 on a GPU, whatever the weights'
-    type, which RL does not: its policy is to write as it was sampled.
+    """What both trainers are told; `mixed` multiplies in bfloat16 on a GPU that can, whatever the
+    weights' type, which RL does not: its policy is to write as it was sampled.
     """
     cpu = policy.model.device.type == "cpu"
     known = sorted(name.value for name in OptimizerNames)
@@ -227,7 +227,8 @@ def common(
         "optim_target_modules": "all-linear",  # Of GaLore and APOLLO; others do not look.
         "learning_rate": learning_rate,
         "use_cpu": cpu,
-        "bf16": not cpu and (mixed or config.dtype == "bfloat16"),
+        "bf16": not cpu
+        and (config.dtype == "bfloat16" or (mixed and torch.cuda.is_bf16_supported())),
         "tf32": True if not cpu and is_torch_tf32_available() else None,
         "gradient_checkpointing": config.gradient_checkpointing,
         "seed": config.seed,

@@ -55,6 +55,22 @@ def test_constants_stand_where_they_are_used(device):
     assert "((float)columns)" in text
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_loaded_is_called_after_its_input(device):
+    [problem] = load_tasks("builtin/swiglu", device)
+    text = plain(kernel_of(problem))
+    for number in (0, 1):
+        loaded = rf"p{number}_row( \+ c, in{number}_|\[c\];)"
+        assert re.search(loaded, text)
+        assert re.search(rf"[-+*/(] ?in{number}\b", text), "and used under that name"
+    assert not re.search(r"p\d+_row \+ c, v\d|v\d+ = p\d+_row\[c\]", text)
+
+
+def test_an_input_that_is_loaded_as_two_values_names_neither():
+    lines = "const float v1 = p0_row[c];\nconst float v2 = p0_row[c];\nout = v1 + v2;\n"
+    assert "out = v0 + v1" in plain(f"SOURCE = r'''\n{MADE}\n{lines}'''\nuse(SOURCE)\n")
+
+
 def test_a_name_of_two_constants_stays_a_name():
     one, other = "const float v1 = 2.0f;\nout = v0 * v1;\n", "const float v1 = 3.0f;\nout = v1;\n"
     text = plain(f"SOURCE = r'''\n{MADE}\n{one}{other}'''\nuse(SOURCE)\n")
