@@ -95,25 +95,26 @@ def main() -> None:
         # Anew each time: the newest checkpoint is known only once RL has ended.
         step = steps(given, config, searched, judged_on)[place]
         done = given.to / f"{step.name}.done"
-        if not done.exists():
+        if not ended(step, given.to):
             left_s = until_s - time.monotonic()
             box_s = step.box_s or EXPECTED_S.get(step.name, 0.0)
             if left_s < min(box_s + OVERHEAD_S, 0.9 * given.piece_s):
                 print(f"next: {step.name}; run the same command again")
                 return
-            begin_anew(step, given.to)
+            if step.name == "data":
+                shutil.rmtree(given.to / "data", ignore_errors=True)  # A kill left it half written.
             spent_s = run_step(step, left_s)
             done.write_text(f"{spent_s:.1f}")
-        seconds[step.name] = float(done.read_text())
+        if done.exists():
+            seconds[step.name] = float(done.read_text())
     report(given.to, config, seconds)
 
 
-def begin_anew(step: Step, to: Path) -> None:
-    """What a kill left of a step that does not go on from it; others find theirs."""
-    if step.name == "data":
-        shutil.rmtree(to / "data", ignore_errors=True)
-    elif step.name == "sft" and (to / "sft" / FILE).is_file():
-        shutil.rmtree(to / "sft")  # It had ended, and was killed before that was noted.
+def ended(step: Step, to: Path) -> bool:
+    """Whether it needs no further call: a kill may have come before its end was noted."""
+    return (to / f"{step.name}.done").exists() or (
+        step.name == "sft" and (to / "sft" / FILE).is_file()
+    )
 
 
 def run_step(step: Step, left_s: float) -> float:
