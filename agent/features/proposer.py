@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from agent.features import cpp, cuda_pool, cuda_turned
 from agent.features.assemble import candidate, without_header
@@ -121,4 +122,5 @@ def _space(task: Task, found: Plan) -> Space:
         {**start, "math": "fast"},
         *cuda_pool.others(program),
     ]
-    return Space(cuda_pool.POOL, tuple(s for s in starts if cuda_pool.fits(s)), cuda_pool.fits)
+    sensible = partial(cuda_pool.fits, program)
+    return Space(cuda_pool.POOL, tuple(filter(sensible, starts)), sensible)

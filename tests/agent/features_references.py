@@ -122,7 +122,7 @@ def cuda_points(found: Plan, count: int) -> list[dict[str, str | int]]:
         point["form"] = ("rows", "tiles")[len(spread) % 2]
         point["threads"] = rng.choice((8, 32, 64, 128))
         point["groups"] = 1 if point["form"] == "tiles" else point["groups"]
-        if cuda_pool.fits(point):
+        if cuda_pool.fits(program, point):
             spread.append(point)
     return spread
 

@@ -165,11 +165,12 @@ def test_everything_that_the_built_in_search_makes_can_be_converted(tmp_path: Pa
     for name in ("softmax", "swiglu", "rms_norm"):
         problem = task(name, "cuda")
         found = traced(problem)
+        program = found.programs[found.main]
         for _ in range(3):
             point = {f: rng.choice(v) for f, v in cuda_pool.POOL.items()}
             if point["form"] == "tiles":
                 point["groups"] = 1
-            if not cuda_pool.fits(point) or point["threads"] > 128:
+            if not cuda_pool.fits(program, point) or point["threads"] > 128:
                 continue
             text = convert(candidate(problem, found, point).source)
             assert refusal(text) is None

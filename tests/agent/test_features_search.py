@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import pytest
 
+from agent.features import cuda_pool
 from agent.features.proposer import FeatureProposer
 from agent.types import Attempt, Proposal
 from rewards.types import Reward
 from sandbox.types import Evaluation, Interval, Status, Timing
-from tests.agent.features_references import proposer, task
+from tests.agent.features_references import proposer, task, traced
 
 
 def judged(proposal: Proposal, status: Status = Status.PASSED) -> Attempt:
@@ -53,6 +57,24 @@ def test_random_search_draws_from_the_whole_pool_and_learns_nothing(device: str)
     history = [judged(p, Status.PASSED) for p in drawn]
     more = FeatureProposer(3, "random").propose(subject, history, 6)
     assert not {p.candidate.id for p in more} & set(ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "columns"),
+    [("sigmoid", 1, 1 << 24), ("softmax", 8192, 4096), ("softmax", 8, 1 << 21)],
+)
+def test_no_thread_has_thousands_of_elements_in_turn(name: str, rows: int, columns: int) -> None:
+    found = traced(task(name, "cuda"))
+    program = replace(found.programs[found.main], row_count=rows, column_count=columns)
+    values = itertools.product(*(cuda_pool.POOL[f] for f in ("form", "threads", "groups")))
+    points = [
+        {**cuda_pool.default(program), "form": f, "threads": t, "groups": g, "items": 1}
+        for f, t, g in values
+    ]
+    fitting = [p for p in points if cuda_pool.fits(program, p)]
+    assert cuda_pool.fits(program, cuda_pool.default(program))
+    assert {p["form"] for p in fitting} == ({"rows", "tiles"} if rows > 8 else {"tiles"})
+    assert all(columns <= 1024 * int(p["threads"]) for p in fitting if p["form"] == "rows")
 
 
 def test_equal_histories_give_equal_proposals() -> None:
