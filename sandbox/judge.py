@@ -37,6 +37,7 @@ CONTRACT_TYPES = frozenset({"ContractError"})
 def judge(observation: Observation, null: Null, config: EvalConfig) -> Evaluation:
     """What we conclude, with the evidence by layer."""
     status, detail = verdict(observation)
+    null = null.of_batches(observation.sets, observation.planned_sets)
     evidence = layers.before_timing(observation, sound=status is Status.PASSED)
     pairs = statistics.summarise(observation.rounds)
     timing = None

@@ -263,6 +263,8 @@ class Observation:
     """The worst of all timed rounds, against the reference worker's outputs."""
     rounds: tuple[RoundObservation, ...] = ()
     sets: int = 0
+    planned_sets: int = 0
+    """Of a batch of the null experiment's scatter."""
     launches_at_least: float | None = None
     """Seconds that as many calls need at the device's measured minimal launch cost."""
     floor_s: float | None = None

@@ -90,8 +90,12 @@ class ProcessPair(Sides):
         if self.keepsake.wanted(signature.output_bytes):
             self.keep = self.secret.randrange(plan.sets)
 
-    def start(self, first_call_timeout_s: float) -> None:
-        """Attach arenas, give both sides one state, make first calls, time the reference solo."""
+    def start(self, first_call_timeout_s: float, *, shorter: bool = False) -> Plan:
+        """Attach arenas, give both sides one state, make first calls, time the reference solo.
+
+        Returns the plan; where it may be `shorter` and the candidate is slow, that one, for another
+        pair of the same two, and no batch was called.
+        """
         total = self.plan.sets + self.plan.warm
         # Where memory lies is a chance that the pairs behind a figure must not share: pages that
         # the kernel has back go to who asks first, and those of one pair to the next.
@@ -119,6 +123,12 @@ class ProcessPair(Sides):
             side.worker.reply(stage=side.stage, timeout_s=first_call_timeout_s)
             seconds = time.perf_counter() - start
             logger.debug("first call of %d: %.0f ms", side.worker.pid, seconds * 1e3)
+        if shorter:
+            self.candidate.warm(self.plan.warm_sets)
+            call_s = self.candidate.go(self.plan.timed[:1])
+            found = self.plan.shorter(call_s, self.signature.latency_s)
+            if found != self.plan:
+                return found
         batch = self.plan.timed
         if self.keep is not None:
             batch = [*batch, *[batch[0]] * SPARE_OUTPUTS]
@@ -138,6 +148,7 @@ class ProcessPair(Sides):
                 self.reference.solo = timed_alone(self.reference.solo, self.alone)
             finally:
                 self.candidate.worker.thaw()
+        return self.plan
 
     def rounds(
         self, bounds: Sequence[Errors], over: Callable[[], bool] = lambda: False

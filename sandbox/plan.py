@@ -25,6 +25,9 @@ QUICK, LONGEST, LONGER = 4.0, 8, 1.5
 """A candidate so many times as quick as its reference has batches that end too soon: those of 1 ms
 told 21 and 22 times of one kernel (H200). They grow up to so many times, unless by less than so
 many: it would not pay for another pair."""
+SLOW, SLOW_BATCH_S = 8.0, 0.5
+"""A candidate so many times as slow as its reference has batches that last about so long: 82 calls
+of 0.4 s, for a reference of 0.1 ms, took a GPU two minutes to tell 0.0002x (H100)."""
 SPARE_OUTPUTS = 2
 """More than a batch's, while the allocator grows: once an output is kept, what was freed around it
 no longer fits, and the candidate's next batch took three times as long (CPU; the reference's heap
@@ -63,6 +66,11 @@ class Plan:
         sets = min(most, math.ceil(self.sets * min(times / 2, LONGEST)))
         longer = times >= QUICK and sets >= LONGER * self.sets
         return replace(self, sets=sets) if longer else self
+
+    def shorter(self, call_s: float, reference_s: float) -> Plan:
+        """For a candidate with calls of `call_s`: fewer sets where it is slow; else this plan."""
+        sets = min(self.sets, max(LEAST_SETS, math.ceil(SLOW_BATCH_S / max(call_s, 1e-7))))
+        return replace(self, sets=sets) if call_s >= SLOW * reference_s else self
 
     def reserved(self, signature: Signature, device: str, *, keeps: bool) -> int:
         """Outputs that a side has memory for before its first batch; `keeps`: one of them is kept,

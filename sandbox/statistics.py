@@ -41,6 +41,11 @@ class Null:
         """The largest log ratio that equal code was seen to make."""
         return max((abs(x) for x in self.log_ratios), default=0.0)
 
+    def of_batches(self, sets: int, planned: int) -> Null:
+        """As it would scatter with fewer sets a batch than planned, each as noisy as it was."""
+        wider = math.sqrt(max(1.0, planned / max(1, sets)))
+        return self if wider == 1.0 else Null(tuple(wider * x for x in self.log_ratios))
+
 
 def summarise(rounds: Sequence[RoundObservation]) -> list[Pair]:
     """One Pair per process pair that has a valid batch round."""

@@ -10,6 +10,7 @@ import pytest
 from kernelbench.suite import load_tasks
 from sandbox.evaluator import LocalEvaluator
 from sandbox.pair import ProcessPair
+from sandbox.plan import Plan
 from sandbox.types import Candidate, EvalConfig, Language, Status
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
@@ -21,9 +22,9 @@ def test_references_and_compilers_serve_the_next_task_and_no_reported_figure(
     pids: list[int] = []
     start = ProcessPair.start
 
-    def started(pair: ProcessPair, *arguments: Any) -> None:
+    def started(pair: ProcessPair, *arguments: Any, **options: Any) -> Plan:
         pids.extend((pair.reference.worker.pid, pair.candidate.worker.pid))
-        start(pair, *arguments)
+        return start(pair, *arguments, **options)
 
     monkeypatch.setattr(ProcessPair, "start", started)
     config = replace(config, baselines=("compile", "cuda_graph"))

@@ -13,6 +13,7 @@ import torch
 from sandbox.bell import CARRIED_BYTES, HEADER_BYTES, STANDS_BY_S, Bell
 from sandbox.memory import Arena, HostArena
 from sandbox.pair import ProcessPair
+from sandbox.plan import Plan
 from sandbox.scrambling import Scrambler
 from sandbox.subject import Subject
 from sandbox.types import Status
@@ -111,9 +112,9 @@ def test_lone_calls_that_are_rung_for_get_fresh_values_of_their_own(
     """As on a GPU's host, here on the CPU: what came out of the scrambling is judged."""
     start, ring, rung = ProcessPair.start, Subject.ring, list[int]()
 
-    def start_rung(pair: ProcessPair, *arguments: Any) -> None:
+    def start_rung(pair: ProcessPair, *arguments: Any, **options: Any) -> Plan:
         pair.rung = True
-        start(pair, *arguments)
+        return start(pair, *arguments, **options)
 
     def told_ring(subject: Subject, index: int, warm: int, values: torch.Tensor) -> float:
         expected, place = values.clone(), subject.set_bytes("inputs", index)

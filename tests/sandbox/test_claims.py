@@ -18,6 +18,7 @@ from sandbox.plan import (
     MANY_SHARE,
     MEMORY_SHARE,
     QUICK,
+    SLOW,
     SPARE_OUTPUTS,
     Plan,
     plan,
@@ -151,6 +152,15 @@ def test_batches_of_a_quick_candidate_last_half_as_long_as_the_reference_s_were_
     assert planned.longer(6.0, 20) == Plan(20, 2)
     assert planned.longer(6.0, 14) == planned
     assert planned.longer(100.0, 1000) == Plan(10 * LONGEST, 2)
+
+
+def test_batches_of_a_slow_candidate_have_fewer_sets_and_last_half_a_second() -> None:
+    planned = Plan(80, 2)
+    assert planned.shorter(SLOW * 1e-3, 1e-3) == Plan(63, 2)
+    assert planned.shorter(SLOW * 1e-3 - 1e-6, 1e-3) == planned
+    assert planned.shorter(0.4, 1e-4) == Plan(4, 2)
+    assert Plan(2, 2).shorter(0.4, 1e-4) == Plan(2, 2)
+    assert planned.shorter(0.005, 1e-4) == planned
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from sandbox.handle import WorkerFailed
 from sandbox.invalid import NoRoom
 from sandbox.observation import CaseObservation, Failure, FailureKind, RoundObservation
 from sandbox.pair import ProcessPair
-from sandbox.plan import Plan, plan
+from sandbox.plan import LEAST_SETS, SLOW, Plan, plan
 from sandbox.prepare import LESS_SHARE
 from sandbox.processes import count_processes
 from sandbox.race import Races
@@ -70,9 +70,9 @@ def paired(monkeypatch: pytest.MonkeyPatch) -> Pids:
     pids = Pids()
     start = ProcessPair.start
 
-    def started(pair: ProcessPair, *more: Any) -> None:
+    def started(pair: ProcessPair, *more: Any, **options: Any) -> Plan:
         pids.append((pair.reference.worker.pid, pair.candidate.worker.pid))
-        start(pair, *more)
+        return start(pair, *more, **options)
 
     monkeypatch.setattr(ProcessPair, "start", started)
     return pids
@@ -117,7 +117,7 @@ def test_the_first_candidate_after_a_cold_preparation_finds_a_reference_open(
     task, config = task_of(SCALE.replace("3.0", "3.75")), replace(FAST, search_pairs=1)
     evaluator.prepare(task, config)
     monkeypatch.setattr(evaluator._stand, "reference", None)  # no other one is started
-    monkeypatch.setattr("sandbox.run.doubted", lambda *_, **__: False)  # no noise asks for one
+    monkeypatch.setattr("sandbox.timing.doubted", lambda *_, **__: False)  # no noise asks for one
     candidate = Candidate(task.id, Language.TORCH, forward("return y"))
     found = evaluator.evaluate(task, candidate, config, to_beat=1.0)
     assert found.status is Status.PASSED, found.detail
@@ -512,6 +512,50 @@ def test_a_quick_candidate_has_longer_batches_in_every_pair_of_a_reported_figure
         for number, pair in enumerate(found.timing.pairs):
             taken = sum(sets in later for at, sets in calls if at == number)
             assert pair.rounds + pair.voided == taken
+
+
+LATER = """
+        self.calls = getattr(self, "calls", 0) + 1
+        for _ in range({slow} if self.calls < {until} else 0):
+            x.sin()
+        return y"""
+
+
+@pytest.mark.parametrize("searched", [False, True])
+@pytest.mark.parametrize("honest", [False, True])
+def test_a_slow_candidate_has_short_batches_as_long_as_it_is_slow_in_them(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, searched: bool, honest: bool
+) -> None:
+    calls: list[int] = []
+    round_ = ProcessPair.round
+
+    def seen(pair: ProcessPair, *arguments: Any) -> tuple[RoundObservation, CaseObservation]:
+        found, case = round_(pair, *arguments)
+        if not found.single:
+            calls.append(found.calls)
+        return found, case
+
+    monkeypatch.setattr("sandbox.plan.SLOW_BATCH_S", 0.02)
+    config = replace(FAST, max_sets=64, batch_ms=2.0, search_batch_ms=2.0)
+    task = task_of(SCALE.replace("3.0", "3.35"))
+    planned = evaluator.prepare(task, config).plan.sets
+    assert planned > LEAST_SETS
+    monkeypatch.setattr(ProcessPair, "round", seen)
+    # A search's process has been verified; the others are asked for few calls before a timed one.
+    until = 10**9 if honest else 40 if searched else 8
+    body = LATER.format(slow=6000, until=until)
+    candidate = Candidate(task.id, Language.TORCH, forward(body.strip()))
+    found = evaluator.evaluate(task, candidate, config, to_beat=1.0 if searched else None)
+    assert found.status is Status.PASSED, found.detail
+    assert found.timing is not None
+    assert calls[0] == LEAST_SETS
+    if honest:
+        assert set(calls) == {LEAST_SETS}
+        assert found.timing.speedup.value < 1 / SLOW
+        assert found.timing.noise_floor > evaluator.prepare(task, config).null.floor
+    else:
+        assert calls[-1] == found.timing.sets == planned
+        assert found.timing.speedup.value > 1 / SLOW
 
 
 def test_outputs_are_held_only_until_they_are_spoilt(

@@ -133,9 +133,9 @@ def test_a_clear_winner_is_timed_in_fewer_rounds(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever a busy machine makes of it: what is clear is told by the test."""
-    monkeypatch.setattr("sandbox.run.clear_win", lambda *_: True)
-    monkeypatch.setattr("sandbox.run.hopeless", lambda *_: False)
-    monkeypatch.setattr("sandbox.run.doubted", lambda *_, **__: False)
+    monkeypatch.setattr("sandbox.timing.clear_win", lambda *_: True)
+    monkeypatch.setattr("sandbox.timing.hopeless", lambda *_: False)
+    monkeypatch.setattr("sandbox.timing.doubted", lambda *_, **__: False)
     task = task_of(SCALE)
     same = Candidate(task.id, Language.TORCH, forward("return y"))
     found = evaluator.evaluate(task, same, replace(SEARCH, rounds=12), to_beat=1.0)
