@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandbox import run, sides
+from sandbox import sides, timing
 from sandbox.evaluator import LocalEvaluator
 from sandbox.observation import RoundObservation
 from sandbox.overrun import convicted, suspected
@@ -217,9 +217,9 @@ def test_both_sides_are_asked_behind_every_batch_and_who_left_it_busy_is_refused
     monkeypatch.setattr(ProcessPair, "until_idle", lambda self: None)  # of what is kept
     # Equal code on a busy machine may look hopeless or settled, and would end early.
     for known in ("hopeless", "settled"):
-        monkeypatch.setattr(run, known, lambda *_: False)
+        monkeypatch.setattr(timing, known, lambda *_: False)
     wanted = 2 if to_beat is None else 1
-    monkeypatch.setattr(run, "enough", lambda pairs, *_: len(pairs) >= wanted)
+    monkeypatch.setattr(timing, "enough", lambda pairs, *_: len(pairs) >= wanted)
     for side in ("reference", "candidate"):
         real = getattr(ProcessPair, f"run_{side}")
 
