@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -33,6 +31,7 @@ from agent.config import read_yaml  # noqa: E402
 from agent.journal import Journal  # noqa: E402
 from agent.learner import LEARN  # noqa: E402
 from agent.runs import find_run  # noqa: E402
+from benchmarks.waiting import Relay  # noqa: E402
 from kernelbench.metrics import bootstrap  # noqa: E402
 from rl.campaign import tasks_of  # noqa: E402
 from rl.config import SPLITS, load_train  # noqa: E402
@@ -52,7 +51,7 @@ JUDGING_S = 150.0
 STAGES = ("sft", "self", "rl")
 ARMS = {"features": "search", "random": "random"}
 """How the feature proposer chooses what the policy is compared with."""
-SEARCHED = 12
+SEARCHED = 8
 """Training tasks of which kernels are measured: to know the machine by, and what contrasts with
 scores look like."""
 QUICK = {"confirm": False, "search_figures": True}
@@ -73,7 +72,7 @@ def main() -> None:
     parser.add_argument("--config", default="small", help="preset of configs/train, or a file")
     parser.add_argument("--to", type=Path, required=True, help="folder for data and checkpoints")
     parser.add_argument("--piece-s", type=float, default=480.0, help="seconds of this call")
-    parser.add_argument("--search-s", type=float, default=90.0, help="for kernels to learn from")
+    parser.add_argument("--search-s", type=float, default=45.0, help="for kernels to learn from")
     parser.add_argument("--self-s", type=float, default=150.0, help="of a self-supervised round")
     parser.add_argument("--rl-s", type=float, default=360.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -91,22 +90,24 @@ def main() -> None:
     seconds: dict[str, float] = {}
     searched = tasks_of(settings, SPLITS[:1], SEARCHED)
     judged_on = tasks_of(settings, SPLITS[1:], settings.held_out.judged)
-    for place in range(len(steps(given, config, searched, judged_on))):
-        # Anew each time: the newest checkpoint is known only once RL has ended.
-        step = steps(given, config, searched, judged_on)[place]
-        done = given.to / f"{step.name}.done"
-        if not ended(step, given.to):
-            left_s = until_s - time.monotonic()
-            box_s = step.box_s or EXPECTED_S.get(step.name, 0.0)
-            if left_s < min(box_s + OVERHEAD_S, 0.9 * given.piece_s):
-                print(f"next: {step.name}; run the same command again")
-                return
-            if step.name == "data":
-                shutil.rmtree(given.to / "data", ignore_errors=True)  # A kill left it half written.
-            spent_s = run_step(step, left_s)
-            done.write_text(f"{spent_s:.1f}")
-        if done.exists():
-            seconds[step.name] = float(done.read_text())
+    with Relay() as relay:
+        for place in range(len(steps(given, config, searched, judged_on))):
+            # Anew each time: the newest checkpoint is known only once RL has ended.
+            step = steps(given, config, searched, judged_on)[place]
+            done = given.to / f"{step.name}.done"
+            if not ended(step, given.to):
+                left_s = until_s - time.monotonic()
+                box_s = step.box_s or EXPECTED_S.get(step.name, 0.0)
+                if left_s < min(box_s + OVERHEAD_S, 0.9 * given.piece_s):
+                    print(f"next: {step.name}; run the same command again")
+                    return
+                if step.name == "data":
+                    # A kill left it half written.
+                    shutil.rmtree(given.to / "data", ignore_errors=True)
+                spent_s = run_step(step, left_s, relay)
+                done.write_text(f"{spent_s:.1f}")
+            if done.exists():
+                seconds[step.name] = float(done.read_text())
     report(given.to, config, seconds)
 
 
@@ -117,17 +118,13 @@ def ended(step: Step, to: Path) -> bool:
     )
 
 
-def run_step(step: Step, left_s: float) -> float:
+def run_step(step: Step, left_s: float, relay: Relay) -> float:
     """Seconds it took; exits as it did where it failed."""
     box_s = None if step.box_s is None else min(step.box_s, left_s)
     command = [*step.command, *(["--max-seconds", f"{box_s:.0f}"] if box_s else [])]
     print(f"== {step.name}: warpsmith {' '.join(command)}", flush=True)
     began_s = time.monotonic()
-    # Training takes one GPU, and so do the lanes beside it: the first that may be used.
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": seen}
-    program = [sys.executable, ROOT / "warpsmith.py", *command]
-    code = subprocess.run(program, check=False, env=environment).returncode
+    code = relay.run(command)
     if code:
         sys.exit(code)
     return time.monotonic() - began_s

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("trl", reason="needs the train extra")
 
 from benchmarks.train_demo import Step, ended
+from benchmarks.waiting import Relay
 from rl.policy import FILE
 
 
@@ -23,3 +24,18 @@ def test_a_finished_checkpoint_is_kept_though_its_end_was_not_noted(tmp_path: Pa
     (tmp_path / "sft" / FILE).write_text("{}")
     assert ended(Step("sft", []), tmp_path)
     assert not ended(Step("data", []), tmp_path)
+
+
+def test_commands_follow_each_other_in_interpreters_that_waited(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with Relay() as relay:
+        first = relay._next.pid
+        assert relay.run(["--help"]) == 0
+        assert relay._next.pid != first
+        assert relay.run(["optimize", "nonsense"]) == 2
+        last = relay._next
+    assert last.poll() is not None, "the one that was left waits no longer"
+    told = capfd.readouterr()
+    assert "optimize" in told.out
+    assert "nonsense" in told.err
