@@ -264,7 +264,7 @@ class Observation:
     rounds: tuple[RoundObservation, ...] = ()
     sets: int = 0
     planned_sets: int = 0
-    """Of a batch of the null experiment's scatter."""
+    """Of a batch, for candidates that are neither slow nor quick."""
     launches_at_least: float | None = None
     """Seconds that as many calls need at the device's measured minimal launch cost."""
     floor_s: float | None = None

@@ -42,8 +42,10 @@ class Null:
         return max((abs(x) for x in self.log_ratios), default=0.0)
 
     def of_batches(self, sets: int, planned: int) -> Null:
-        """As it would scatter with fewer sets a batch than planned, each as noisy as it was."""
-        wider = math.sqrt(max(1.0, planned / max(1, sets)))
+        """As it would scatter with fewer sets a batch than planned, each of which is as noisy: what
+        a batch is off by, the round trip above all, is off by more in a call.
+        """
+        wider = max(1.0, planned / max(1, sets))
         return self if wider == 1.0 else Null(tuple(wider * x for x in self.log_ratios))
 
 

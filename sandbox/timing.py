@@ -14,7 +14,7 @@ from sandbox.plan import SLOW, Plan
 from sandbox.pool import Pool, timed_bounds
 from sandbox.prepare import Preparation
 from sandbox.ready import PROFILED
-from sandbox.statistics import Null, clear_win, enough, hopeless, settled, summarise
+from sandbox.statistics import clear_win, enough, hopeless, settled, summarise
 from sandbox.subject import Opening, Subject
 from sandbox.types import Pair, Status
 from sandbox.workers import Workers
@@ -37,8 +37,8 @@ class Timed(Workers):
     """The best speedup so far, in a search."""
     doubt = False
     """Something about the first pair was doubted."""
-    longer_again = False
-    """Its batches were short for its slow calls, and it was not slow then."""
+    replanned = False
+    """Its batches are longer than they were first, and are as they are from now on."""
 
     def time(self) -> None:
         """Process pairs until the statistics say enough.
@@ -49,6 +49,7 @@ class Timed(Workers):
         rounds: list[RoundObservation] = []
         bounds = timed_bounds(self.pools[0].cases[0])
         worst = CaseObservation("timed rounds", (Errors(),) * len(bounds), bounds)
+        null = self.preparation.null
         most = max(self.config.max_pairs, merging.LEAST_PAIRS, overrun.MOST_PAIRS)
         number = 0
         while number < most:
@@ -67,7 +68,7 @@ class Timed(Workers):
                 continue
             if number == 0 and self.promising():
                 self.stand.ready.expect(PROFILED)
-            done = enough(pairs, self.null, self.config, self.to_beat)
+            done = enough(pairs, null, self.config, self.to_beat)
             # A search has no use for a slow candidate, merged or not.
             slow = self.to_beat is not None and all(p.log_speedup < 0 for p in pairs)
             if done and not self.doubts(slow=slow):
@@ -125,7 +126,7 @@ class Timed(Workers):
             with self.stage("warm"):
                 subject.stage = "time"
                 self.make_room(reference, self.plan.bytes(signature))
-                shorter = number == 0 and not self.longer_again
+                shorter = number == 0 and not self.replanned
                 for may_be_shorter in (shorter, False):
                     pair = ProcessPair(
                         number,
@@ -157,6 +158,7 @@ class Timed(Workers):
         found = planned.longer(math.exp(pairs[0].log_speedup), self.preparation.most_sets)
         if found == planned:
             return False
+        self.replanned = True
         self.replan(found)
         return True
 
@@ -168,7 +170,7 @@ class Timed(Workers):
         slow = [2 * r.candidate_s > SLOW * r.reference_s for r in rounds if not r.single]
         if self.plan.sets >= planned.sets or all(slow):
             return False
-        self.longer_again = True
+        self.replanned = True
         self.replan(planned)
         return True
 
@@ -176,12 +178,6 @@ class Timed(Workers):
         self.plan = plan
         floor_s = self.preparer.floor_s(self.pools[0].signature, plan)
         self.note(sets=plan.sets, floor_s=floor_s)
-
-    @property
-    def null(self) -> Null:
-        """The null experiment, as this run's batches are."""
-        seen = self.observation
-        return self.preparation.null.of_batches(seen.sets, seen.planned_sets)
 
     def decided(self) -> bool:
         """In a search, whether the pair under way can only confirm what is known. What is
@@ -193,7 +189,7 @@ class Timed(Workers):
         rounds = self.observation.rounds
         if rounds[-1].pair >= self.config.search_pairs:
             return False
-        null = self.null
+        null = self.preparation.null
         known = rounds, null, self.config, self.to_beat
         if hopeless(*known):
             return True

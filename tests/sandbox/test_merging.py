@@ -31,15 +31,20 @@ def test_an_excess_in_one_pair_of_two_is_a_busy_machine() -> None:
     assert not suspected(rounds)
 
 
-@pytest.mark.parametrize(("excess_s", "worth"), [(0.0003, False), (0.0008, True)])
+@pytest.mark.parametrize(
+    ("call_s", "excess_s", "worth"),
+    [(0.002, 0.0003, False), (0.002, 0.0008, True), (0.05, 0.0009, False), (0.05, 0.0011, True)],
+)
 def test_an_excess_that_could_convict_nobody_is_not_worth_another_pair(
-    excess_s: float, worth: bool
+    call_s: float, excess_s: float, worth: bool
 ) -> None:
-    """Of calls of 2 ms: 150 us, 100 us and a fifth of the reference are allowed."""
-    rounds = [RoundObservation(0, False, 4, 4 * 0.002, 4 * 0.002)] * 4
-    rounds += [RoundObservation(0, True, 4, 4 * 0.002, 4 * (0.002 + excess_s))] * 2
+    """Of calls of 2 ms: 150 us, 100 us and a fifth of the reference are allowed; of slow ones,
+    which take 50 ms, two per cent of themselves.
+    """
+    rounds = [RoundObservation(0, False, 4, 4 * 0.002, 4 * call_s)] * 4
+    rounds += [RoundObservation(0, True, 4, 4 * 0.002, 4 * (call_s + excess_s))] * 2
     assert suspected(rounds) is worth
-    timing = Timing(2.0, 2.0, Interval(1.0, 0.9, 1.1, 0.95), 0.0, (), 10)
+    timing = Timing(2.0, call_s * 1e3, Interval(1.0, 0.9, 1.1, 0.95), 0.0, (), 10)
     again = [*rounds, *(replace(r, pair=1) for r in rounds)]
     found = convicted(again, timing)
     assert found is not None

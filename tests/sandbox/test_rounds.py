@@ -9,19 +9,21 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sandbox.drift import DRIFT
 from sandbox.evaluator import LocalEvaluator
-from sandbox.observation import Observation, RoundObservation
+from sandbox.observation import CaseObservation, Observation, RoundObservation
+from sandbox.plan import Plan
 from sandbox.rest import Afterwards
 from sandbox.rounds import MET_BY, restyled, single_set
 from sandbox.run import Run
 from sandbox.statistics import Null, full_rounds
 from sandbox.subject import Subject
 from sandbox.turn import Progress, Turn, together
-from sandbox.types import Candidate, Language, Status
+from sandbox.types import Candidate, Language, Pair, Status
 from tests.exploits.problems import FRAMES
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, forward, task_of
 
@@ -187,6 +189,69 @@ def test_a_doubt_about_the_first_pair_stands_until_there_is_another() -> None:
     other = [replace(r, pair=1) for r in (fast, alone, fast, fast)]
     run.observation = Observation("task", "candidate", rounds=(*clean, *other))
     assert not run.doubts()
+
+
+def script(candidate_s: float, *others_s: float, pair: int = 0, calls: int = 4) -> list[Any]:
+    """Batches of one pair, whose reference takes 1 ms a batch."""
+    case = CaseObservation("timed rounds")
+    found = [RoundObservation(pair, False, calls, 0.001, s) for s in (candidate_s, *others_s)]
+    return [(seen, case) for seen in found]
+
+
+@pytest.mark.parametrize("to_beat", [None, 1.0])
+@pytest.mark.parametrize(
+    ("pairs", "told"),
+    [
+        ([script(0.1, 0.1, 0.1)], 4),
+        ([script(0.1, 0.1, 0.003), script(0.002, 0.002, 0.002, calls=0)], 0),
+        ([script(0.1, 0.003, 0.1), script(0.1, 0.1, 0.1, calls=0)], 0),
+    ],
+    ids=["slow throughout", "quick once", "quick once, slow in the batches as planned"],
+)
+def test_short_batches_are_for_who_is_slow_in_every_one(
+    pairs: list[list[Any]], told: int, to_beat: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.timing.timed_bounds", lambda _: ())
+    monkeypatch.setattr("sandbox.timing.judge_case", lambda _: (Status.PASSED, ""))
+    planned, searched = Plan(80, 2), Plan(40, 2)
+    wanted = planned if to_beat is None else searched
+    run = Run.__new__(Run)
+    run.to_beat, run.config, run.task, run.loaded = to_beat, SEARCH, task_of(SCALE), None
+    null = Null((0.001, -0.001, 0.0005))
+    run.preparation = SimpleNamespace(  # type: ignore[assignment]
+        null=null, plan=planned, search_plan=searched, most_sets=80
+    )
+    run.preparer = SimpleNamespace(floor_s=lambda _, plan: plan.sets)  # type: ignore[assignment]
+    run.pools = [SimpleNamespace(cases=[None], signature=None)]  # type: ignore[list-item]
+    run.observation = Observation("task", "candidate", planned_sets=wanted.sets)
+    run.replan(Plan(4, 2))
+    numbers, left = [], list(pairs)
+
+    def pair(number: int, _: object) -> Any:
+        numbers.append(number)
+        # As planned, where the script says no other number of calls.
+        return [(replace(r, calls=r.calls or run.plan.sets), case) for r, case in left.pop(0)]
+
+    run.pair = pair  # type: ignore[method-assign, assignment]
+    run.time()
+    seen = run.observation
+    assert numbers == [0] * len(pairs), "nobody who is slow needs another pair"
+    assert seen.sets == seen.floor_s == (told or wanted.sets)
+    assert {r.calls for r in seen.rounds} == {told or wanted.sets}
+    assert len(seen.rounds) == 3
+    assert run.replanned is (told == 0)
+
+
+def test_batches_that_grew_for_a_quick_candidate_do_not_shrink() -> None:
+    """A process may be slow, or quick, whenever it likes; without this they took turns for ever."""
+    run = Run.__new__(Run)
+    run.to_beat, run.plan, run.observation = None, Plan(4, 2), Observation("task", "candidate")
+    run.preparation = SimpleNamespace(plan=Plan(4, 2), most_sets=64)  # type: ignore[assignment]
+    run.preparer = SimpleNamespace(floor_s=lambda *_: None)  # type: ignore[assignment]
+    run.pools = [SimpleNamespace(signature=None)]  # type: ignore[list-item]
+    assert run.lengthened([Pair(1.0, 0.05, math.log(20), 3, 0, 0.0)])
+    assert run.plan.sets > 4
+    assert run.replanned
 
 
 @pytest.fixture
