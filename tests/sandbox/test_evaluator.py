@@ -535,7 +535,7 @@ def test_a_slow_candidate_has_short_batches_as_long_as_it_is_slow_in_them(
             calls.append(found.calls)
         return found, case
 
-    monkeypatch.setattr("sandbox.plan.SLOW_BATCH_S", 0.02)
+    monkeypatch.setattr("sandbox.plan.SLOW_BATCH_S", 0.005)
     config = replace(FAST, max_sets=64, batch_ms=2.0, search_batch_ms=2.0)
     task = task_of(SCALE.replace("3.0", "3.35"))
     planned = evaluator.prepare(task, config).plan.sets
