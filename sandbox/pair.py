@@ -30,9 +30,6 @@ from sandbox.types import EvalConfig
 
 logger = logging.getLogger(__name__)
 
-WHOLE_BATCHES = 2
-"""Untimed batches before the first timed one, until the allocator holds a batch's outputs: on the
-CPU the first two took four and two times as long as the third."""
 LOOKS = 2
 """Calls of a candidate that have to be slow for short batches."""
 OVERHEAD_GOS = 9
@@ -132,7 +129,7 @@ class ProcessPair(Sides):
             batch = [*batch, *[batch[0]] * SPARE_OUTPUTS]
         for side in (self.reference, self.candidate):
             # A warm reference has had its batches, in these arenas.
-            for _ in range(0 if side.solo else WHOLE_BATCHES):
+            for _ in range(0 if side.solo else self.plan.untimed):
                 side.warm(self.plan.warm_sets)
                 side.go(batch)
             side.worker.place()

@@ -19,6 +19,9 @@ WARM_SETS = 2
 FILL_S = 0.03
 """What making a round's inputs may cost: fresh values for every call are not free on the CPU."""
 LEAST_SETS = 4
+UNTIMED = 2
+"""Whole batches before the first timed one, until the allocator holds a batch's outputs: on the CPU
+the first two took four and two times as long as the third."""
 SINGLE_CALLS, LEAST_SINGLE, SINGLE_S = 8, 4, 0.002
 """Calls in a round that discloses one input set per "go": fewer where they last so long."""
 QUICK, LONGEST, LONGER = 4.0, 8, 1.5
@@ -46,6 +49,8 @@ class Plan:
     warm: int
     lone: int = SINGLE_CALLS
     """Calls of a round that are alone, where there are so many sets."""
+    untimed: int = UNTIMED
+    """Batches of either side before the first timed one."""
 
     @property
     def single(self) -> int:
@@ -68,9 +73,15 @@ class Plan:
         return replace(self, sets=sets) if longer else self
 
     def shorter(self, call_s: float, reference_s: float) -> Plan:
-        """For a candidate with calls of `call_s`: fewer sets where it is slow; else this plan."""
-        sets = min(self.sets, max(LEAST_SETS, math.ceil(SLOW_BATCH_S / max(call_s, 1e-7))))
-        return replace(self, sets=sets) if call_s >= SLOW * reference_s else self
+        """For a candidate with calls of `call_s`: fewer sets where it is slow, and where those are
+        the least nothing untimed, beside which what an allocator takes is little; else this plan.
+        """
+        sets = max(LEAST_SETS, math.ceil(SLOW_BATCH_S / max(call_s, 1e-7)))
+        if call_s < SLOW * reference_s or sets >= self.sets:
+            return self
+        if sets > LEAST_SETS:
+            return replace(self, sets=sets)
+        return replace(self, sets=sets, warm=1, untimed=0)
 
     def reserved(self, signature: Signature, device: str, *, keeps: bool) -> int:
         """Outputs that a side has memory for before its first batch; `keeps`: one of them is kept,

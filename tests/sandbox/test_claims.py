@@ -158,7 +158,7 @@ def test_batches_of_a_slow_candidate_have_fewer_sets_and_last_half_a_second() ->
     planned = Plan(80, 2)
     assert planned.shorter(SLOW * 1e-3, 1e-3) == Plan(63, 2)
     assert planned.shorter(SLOW * 1e-3 - 1e-6, 1e-3) == planned
-    assert planned.shorter(0.4, 1e-4) == Plan(4, 2)
+    assert planned.shorter(0.4, 1e-4) == Plan(4, 1, untimed=0)
     assert Plan(2, 2).shorter(0.4, 1e-4) == Plan(2, 2)
     assert planned.shorter(0.005, 1e-4) == planned
 

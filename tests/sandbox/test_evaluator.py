@@ -542,7 +542,7 @@ def test_a_slow_candidate_has_short_batches_as_long_as_it_is_slow_in_them(
     assert planned > LEAST_SETS
     monkeypatch.setattr(ProcessPair, "round", seen)
     # A search's process has been verified; the others are asked for few calls before a timed one.
-    until = 10**9 if honest else 40 if searched else 8
+    until = 10**9 if honest else 25 if searched else 8
     body = LATER.format(slow=6000, until=until)
     candidate = Candidate(task.id, Language.TORCH, forward(body.strip()))
     found = evaluator.evaluate(task, candidate, config, to_beat=1.0 if searched else None)
