@@ -33,6 +33,7 @@ DEMO_RUN ?= benchmarks/demo
 DEMO_NAME := demo-$(shell date +%Y%m%d-%H%M%S)
 PIECE_S ?= 480
 SEED ?= 0
+ABLATION ?=
 # Files begin in the order of tests/conftest.py, not by how many tests they hold.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 ALONE := $(shell grep -rl 'mark\.alone' tests --include='test_*.py')
@@ -72,7 +73,7 @@ $(VENV)/.installed-train: $(VENV)/.installed
 train-demo: $(TRAIN_STAMP) ## Proof of the loop: data, SFT, self-supervised, RL, evaluation
 	mkdir -p $(DEMO)
 	PATH="$(BIN):$$PATH" $(RUN) benchmarks/train_demo.py --config $(TRAIN) --to $(DEMO) \
-	  --piece-s $(PIECE_S) --seed $(SEED)
+	  --piece-s $(PIECE_S) --seed $(SEED) $(ABLATION)
 
 # DEMO_RUN is a recorded run's folder; its decisions are made again from its journal, into a new run.
 demo: $(STAMP) ## Replay a recorded H200 campaign (or DEMO_RUN) without GPU, key or network; open its report

@@ -29,6 +29,7 @@ def learning(config: OptimizeConfig, train: TrainConfig) -> OptimizeConfig:
     group = train.rl.group
     strategy = Contrastive(
         exemplars=train.exemplars,
+        selection=train.selection,
         bucket_width=train.bucket_width,
         temperature=train.temperature,
         repair_turns=0,

@@ -100,12 +100,18 @@ class GrpoConfig:
 
     group: int = 8
     """G: replies to one prompt."""
+    batch: int | None = None
+    """Replies of one forward and backward pass, for what memory there is; a divisor of `group`, by
+    default all of it. The step is the same."""
     tasks: int | None = None
     """Of a run, drawn from those to train on; by default all of them, each in every update."""
     updates: int | None = None
     """Of each task in one run of `train rl`, at most: what is sampled again counts too. By default
     as many as the campaign's candidates."""
     learning_rate: float = 1e-6
+    iterations: int = 1
+    """mu: optimizer steps on each generation of rollouts (GRPO, arXiv 2402.03300, algorithm 1).
+    From the second on, clipping holds the policy near the weights that sampled."""
     epsilon: float = 0.2
     epsilon_high: float = 0.28
     """DAPO's clip-higher."""
@@ -134,6 +140,10 @@ class GrpoConfig:
     def __post_init__(self) -> None:
         if self.group < 2:
             raise ValueError(f"group is {self.group}; a baseline needs at least 2 replies")
+        if self.batch is not None and (self.batch < 1 or self.group % self.batch):
+            raise ValueError(f"batch is {self.batch}; expected a divisor of group ({self.group})")
+        if self.iterations < 1:
+            raise ValueError(f"iterations is {self.iterations}; expected at least 1")
         if not 1 <= self.turns <= 4 or not 0 <= self.discount <= 1:
             raise ValueError("expected turns in 1..4 and discount in 0..1")
         if self.advantage == "leave-one-out" and self.scale != "none":
@@ -181,6 +191,8 @@ class TrainConfig:
     exemplars: int = 2
     unshown_share: float = 0.0
     """Of the prompts of an update: without exemplars, as a policy is judged. None in CUDA-L1."""
+    selection: Literal["buckets", "random"] = "buckets"
+    """How exemplars are chosen among what passed (agent/strategies/contrastive.py)."""
     bucket_width: float = 0.15
     temperature: float | None = None
     """tau of the draw of buckets; by default the standard deviation of their means."""

@@ -1,4 +1,4 @@
-"""The one module that knows TRL: supervised fine-tuning, and one GRPO update on given rollouts.
+"""The one module that knows TRL: supervised fine-tuning, and a GRPO update on given rollouts.
 
 The campaign has sampled and judged the rollouts already, with these very weights: TRL is handed
 their tokens and rewards by `rollout_func` and does advantages, clipping, loss and the step. The
@@ -141,12 +141,13 @@ def update(
     folder: Path,
     anchor: Anchor | None = None,
 ) -> dict[str, float]:
-    """One GRPO step on the groups; a group with fewer replies than `rl.group` is filled up with
-    replies that have no reward, which TRL leaves out of baseline and gradient. `anchor`: what
+    """`rl.iterations` GRPO steps on the groups; one with fewer replies than `rl.group` is filled up
+    with replies that have no reward, which TRL leaves out of baseline and gradient. `anchor`: what
     `rl.beta` other than 0 holds the policy to.
     """
     settings = config.rl
     filled = [_filled(group, settings.group) for group in groups]
+    together = settings.batch or settings.group
     waiting: dict[str, list[tuple[list[int], list[int], float | None]]] = defaultdict(list)
     for group in filled:
         waiting[group.key] = list(zip(group.prompts, group.replies, group.rewards, strict=True))
@@ -157,7 +158,8 @@ def update(
         return {
             "prompt_ids": [prompt for prompt, _, _ in taken],
             "completion_ids": [reply for _, reply, _ in taken],
-            "logprobs": None,  # On-policy: TRL takes the old policy to be the present one.
+            # On-policy: TRL takes the old policy to be the present one, or asks it beforehand.
+            "logprobs": None,
             "worth": [value for _, _, value in taken],
         }
 
@@ -166,13 +168,14 @@ def update(
 
     arguments = GRPOConfig(
         **common(policy, config, folder, settings.learning_rate),
-        per_device_train_batch_size=settings.group,
-        gradient_accumulation_steps=len(filled),
+        per_device_train_batch_size=together,
+        gradient_accumulation_steps=len(filled) * settings.group // together,
         num_generations=settings.group,
         max_completion_length=config.sampling.max_new_tokens,
         temperature=config.sampling.temperature,
         top_p=config.sampling.top_p,
-        max_steps=1,
+        num_iterations=settings.iterations,
+        max_steps=settings.iterations,
         lr_scheduler_type="constant",
         max_grad_norm=settings.max_grad_norm,
         epsilon=settings.epsilon,

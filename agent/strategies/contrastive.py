@@ -40,6 +40,8 @@ class Bucket:
 class Contrastive:
     kind: Literal["contrastive"] = "contrastive"
     exemplars: int = 2
+    selection: Literal["buckets", "random"] = "buckets"
+    """random: any passed candidates, each as likely; what buckets are compared with."""
     bucket_width: float = 0.15
     """In log-speedup."""
     temperature: float | None = None
@@ -86,12 +88,19 @@ class Contrastive:
             if self.unshown_share and dice.random() < self.unshown_share:
                 asked += fresh(scene, 1)
                 continue
-            shown = draw(found, self.exemplars, self.temperature, dice)
+            shown = self._shown(found, dice)
             parents = tuple(attempt.proposal.candidate.id for attempt in shown)
             fastest = shown[-1].proposal.candidate.language
             messages = render_contrast(replace(scene, language=fastest), shown)
             asked.append(Ask(CONTRAST, fastest, messages, parents))
         return asked
+
+    def _shown(self, found: Sequence[Bucket], dice: random.Random) -> list[Attempt]:
+        """Exemplars, slowest first."""
+        if self.selection == "buckets":
+            return draw(found, self.exemplars, self.temperature, dice)
+        passed = [attempt for bucket in found for attempt in bucket.attempts]
+        return by_speedup(dice.sample(passed, min(self.exemplars, len(passed))))
 
     def _in_this_episode(self, history: Sequence[Attempt], round: int) -> list[Attempt]:
         """What is to be repaired: failures of the newest weights, whose updates end episodes."""
@@ -112,7 +121,12 @@ def draw(
         bucket = dice.choices(left, probabilities(left, temperature))[0]
         left.remove(bucket)
         shown.append(dice.choice(bucket.attempts))
-    return sorted(shown, key=lambda attempt: log_speedup(attempt) or 0.0)
+    return by_speedup(shown)
+
+
+def by_speedup(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Slowest first."""
+    return sorted(attempts, key=lambda attempt: log_speedup(attempt) or 0.0)
 
 
 def buckets(history: Sequence[Attempt], width: float) -> list[Bucket]:

@@ -145,6 +145,20 @@ def test_exemplars_come_from_distinct_buckets_the_faster_ones_more_often():
     assert drawn[1.0] < drawn[2.0] < drawn[3.0]
 
 
+def test_random_exemplars_are_any_passed_ones_slowest_first():
+    history = [attempt("alone", 3.0), attempt("failed"), *(attempt(f"s{i}", 1.0) for i in range(8))]
+    strategy = Contrastive(selection="random", repair_share=0.0)
+    asked = strategy.asks(SCENE, history, 400, 1)
+    assert {len(set(ask.parents)) for ask in asked} == {2}
+    [alone, failed, *_] = ids(*history)
+    shown = sum(alone in ask.parents for ask in asked)
+    assert 50 < shown < 110, "2 of 9, as likely as any other"
+    assert all(ask.parents[1] == alone for ask in asked if alone in ask.parents)
+    assert not any(failed in ask.parents for ask in asked)
+    same_speed = sum(alone not in ask.parents for ask in asked)
+    assert same_speed > 0, "of one bucket as well"
+
+
 def test_the_contrastive_prompt_shows_both_with_scores_and_demands_three_sections():
     history = [attempt("slow", 1.1), attempt("fast", 3.0)]
     [ask] = Contrastive().asks(SCENE, history, 1, 1)

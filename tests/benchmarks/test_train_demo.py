@@ -1,29 +1,110 @@
 """The training demo goes on after a kill: what had ended is kept, however late the kill came."""
 
+import argparse
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("trl", reason="needs the train extra")
 
-from benchmarks.train_demo import Step, ended
+from benchmarks import staged
+from benchmarks.staged import Failed, Step, run_steps, seconds_of
+from benchmarks.train_demo import ABLATION, Demo
 from benchmarks.waiting import Relay
+from rl.config import load_train
 from rl.policy import FILE
 
 
-@pytest.mark.parametrize("name", ["data", "sft"])
-def test_a_step_whose_end_was_noted_has_ended(tmp_path: Path, name: str) -> None:
-    assert not ended(Step(name, []), tmp_path)
-    (tmp_path / f"{name}.done").write_text("1.0")
-    assert ended(Step(name, []), tmp_path)
+class Commands:
+    """In place of Relay: what is run, and how it ends."""
+
+    def __init__(self, codes: dict[str, int] | None = None, takes_s: float = 0.0) -> None:
+        self.codes, self.takes_s = codes or {}, takes_s
+        self.ran: list[list[str]] = []
+
+    def __enter__(self) -> "Commands":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def run(self, command: Sequence[str]) -> int:
+        self.ran.append(list(command))
+        time.sleep(self.takes_s)
+        return self.codes.get(command[0], 0)
+
+
+def test_a_step_whose_end_was_noted_has_ended(tmp_path: Path) -> None:
+    step = Step("data", [])
+    assert not step.ended(tmp_path)
+    (tmp_path / "data.done").write_text("1.0")
+    assert step.ended(tmp_path)
 
 
 def test_a_finished_checkpoint_is_kept_though_its_end_was_not_noted(tmp_path: Path) -> None:
+    step = Step("sft", [], left=tmp_path / "sft" / FILE)
     (tmp_path / "sft").mkdir()
-    assert not ended(Step("sft", []), tmp_path), "an unfinished one goes on"
+    assert not step.ended(tmp_path), "an unfinished one goes on"
     (tmp_path / "sft" / FILE).write_text("{}")
-    assert ended(Step("sft", []), tmp_path)
-    assert not ended(Step("data", []), tmp_path)
+    assert step.ended(tmp_path)
+    assert not Step("data", []).ended(tmp_path)
+
+
+def test_what_has_ended_is_not_run_again_and_what_failed_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [Step("one", ["one"]), Step("two", ["two"], 7.0), Step("three", ["three"])]
+    first, second = Commands({"two": 3}), Commands()
+    monkeypatch.setattr(staged, "Relay", lambda: first)
+    with pytest.raises(Failed) as failed:
+        run_steps(lambda: steps, tmp_path, 1000.0, time.monotonic())
+    assert failed.value.code == 3
+    assert first.ran == [["one"], ["two", "--max-seconds", "7"]]
+    monkeypatch.setattr(staged, "Relay", lambda: second)
+    assert run_steps(lambda: steps, tmp_path, 1000.0, time.monotonic()) is None
+    assert [command[0] for command in second.ran] == ["two", "three"]
+    assert set(seconds_of(steps, tmp_path)) == {"one", "two", "three"}
+
+
+def test_a_step_that_the_piece_has_no_time_for_waits_for_another_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = Commands()
+    monkeypatch.setattr(staged, "Relay", lambda: commands)
+    steps = [Step("short", ["short"], 10.0), Step("long", ["long"], expected_s=400.0)]
+    begun_s = time.monotonic() - 60.0
+    assert run_steps(lambda: steps, tmp_path, 480.0, begun_s) == "long"
+    assert commands.ran == [["short", "--max-seconds", "10"]]
+    assert run_steps(lambda: steps, tmp_path, 480.0, time.monotonic()) is None, "a fresh piece"
+
+
+def test_rl_begins_and_is_judged_from_the_newest_checkpoint_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = argparse.Namespace(
+        config="cpu", to=tmp_path / "demo", seed=3, search_s=1.0, self_s=1.0, rl_s=1.0
+    )
+    asked.to.mkdir()
+    demo = Demo(asked)
+
+    def judged_after_rl() -> str:
+        [judge] = [step for step in demo.steps() if step.name == "judge-rl"]
+        return judge.command[judge.command.index("--policy") + 1]
+
+    assert judged_after_rl().endswith("self/round-0"), "nothing was learned"
+    for version in (1, 2):
+        (tmp_path / f"runs/demo-rl/learner/{version}").mkdir(parents=True)
+        (tmp_path / f"runs/demo-rl/learner/{version}" / FILE).write_text("{}")
+    assert judged_after_rl() == "runs/demo-rl/learner/2"
+    names = [step.name for step in demo.ablation()]
+    assert names == ["rl-unshown", "judge-rl-unshown", "rl-random", "judge-rl-random"]
+    for name, different in ABLATION.items():
+        settings = load_train(str(asked.to / f"{name}.yaml"))
+        assert settings.seed == 3
+        for key, value in different.items():
+            assert getattr(settings, key) == value != getattr(demo.settings, key)
 
 
 def test_commands_follow_each_other_in_interpreters_that_waited(

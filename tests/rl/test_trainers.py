@@ -38,6 +38,45 @@ def test_the_optimizer_of_the_config_takes_the_step(name, tmp_path):
     assert math.fsum(policy.log_probabilities(prompt, good)) > before
 
 
+def test_further_steps_on_the_same_rollouts_end_where_clipping_does(tmp_path):
+    def moved(iterations: int, epsilon: float) -> float:
+        policy = new_policy(["a b c d e f"] * 20, SHAPE, "toy", seed=1)
+        grpo = GrpoConfig(
+            group=2,
+            learning_rate=0.3,
+            iterations=iterations,
+            epsilon=epsilon,
+            epsilon_high=epsilon,
+            max_grad_norm=1.0,
+        )
+        config = TrainConfig(device="cpu", optimizer="sgd", rl=grpo)
+        prompt, good, bad = (policy.reply_ids(text) for text in ("a", "b c", "e f"))
+        before = math.fsum(policy.log_probabilities(prompt, good))
+        group = Group("g", [prompt] * 2, [good, bad], [1.0, 0.0])
+        update(policy, [group], optimizer_of(policy, config, tmp_path), config, tmp_path)
+        return math.fsum(policy.log_probabilities(prompt, good)) - before
+
+    once = moved(1, 0.2)
+    assert 0 < once < moved(2, 1e6) < moved(4, 1e6)
+    assert moved(4, 1e-6) == pytest.approx(once, rel=1e-3), "the ratio left the range by step one"
+
+
+@pytest.mark.parametrize("loss", ["dapo", "grpo"])
+def test_replies_in_smaller_batches_take_the_same_step(loss, tmp_path):
+    def after(batch: int | None) -> list[float]:
+        policy = new_policy(["a b c d e f"] * 20, SHAPE, "toy", seed=1)
+        grpo = GrpoConfig(group=4, batch=batch, learning_rate=0.3, loss=loss, max_grad_norm=1.0)
+        config = TrainConfig(device="cpu", optimizer="sgd", rl=grpo)
+        prompt, *replies = (policy.reply_ids(t) for t in ("a", "b c", "e f", "c", "d e f a"))
+        worth = [[1.0, 0.0, 0.5, 0.0], [0.0, 1.0, None, 0.3]]
+        groups = [Group(f"g{i}", [prompt] * 4, replies, worth[i]) for i in range(2)]
+        update(policy, groups, optimizer_of(policy, config, tmp_path), config, tmp_path)
+        return [math.fsum(policy.log_probabilities(prompt, reply)) for reply in replies]
+
+    assert after(1) == pytest.approx(after(None), rel=1e-5)
+    assert after(2) == pytest.approx(after(None), rel=1e-5)
+
+
 def test_an_optimizer_that_nobody_knows_or_has_is_one_line(tmp_path):
     policy = new_policy(["a b c d e f"] * 20, SHAPE, "toy", seed=1)
     for name, words in (("adamm", "no optimizer 'adamm'"), ("galore_adamw", "install")):
