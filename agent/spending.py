@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from agent.journal import Journal, Recorded
 
-LANE_STAGES = frozenset(("open", "verify", "start", "warm", "time", "profile"))
+LANE_STAGES = frozenset(("open", "verify", "start", "warm", "time", "profile", "other"))
 """Of an evaluation: those in which it holds its lane's device; it is built and loaded beside."""
 
 

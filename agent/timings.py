@@ -19,7 +19,11 @@ EVENT = "pulse"
 RECORD_S = 10.0
 BUSY = ("verify", "warm", "time")
 """Stages for which a lane's device is held; building and loading go on beside them."""
-STAGES = ("prepare", "build", "load", "wait", "open", "verify", "start", "warm", "time", "total")
+STAGES = (
+    *("prepare", "build", "load", "wait"),
+    *("open", "verify", "start", "warm", "time", "other", "total"),
+)
+"""`other` is what the device was held for outside the stages from `open` on."""
 
 
 @dataclass(frozen=True)

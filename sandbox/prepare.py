@@ -120,7 +120,9 @@ class Preparer:
         self.stage = Stages()
         for share in (1.0, LESS_SHARE):
             try:
-                return self._prepare(task, config, started, share)
+                with self.stage.other():
+                    found = self._prepare(task, config, started, share)
+                return replace(found, seconds=dict(self.stage.seconds))
             except NoRoom as error:  # whose frames hold gigabytes of cases
                 refused: Exception = NoRoom(str(error))
             except (memory.OutOfMemoryError, torch.OutOfMemoryError) as error:
@@ -188,7 +190,6 @@ class Preparer:
             search,
             self.floor_s(pools[0].signature, search),
             most_sets,
-            dict(self.stage.seconds),
         )
 
     def plan(self, signature: Signature, config: EvalConfig, share: float) -> Plan:

@@ -58,6 +58,10 @@ class Run(Timed):
 
     def measure(self, preparation: Preparation, to_beat: float | None) -> None:
         """Verify and time what was loaded, if anything, up to the first failure."""
+        with self.stage.other():
+            self._measure(preparation, to_beat)
+
+    def _measure(self, preparation: Preparation, to_beat: float | None) -> None:
         self.preparation = preparation
         self.pools = preparation.pools
         self.to_beat = to_beat
