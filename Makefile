@@ -73,7 +73,7 @@ $(VENV)/.installed-train: $(VENV)/.installed
 train-demo: $(TRAIN_STAMP) ## Proof of the loop: data, SFT, self-supervised, RL, evaluation
 	mkdir -p $(DEMO)
 	PATH="$(BIN):$$PATH" $(RUN) benchmarks/train_demo.py --config $(TRAIN) --to $(DEMO) \
-	  --piece-s $(PIECE_S) --seed $(SEED) $(ABLATION)
+	  --piece-s $(PIECE_S) --seed $(SEED) $(if $(ABLATION),--ablation)
 
 # DEMO_RUN is a recorded run's folder; its decisions are made again from its journal, into a new run.
 demo: $(STAMP) ## Replay a recorded H200 campaign (or DEMO_RUN) without GPU, key or network; open its report

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from benchmarks.waiting import Relay
+from typing import Protocol
 
 OVERHEAD_S = 60.0
 """Of a boxed step, outside its box: imports, a context, what is under way when the time is over."""
@@ -22,12 +21,12 @@ class Step:
     expected_s: float = 0.0
     """Of one without a box, on one H100: with less left it waits for another call, as far as one is
     so long."""
-    left: Path | None = None
+    result: Path | None = None
     """What is there once it has ended, though a kill came before its end was noted."""
 
     def ended(self, to: Path) -> bool:
         """Whether it needs no further call."""
-        return self.noted(to).exists() or (self.left is not None and self.left.is_file())
+        return self.noted(to).exists() or (self.result is not None and self.result.is_file())
 
     def noted(self, to: Path) -> Path:
         """The file that holds its seconds."""
@@ -42,9 +41,19 @@ class Failed(Exception):
         self.code = code
 
 
+class Runs(Protocol):
+    """What runs a command: Relay."""
+
+    def run(self, command: Sequence[str]) -> int:
+        """Its exit code."""
+        ...
+
+
 def run_steps(
     steps: Callable[[], Sequence[Step]],
     to: Path,
+    relay: Runs,
+    *,
     piece_s: float,
     began_s: float,
     before: Callable[[Step], None] = lambda _: None,
@@ -53,22 +62,20 @@ def run_steps(
     for another call, if any. `steps` is asked again before each: what ends a stage is known only
     once it has ended. `before` hears of a step that is about to run. Raises Failed.
     """
-    until_s = began_s + piece_s
-    with Relay() as relay:
-        for place in range(len(steps())):
-            step = steps()[place]
-            if step.ended(to):
-                continue
-            left_s = until_s - time.monotonic()
-            wanted_s = (step.box_s or step.expected_s) + OVERHEAD_S
-            if left_s < min(wanted_s, 0.9 * piece_s):
-                return step.name
-            before(step)
-            step.noted(to).write_text(f"{run_step(step, left_s, relay):.1f}")
+    for place in range(len(steps())):
+        step = steps()[place]
+        if step.ended(to):
+            continue
+        left_s = began_s + piece_s - time.monotonic()
+        wanted_s = (step.box_s or step.expected_s) + OVERHEAD_S
+        if left_s < min(wanted_s, 0.9 * piece_s):
+            return step.name
+        before(step)
+        step.noted(to).write_text(f"{run_step(step, left_s, relay):.1f}")
     return None
 
 
-def run_step(step: Step, left_s: float, relay: Relay) -> float:
+def run_step(step: Step, left_s: float, relay: Runs) -> float:
     """Seconds it took; raises Failed where it did."""
     box_s = None if step.box_s is None else min(step.box_s, left_s)
     command = [*step.command, *(["--max-seconds", f"{box_s:.0f}"] if box_s else [])]

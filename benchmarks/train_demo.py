@@ -9,8 +9,10 @@ one kernel of the feature proposer's on the same tasks: its first, and one drawn
 
     python benchmarks/train_demo.py --config small --to runs/train-demo --piece-s 480
 
-With `--ablation` RL follows twice more from the same checkpoint and for the same time: without
-exemplars, and with exemplars drawn by chance among what passed (after CUDA-L1's ablation).
+With `--ablation` RL follows twice more from the same checkpoint, with as many replies judged:
+without exemplars, and with exemplars drawn by chance among what passed (after CUDA-L1's ablation).
+All are judged by prompts without exemplars. `rl.updates` of the config is the budget; `--rl-s` only
+ends what would last too long, and the report tells how many updates and replies an arm had.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from agent.journal import Journal  # noqa: E402
 from agent.learner import LEARN  # noqa: E402
 from agent.runs import find_run  # noqa: E402
 from benchmarks.staged import Failed, Step, run_steps, seconds_of  # noqa: E402
+from benchmarks.waiting import Relay  # noqa: E402
 from kernelbench.metrics import bootstrap  # noqa: E402
 from rl.campaign import tasks_of  # noqa: E402
 from rl.config import SPLITS, TrainConfig, load_train  # noqa: E402
@@ -69,7 +72,7 @@ def main() -> None:
     parser.add_argument("--piece-s", type=float, default=480.0, help="seconds of this call")
     parser.add_argument("--search-s", type=float, default=45.0, help="for kernels to learn from")
     parser.add_argument("--self-s", type=float, default=100.0, help="of a self-supervised round")
-    parser.add_argument("--rl-s", type=float, default=330.0)
+    parser.add_argument("--rl-s", type=float, default=420.0)
     parser.add_argument("--ablation", action="store_true", help="RL in other ways as well")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -80,13 +83,17 @@ def main() -> None:
         if step.name == "data":  # A kill left it half written.
             shutil.rmtree(demo.data, ignore_errors=True)
 
+    parts = [demo.steps, *([demo.ablation] if given.ablation else [])]
     try:
-        for steps in (demo.steps, *([demo.ablation] if given.ablation else [])):
-            waits = run_steps(steps, given.to, given.piece_s, began_s, clear)
-            if waits is not None:
-                print(f"next: {waits}; run the same command again")
-                return
-            report(demo)
+        with Relay() as relay:
+            for steps in parts:
+                waits = run_steps(
+                    steps, given.to, relay, piece_s=given.piece_s, began_s=began_s, before=clear
+                )
+                if waits is not None:
+                    print(f"next: {waits}; run the same command again")
+                    return
+                report(demo)
     except Failed as failed:
         sys.exit(failed.code)
 
@@ -97,7 +104,8 @@ class Demo:
     def __init__(self, given: argparse.Namespace) -> None:
         """Writes the configs that its commands read."""
         self.given, self.to, self.run = given, given.to, given.to.name
-        self.data, self.sft, self.second = self.to / "data", self.to / "sft", self.to / "self"
+        self.data, self.sft = self.to / "data", self.to / "sft"
+        self.self_supervised = self.to / "self"
         values = read_yaml(given.config, "train")[1] | {"seed": given.seed}
         self.config = self.written("train", values)
         for name, different in ABLATION.items():
@@ -121,15 +129,15 @@ class Demo:
         made = [word for spec in self.settings.tasks for word in ("--made", spec)]
         data = ["data", "examples", f"{self.run}-search", *made, "--made-per-task", "1"]
         sft = ["train", "sft", "--data", str(self.data)]
-        second = ["train", "self", "--start", str(self.sft), "--name", f"{self.run}-self"]
+        successes = ["train", "self", "--start", str(self.sft), "--name", f"{self.run}-self"]
         found = [
             self.campaign("search", self.searched, "search", self.given.search_s),
             self.train("data", [*data, "--to", str(self.data)], expected_s=90.0),
             self.train(
-                "sft", [*sft, "--to", str(self.sft)], expected_s=200.0, left=self.sft / FILE
+                "sft", [*sft, "--to", str(self.sft)], expected_s=200.0, result=self.sft / FILE
             ),
             self.judge("sft", self.sft),
-            self.train("self", [*second, "--to", str(self.second)], self.given.self_s),
+            self.train("self", [*successes, "--to", str(self.self_supervised)], self.given.self_s),
             self.judge("self", self.last_self_supervised),
             *self.reinforced("rl", "train"),
         ]
@@ -142,7 +150,7 @@ class Demo:
 
     @property
     def last_self_supervised(self) -> Path:
-        return self.second / f"round-{self.settings.self_supervised.rounds - 1}"
+        return self.self_supervised / f"round-{self.settings.self_supervised.rounds - 1}"
 
     def learner(self, name: str) -> Path:
         return Path("runs") / f"{self.run}-{name}" / FOLDER
@@ -164,11 +172,11 @@ class Demo:
         box_s: float | None = None,
         *,
         expected_s: float = 0.0,
-        left: Path | None = None,
+        result: Path | None = None,
         config: str = "train",
     ) -> Step:
         full = [*command, "--config", str(self.to / f"{config}.yaml")]
-        return Step(name, full, box_s, expected_s, left)
+        return Step(name, full, box_s, expected_s, result)
 
     def judge(self, stage: str, policy: Path) -> Step:
         run = f"{self.run}-after-{stage}"
@@ -199,10 +207,12 @@ def report(demo: Demo) -> None:
                 and attempts[0].evaluation.status.scored
                 and settings.held_out.split(task.id, family_of(task)) != SPLITS[0]
             }
-    curves = {}
-    for name in ("rl", *(name for name in ABLATION if name in stages)):
+    curves, replies = {}, {}
+    different = {name: ABLATION[name] for name in ABLATION if name in stages}
+    for name in ("rl", *different):
         with Journal(find_run(f"{to.name}-{name}"), read_only=True) as journal:
             curves[name] = [json.loads(detail) for detail in journal.events(LEARN)]
+            replies[name] = sum(len(journal.attempts(task.id)) for task in journal.tasks())
     updates = {name: max(versions(demo.learner(name)), default=0) for name in curves}
     others = [name for name in runs if name != "rl"]
     gains = {name: against(firsts["rl"], firsts[name]) for name in others}
@@ -212,9 +222,10 @@ def report(demo: Demo) -> None:
     record = {
         "examples": examples,
         "config": to_record(settings),
-        "ablation": {name: ABLATION[name] for name in ABLATION if name in stages},
+        "ablation": different,
         "stages": {stage: [to_record(j) for j in table] for stage, table in tables.items()},
         "updates": updates,
+        "replies_judged": replies,
         "paired_tasks": {name: len(firsts["rl"].keys() & firsts[name].keys()) for name in others},
         "rl_against": gains,
         "seconds": dict(seconds),
@@ -222,7 +233,8 @@ def report(demo: Demo) -> None:
     }
     (to / REPORT).write_text(json.dumps(record, indent=1))
     print(f"proof of the loop: {settings.name}, seed {settings.seed}, one greedy reply a task")
-    print("updates by rewards: " + ", ".join(f"{name} {n}" for name, n in updates.items()))
+    learned = [f"{name} {n} ({replies[name]} replies)" for name, n in updates.items()]
+    print("updates by rewards: " + ", ".join(learned))
     print("examples of sft: " + ", ".join(f"{count} {kind}" for kind, count in examples.items()))
     for stage, table in tables.items():
         for row in table:

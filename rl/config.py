@@ -111,7 +111,7 @@ class GrpoConfig:
     learning_rate: float = 1e-6
     iterations: int = 1
     """mu: optimizer steps on each generation of rollouts (GRPO, arXiv 2402.03300, algorithm 1).
-    From the second on, clipping holds the policy near the weights that sampled."""
+    From the second on, what has moved as far as the clip has no gradient there."""
     epsilon: float = 0.2
     epsilon_high: float = 0.28
     """DAPO's clip-higher."""
@@ -142,6 +142,8 @@ class GrpoConfig:
             raise ValueError(f"group is {self.group}; a baseline needs at least 2 replies")
         if self.batch is not None and (self.batch < 1 or self.group % self.batch):
             raise ValueError(f"batch is {self.batch}; expected a divisor of group ({self.group})")
+        if self.loss == "bnpo" and self.batch not in (None, self.group):
+            raise ValueError("loss bnpo is normalised by batch; leave out batch, or take dapo")
         if self.iterations < 1:
             raise ValueError(f"iterations is {self.iterations}; expected at least 1")
         if not 1 <= self.turns <= 4 or not 0 <= self.discount <= 1:

@@ -2,7 +2,7 @@
 
 Prompts are the campaign's own (its contrastive strategy, exemplars from the live journal; CUDA-L1,
 arXiv 2507.14111, stage 3). An update groups rollouts by prompt, normalises rewards in each group,
-and takes one GRPO step with DAPO's clipping; groups whose rewards are all equal have no gradient
+and takes GRPO steps with DAPO's clipping; groups whose rewards are all equal have no gradient
 and are left out, after their tasks were sampled again. Checkpoints: `learner/VERSION`, each
 complete or absent, so that kill -9 costs at most the update under way.
 """

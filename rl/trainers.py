@@ -141,9 +141,9 @@ def update(
     folder: Path,
     anchor: Anchor | None = None,
 ) -> dict[str, float]:
-    """`rl.iterations` GRPO steps on the groups; one with fewer replies than `rl.group` is filled up
-    with replies that have no reward, which TRL leaves out of baseline and gradient. `anchor`: what
-    `rl.beta` other than 0 holds the policy to.
+    """`rl.iterations` GRPO steps on the groups; returns TRL's figures of the last. A group with
+    fewer replies than `rl.group` is filled up with replies that have no reward, which TRL leaves
+    out of its baseline; they pull at nothing but by `rl.beta`, which holds the policy to `anchor`.
     """
     settings = config.rl
     filled = [_filled(group, settings.group) for group in groups]

@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("trl", reason="needs the train extra")
 
-from benchmarks import staged
 from benchmarks.staged import Failed, Step, run_steps, seconds_of
 from benchmarks.train_demo import ABLATION, Demo
 from benchmarks.waiting import Relay
@@ -18,21 +17,21 @@ from rl.policy import FILE
 
 
 class Commands:
-    """In place of Relay: what is run, and how it ends."""
+    """What is run, and how it ends."""
 
-    def __init__(self, codes: dict[str, int] | None = None, takes_s: float = 0.0) -> None:
-        self.codes, self.takes_s = codes or {}, takes_s
+    def __init__(self, codes: dict[str, int] | None = None) -> None:
+        self.codes = codes or {}
         self.ran: list[list[str]] = []
-
-    def __enter__(self) -> "Commands":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
 
     def run(self, command: Sequence[str]) -> int:
         self.ran.append(list(command))
-        time.sleep(self.takes_s)
         return self.codes.get(command[0], 0)
+
+
+def run(steps: Sequence[Step], to: Path, commands: Commands, spent_s: float = 0.0) -> str | None:
+    """In a piece of 480 s of which so many are over."""
+    began_s = time.monotonic() - spent_s
+    return run_steps(lambda: steps, to, commands, piece_s=480.0, began_s=began_s)
 
 
 def test_a_step_whose_end_was_noted_has_ended(tmp_path: Path) -> None:
@@ -43,7 +42,7 @@ def test_a_step_whose_end_was_noted_has_ended(tmp_path: Path) -> None:
 
 
 def test_a_finished_checkpoint_is_kept_though_its_end_was_not_noted(tmp_path: Path) -> None:
-    step = Step("sft", [], left=tmp_path / "sft" / FILE)
+    step = Step("sft", [], result=tmp_path / "sft" / FILE)
     (tmp_path / "sft").mkdir()
     assert not step.ended(tmp_path), "an unfinished one goes on"
     (tmp_path / "sft" / FILE).write_text("{}")
@@ -51,32 +50,32 @@ def test_a_finished_checkpoint_is_kept_though_its_end_was_not_noted(tmp_path: Pa
     assert not Step("data", []).ended(tmp_path)
 
 
-def test_what_has_ended_is_not_run_again_and_what_failed_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_ended_is_not_run_again_and_what_failed_is(tmp_path: Path) -> None:
     steps = [Step("one", ["one"]), Step("two", ["two"], 7.0), Step("three", ["three"])]
     first, second = Commands({"two": 3}), Commands()
-    monkeypatch.setattr(staged, "Relay", lambda: first)
     with pytest.raises(Failed) as failed:
-        run_steps(lambda: steps, tmp_path, 1000.0, time.monotonic())
+        run(steps, tmp_path, first)
     assert failed.value.code == 3
     assert first.ran == [["one"], ["two", "--max-seconds", "7"]]
-    monkeypatch.setattr(staged, "Relay", lambda: second)
-    assert run_steps(lambda: steps, tmp_path, 1000.0, time.monotonic()) is None
+    assert run(steps, tmp_path, second) is None
     assert [command[0] for command in second.ran] == ["two", "three"]
     assert set(seconds_of(steps, tmp_path)) == {"one", "two", "three"}
 
 
-def test_a_step_that_the_piece_has_no_time_for_waits_for_another_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands = Commands()
-    monkeypatch.setattr(staged, "Relay", lambda: commands)
+def test_a_step_that_the_piece_has_no_time_for_waits_for_another_call(tmp_path: Path) -> None:
     steps = [Step("short", ["short"], 10.0), Step("long", ["long"], expected_s=400.0)]
-    begun_s = time.monotonic() - 60.0
-    assert run_steps(lambda: steps, tmp_path, 480.0, begun_s) == "long"
+    commands = Commands()
+    assert run(steps, tmp_path, commands, spent_s=60.0) == "long"
     assert commands.ran == [["short", "--max-seconds", "10"]]
-    assert run_steps(lambda: steps, tmp_path, 480.0, time.monotonic()) is None, "a fresh piece"
+    assert run(steps, tmp_path, commands) is None, "a fresh piece"
+
+
+def test_a_step_longer_than_a_piece_begins_in_a_fresh_one_and_ends_with_it(tmp_path: Path) -> None:
+    commands = Commands()
+    assert run([Step("huge", ["huge"], 9000.0)], tmp_path, commands, spent_s=60.0) == "huge"
+    assert run([Step("huge", ["huge"], 9000.0)], tmp_path, commands, spent_s=30.0) is None
+    [[_, _, box_s]] = commands.ran
+    assert 440 < float(box_s) <= 450
 
 
 def test_rl_begins_and_is_judged_from_the_newest_checkpoint_there_is(

@@ -61,11 +61,13 @@ def test_further_steps_on_the_same_rollouts_end_where_clipping_does(tmp_path):
     assert moved(4, 1e-6) == pytest.approx(once, rel=1e-3), "the ratio left the range by step one"
 
 
-@pytest.mark.parametrize("loss", ["dapo", "grpo"])
-def test_replies_in_smaller_batches_take_the_same_step(loss, tmp_path):
+@pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo"])
+def test_replies_in_smaller_batches_take_the_same_steps(loss, tmp_path):
     def after(batch: int | None) -> list[float]:
         policy = new_policy(["a b c d e f"] * 20, SHAPE, "toy", seed=1)
-        grpo = GrpoConfig(group=4, batch=batch, learning_rate=0.3, loss=loss, max_grad_norm=1.0)
+        grpo = GrpoConfig(
+            group=4, batch=batch, iterations=2, learning_rate=0.02, loss=loss, max_grad_norm=1e9
+        )
         config = TrainConfig(device="cpu", optimizer="sgd", rl=grpo)
         prompt, *replies = (policy.reply_ids(t) for t in ("a", "b c", "e f", "c", "d e f a"))
         worth = [[1.0, 0.0, 0.5, 0.0], [0.0, 1.0, None, 0.3]]
@@ -75,6 +77,14 @@ def test_replies_in_smaller_batches_take_the_same_step(loss, tmp_path):
 
     assert after(1) == pytest.approx(after(None), rel=1e-5)
     assert after(2) == pytest.approx(after(None), rel=1e-5)
+
+
+def test_a_loss_that_is_normalised_by_batch_is_refused_smaller_ones():
+    assert GrpoConfig(group=4, loss="bnpo").batch is None
+    with pytest.raises(ValueError, match="bnpo"):
+        GrpoConfig(group=4, loss="bnpo", batch=2)
+    with pytest.raises(ValueError, match="divisor"):
+        GrpoConfig(group=4, batch=3)
 
 
 def test_an_optimizer_that_nobody_knows_or_has_is_one_line(tmp_path):
