@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -36,6 +36,7 @@ from sandbox.handle import WorkerFailed
 from sandbox.invalid import NoRoom, reference_failed
 from sandbox.observation import FailureKind
 from sandbox.prepare import Preparation, Preparer
+from sandbox.prepared import Prepared, valid
 from sandbox.quiet import Quiet, Turns
 from sandbox.run import Run
 from sandbox.spawn import Zygote
@@ -57,17 +58,8 @@ READY_SHARE = 0.05
 CONTEXT_BYTES = 500 << 20
 INDUCTOR = ("torch._dynamo", "torch._inductor.compile_fx")
 """What the first torch.compile in a process imports for about two seconds."""
-KEPT_SHARE = 0.15
-"""Of the device's memory that the secret cases of prepared tasks may hold."""
 ATTEMPTS = 2
 """A fault of ours is retried once before it is reported as SANDBOX_ERROR."""
-
-
-def valid(found: Preparation | str) -> Preparation:
-    """Raises InvalidReference with the reason where that was kept instead."""
-    if isinstance(found, str):
-        raise InvalidReference(found)
-    return found
 
 
 def ahead(device: str) -> int:
@@ -119,20 +111,20 @@ class LocalEvaluator:
         self._stand = Stand(self._zygote, self._quiet, self._ready(ready), self._used())
         self._compiling = Zygote(device, device_index, imports=INDUCTOR)
         self._compilers = Stand(self._compiling, self._quiet, used=self._used() // 2)
+        self._prepared = Prepared(device, self._facts.memory_bytes)
         self._preparer = Preparer(
             self._stand,
             self._compilers,
             self._facts,
             cache,
             self._synchronize,
-            self._forget_cases,
+            self._prepared.forget_cases,
         )
         self._bench = Bench(
             self._stand, self._builder, self._preparer, self._facts, self._synchronize
         )
         self._preparing: dict[str, threading.Event] = {}
         """Tasks whose reference some thread loads: others load their candidates meanwhile."""
-        self._prepared: OrderedDict[str, Preparation | str] = OrderedDict()
         self._admitted: set[str] = set()
         """Tasks that were prepared once: no later failure says anything of the task."""
 
@@ -259,22 +251,6 @@ class LocalEvaluator:
             while under_way:
                 yield under_way.popleft().result()
 
-    def _forget(self) -> None:
-        """Drop the tasks used longest ago, beyond KEPT_SHARE of the memory."""
-        room = KEPT_SHARE * self._facts.memory_bytes
-        while len(self._prepared) > 1:
-            held = sum(p.bytes for p in self._prepared.values() if isinstance(p, Preparation))
-            if held <= room:
-                return
-            self._prepared.popitem(last=False)
-            if self.device == "cuda":
-                torch.cuda.empty_cache()
-
-    def _forget_cases(self) -> None:
-        """Drop every task's; what is known of those that cannot be scored stays."""
-        for key in [k for k, v in self._prepared.items() if isinstance(v, Preparation)]:
-            del self._prepared[key]
-
     def _make_room(self, *, cases: bool) -> None:
         """On a GPU, where a shortage of memory may be what went wrong; `cases`: of what is kept
         for other tasks too.
@@ -282,7 +258,7 @@ class LocalEvaluator:
         try:
             with self._hold(""):
                 if cases:
-                    self._forget_cases()
+                    self._prepared.forget_cases()
                 self._preparer.warm.rest()
                 self._preparer.end_used()
             torch.cuda.empty_cache()
@@ -354,7 +330,7 @@ class LocalEvaluator:
         self, key: str, task: Task, config: EvalConfig, started: Subject | None = None
     ) -> Preparation:
         """What is kept, or prepared now; the device is held."""
-        found = self._prepared.get(key)
+        found = self._prepared.use(key)
         if found is None:
             # With nothing to be timed, that all is known says nothing of the task.
             timed = not config.verify_only and self._preparer.is_timed(task, config)
@@ -371,11 +347,9 @@ class LocalEvaluator:
                 raise kind(f"it was valid before: {found}")
             if isinstance(found, Preparation):
                 self._admitted.add(key)
-            self._prepared[key] = found
-            self._forget()
+            self._prepared.keep(key, found)
         elif started is not None:
             self._stand.retire(started)
-        self._prepared.move_to_end(key)
         return valid(found)
 
     def _prepare_beside(self, key: str, task: Task, config: EvalConfig) -> Preparation:

@@ -140,7 +140,7 @@ def test_a_task_that_was_valid_does_not_become_invalid(
     task = task_of(SCALE.replace("3.0", "3.25"))
     candidate = Candidate(task.id, Language.TORCH, forward("return y"))
     assert evaluator.evaluate(task, candidate, FAST).status is Status.PASSED
-    evaluator._forget_cases()
+    evaluator._prepared.forget_cases()
 
     def no_room(*args: object) -> None:
         raise NoRoom("not now")
@@ -157,7 +157,7 @@ def test_a_task_that_was_timed_before_finds_no_room_for_a_while_only(
     task = task_of(SCALE.replace("3.0", "3.5"))
     candidate = Candidate(task.id, Language.TORCH, forward("return y"))
     evaluator.prepare(task, FAST)
-    evaluator._forget_cases()
+    evaluator._prepared.forget_cases()
     evaluator._admitted.clear()  # as in another process
 
     def no_room(*args: object) -> None:
@@ -315,7 +315,7 @@ def test_a_baseline_asked_for_later_is_timed_beside_the_same_null_experiment(
     assert raced == [None, "cuda_graph"]
     assert more.null == first.null
     assert more.baselines[0].speedup is None
-    evaluator._forget_cases()
+    evaluator._prepared.forget_cases()
     evaluator.prepare(task, replace(FAST, baselines=("cuda_graph",)))
     assert len(raced) == 2
 

@@ -1,0 +1,66 @@
+"""Tasks that are prepared, kept for their next candidates as far as there is room."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+
+from sandbox.errors import InvalidReference
+from sandbox.prepare import Preparation
+
+KEPT_SHARE = 0.15
+"""Of the device's memory that the secret cases of prepared tasks may hold."""
+
+
+def valid(found: Preparation | str) -> Preparation:
+    """Raises InvalidReference with the reason where that was kept instead."""
+    if isinstance(found, str):
+        raise InvalidReference(found)
+    return found
+
+
+class Prepared:
+    """By task and configuration: what evaluations share, or why there are none."""
+
+    def __init__(self, device: str, memory_bytes: int) -> None:
+        self._cuda, self._room = device == "cuda", KEPT_SHARE * memory_bytes
+        self._known: OrderedDict[str, Preparation | str] = OrderedDict()
+
+    def get(self, key: str) -> Preparation | str | None:
+        """Leaves what was used longest ago as it is, so that any thread may look."""
+        return self._known.get(key)
+
+    def use(self, key: str) -> Preparation | str | None:
+        """As `get`, while the device is held."""
+        found = self._known.get(key)
+        if found is not None:
+            self._known.move_to_end(key)
+        return found
+
+    def keep(self, key: str, found: Preparation | str) -> None:
+        """Drops the tasks used longest ago, as far as there is no room beside it."""
+        self._known[key] = found
+        before = len(self._known)
+        while len(self._known) > 1 and self._held_bytes() > self._room:
+            self._known.popitem(last=False)
+        if self._cuda and len(self._known) < before:
+            torch.cuda.empty_cache()
+
+    def forget_cases(self) -> None:
+        """Drop every task's; what is known of those that cannot be scored stays."""
+        for key in [k for k, found in self._known.items() if isinstance(found, Preparation)]:
+            del self._known[key]
+
+    def clear(self) -> None:
+        self._known.clear()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def values(self) -> list[Preparation | str]:
+        """From what was used longest ago."""
+        return list(self._known.values())
+
+    def _held_bytes(self) -> int:
+        return sum(p.bytes for p in self._known.values() if isinstance(p, Preparation))
