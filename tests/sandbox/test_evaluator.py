@@ -29,7 +29,7 @@ from sandbox.invalid import NoRoom
 from sandbox.observation import CaseObservation, Failure, FailureKind, RoundObservation
 from sandbox.pair import ProcessPair
 from sandbox.plan import LEAST_SETS, SLOW, Plan, plan
-from sandbox.prepare import LESS_SHARE
+from sandbox.prepare import LESS_SHARE, Preparation
 from sandbox.processes import count_processes
 from sandbox.race import Races
 from sandbox.ready import Ready
@@ -200,15 +200,16 @@ def test_a_task_for_which_we_run_out_of_memory_is_planned_smaller(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares: list[float] = []
+    known = evaluator.prepare(task_of(SCALE), FAST)
 
-    def prepare(task: Task, config: EvalConfig, started: object, share: float) -> str:
+    def prepare(task: Task, config: EvalConfig, started: object, share: float) -> Preparation:
         shares.append(share)
         if share == 1.0:
             raise memory.OutOfMemoryError("no room")
-        return "prepared"
+        return known
 
     monkeypatch.setattr(evaluator._preparer, "_prepare", prepare)
-    assert evaluator._preparer.prepare(task_of(SCALE), FAST) == "prepared"
+    assert evaluator._preparer.prepare(task_of(SCALE), FAST).pools is known.pools
     assert shares == [1.0, LESS_SHARE]
 
 
