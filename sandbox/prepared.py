@@ -55,9 +55,6 @@ class Prepared:
     def clear(self) -> None:
         self._known.clear()
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def values(self) -> list[Preparation | str]:
         """From what was used longest ago."""
         return list(self._known.values())

@@ -49,6 +49,10 @@ SETUPTOOLS = 77
 """The first to read the licence as PROJECT says it."""
 OWNED = ("artefacts", "pages", "source", "dist")
 """Folders that an export replaces as a whole."""
+TAKEN = frozenset(
+    ("torch", "numpy", "cupy", "cupyx", "triton", "ninja", "cuda", "kernels", "setuptools", "pip")
+) | {"warpsmith", "agent", "kernelbench", "rewards", "rl", "sandbox"}
+"""What a library or its tools import: installed under such a name it would replace that."""
 BUILD = "import sys; from setuptools import build_meta; build_meta.{hook}(sys.argv[1])"
 HOOKS = ("build_sdist", "build_wheel")
 """Each in a process of its own, as the standard for build back ends asks."""
@@ -133,9 +137,16 @@ def export_package(
 
 
 def check_name(package: str) -> None:
-    """Raises ConfigError where Python or an index could not use it."""
+    """Raises ConfigError where Python or an index could not use it, or an installation of it would
+    take the place of what it needs.
+    """
     if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", package) or keyword.iskeyword(package):
         raise ConfigError(f"package {package!r}: expected a name such as tuned_kernels")
+    if package in sys.stdlib_module_names or package in TAKEN:
+        raise ConfigError(
+            f"package {package!r}: other code imports this name; expected one of your own, such as "
+            "tuned_kernels"
+        )
 
 
 def renewed(

@@ -17,7 +17,7 @@ import torch
 
 from agent.export.artefact import Artefact, Gathered, gather, state_of, winners
 from agent.export.manifest import read_manifest
-from agent.export.package import export_package
+from agent.export.package import check_name, export_package
 from agent.export.runtime import compiled
 from sandbox.errors import ConfigError
 from sandbox.types import Baseline, Interval, Status
@@ -400,6 +400,13 @@ def test_the_table_can_be_read_from_a_shell(tree):
     [line] = [x for x in done.stdout.splitlines() if x.startswith("decayed")]
     assert "float32[48,16] 0.5" in line
     assert "kernel" in line
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy", "json", "agent"])
+def test_a_library_does_not_take_a_name_that_other_code_imports(name):
+    with pytest.raises(ConfigError, match=f"package '{name}': other code imports this name"):
+        check_name(name)
+    check_name(f"{name}_kernels")
 
 
 @pytest.mark.parametrize("name", ["Kernels", "class", "a-b", "x"])
