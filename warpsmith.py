@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandbox.errors import WarpsmithError
+from sandbox.errors import ConfigError, WarpsmithError
 
 if TYPE_CHECKING:
     from agent.config import OptimizeConfig
@@ -59,11 +59,13 @@ def evaluate(
     from kernelbench.suite import load_task
     from sandbox.doctor import resolve_device
     from sandbox.evaluator import LocalEvaluator
-    from sandbox.language import read_candidate
+    from sandbox.language import no_gpu, read_candidate
 
     config = load_evaluation(preset)
     the_task = load_task(task, resolve_device(device))
     candidate = read_candidate(Path(kernel), the_task.id, language)
+    if the_task.device == "cpu" and candidate.language.needs_gpu:
+        raise ConfigError(f"{kernel}: {no_gpu(candidate.language)}")
     with closing(LocalEvaluator(the_task.device)) as evaluator:
         return evaluator.evaluate(the_task, candidate, config)
 

@@ -15,6 +15,7 @@ from agent.model_proposer import ModelProposer
 from agent.rounds import turn_of
 from agent.strategies.types import Ask
 from agent.types import Attempt, Turn
+from sandbox.errors import ConfigError
 from sandbox.types import Task
 
 
@@ -34,6 +35,8 @@ def next_asks(
             turn = turn_of(journal, task.id, next_round(journal.proposals(task.id)))
             facts, lines = journal.facts() or facts, journal.memory()
     proposer = asking(config, ScriptedModel([]), facts, lines)
+    if (reason := proposer.unsupported(task)) is not None:
+        raise ConfigError(f"{reason}: choose another language or another device")
     return proposer.asks(task, history, config.proposals_per_round, turn)
 
 

@@ -18,6 +18,7 @@ from kernelbench.suite import load_suite, load_tasks, suite_version
 from sandbox.admission import Admission
 from sandbox.errors import ConfigError, SandboxFault
 from sandbox.evaluator import LocalEvaluator
+from sandbox.language import no_gpu
 from sandbox.types import Task
 
 
@@ -74,6 +75,9 @@ def score(
             f"{given}: no kernel for {' '.join(suite)} in it{why}; expected {FORMS}, with files "
             "named after tasks"
         )
+    found = [submission.candidate.language for submission in read.submissions]
+    if device == "cpu" and found and all(language.needs_gpu for language in found):
+        raise ConfigError(f"{given}: {no_gpu(found[0])}")
     about = {
         "input": str(given),
         "suite": " ".join(suite),

@@ -37,7 +37,7 @@ class Progress:
         self._say(progress_line(row, self._done, left, time.monotonic() - self._began_s))
 
     def fault(self, name: str, why: str) -> None:
-        self._say(f"{name}: our fault: {why}")
+        self._say(f"{name}: not scored: {why}")
 
 
 def report_view(report: Report) -> RenderableType:

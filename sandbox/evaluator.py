@@ -34,6 +34,7 @@ from sandbox.errors import (
 )
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import NoRoom, reference_failed
+from sandbox.language import no_gpu
 from sandbox.observation import FailureKind
 from sandbox.prepare import Preparation, Preparer
 from sandbox.prepared import Prepared, valid
@@ -173,6 +174,8 @@ class LocalEvaluator:
         built and loaded.
         """
         start = time.monotonic()
+        if self.device == "cpu" and candidate.language.needs_gpu:
+            return judge.fault(task.id, candidate.id, config, no_gpu(candidate.language))
         for attempt in range(ATTEMPTS):
             short = crowded = False
             try:

@@ -79,6 +79,11 @@ def _packages(tree: ast.AST) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
+def no_gpu(language: Language) -> str:
+    """Why a kernel in a language that needs a GPU is not judged on the CPU."""
+    return f"{language} kernels need a GPU, and this is the CPU: judge it on a machine with a GPU"
+
+
 def read_candidate(path: Path, task_id: str, language: str | None) -> Candidate:
     """A kernel file, in the named language or the one told from it; raises ConfigError."""
     try:

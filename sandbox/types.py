@@ -41,6 +41,11 @@ class Language(StrEnum):
         return self in (Language.CPP, Language.CUDA_INLINE)
 
     @property
+    def needs_gpu(self) -> bool:
+        """True where a kernel of it can only run, and so be judged, on a GPU."""
+        return self in (Language.CUDA, Language.CUDA_INLINE, Language.TRITON)
+
+    @property
     def needs_build(self) -> bool:
         """True where a walled build process compiles ahead of the run."""
         return self.loads_inline or self is Language.TRITON

@@ -89,6 +89,22 @@ def test_what_cannot_be_done_is_one_line_and_code_2(cli, folder, arguments, mess
     assert not (folder / "bench").exists()
 
 
+def test_kernels_that_need_a_gpu_are_not_scored_on_the_cpu(cli, folder):
+    """Not a failure of theirs, and no reason to leave the others."""
+    cuda = KERNEL.replace("import torch\n", "import cupy\n", 1).format(result="x")
+    (folder / "kernels/sigmoid.py").write_text(cuda)
+    (folder / "kernels/reverse.py").unlink()
+    code, _, err = cli(folder, "bench", "kernels", *REST)
+    assert code == 0, err
+    assert "builtin/sigmoid sample 0: not scored: cuda kernels need a GPU" in err
+    summary = json.loads((folder / "bench/kernels/summary.json").read_text())
+    assert (summary["waiting"], summary["all"]["tasks"]) == (1, 2)
+    (folder / "kernels/relu.py").unlink()
+    done = cli(folder, "bench", "kernels", *REST)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "cuda kernels need a GPU" in done.err
+
+
 def test_a_campaigns_winners_are_an_input_by_its_name(folder, monkeypatch):
     monkeypatch.chdir(folder)
     source = script(1, speedup=2.5) + "class ModelNew: ...\n"

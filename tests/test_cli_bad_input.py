@@ -144,6 +144,10 @@ def test_an_option_that_cannot_be_is_one_line_and_starts_nothing(tmp_path, cli, 
         (("extract", "m.py", "--to", "o", "--top", "0"), "--top is 0; expected at least 1"),
         (("apply", "m.py", "--library", "l", "--pairs", "1"), "--pairs is 1; expected at least 2"),
         (("prompt", "softmax", "--language", "fortran"), "--language is 'fortran'; expected 'cpp'"),
+        (
+            ("prompt", "softmax", "--language", "triton", "--device", "cpu"),
+            "builtin/softmax runs on cpu, where triton does not",
+        ),
     ],
 )
 def test_an_option_of_another_verb_is_one_line_too(tmp_path, cli, arguments, line):
@@ -215,6 +219,15 @@ def test_a_kernel_against_a_problem_that_cannot_be_scored_is_code_2(folder):
     verdict, detail = done.out.splitlines()
     assert verdict.startswith("INVALID_REFERENCE")
     assert "stochastic" in detail
+
+
+@pytest.mark.parametrize("arguments", [(), ("--language", "cuda")])
+def test_a_kernel_for_a_gpu_is_not_judged_on_the_cpu(folder, cli, arguments):
+    text = GOOD if arguments else f"import triton\n{GOOD}"
+    (folder / "kernel.py").write_text(text.replace("Model", "ModelNew"))
+    done = cli(folder, "evaluate", "good.py", "kernel.py", "--device", "cpu", *arguments)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "kernels need a GPU" in done.err
 
 
 def test_a_missing_compiler_is_ours_to_mend_and_not_the_kernels_fault(folder):
