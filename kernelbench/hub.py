@@ -1,4 +1,5 @@
-"""A KernelBench data set on the Hugging Face Hub -> Tasks; the one owner of `datasets`.
+"""A KernelBench data set on the Hugging Face Hub -> Tasks; the one owner of `datasets`, and who
+knows whether the Hub can be reached.
 
 Columns `code`, `level`, `name` (without `.py`) and `problem_id`; splits `level_1`, `level_2`, ...
 `NAME@REVISION` pins a branch, tag or commit; without it the newest version is loaded, and only
@@ -14,6 +15,8 @@ from kernelbench.problem import given_task, parse_problem
 from kernelbench.selection import Entry, Selection
 from sandbox.errors import TaskError, install
 from sandbox.types import Task
+
+REACH_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,26 @@ def _row(record: Mapping[str, object], origin: str) -> Row:
 
 def _download(dataset: str, selection: Selection) -> Iterator[Mapping[str, object]]:
     try:
-        from datasets import load_dataset  # heavy, and an optional dependency
+        from datasets import config, load_dataset  # heavy, and an optional dependency
     except ImportError as error:
         raise TaskError(f"hf:{dataset} needs the 'datasets' package: {install('train')}") from error
     name, _, revision = dataset.partition("@")
+    config.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE or not reachable()
     for level in selection.levels:
         try:
             yield from load_dataset(name, split=f"level_{level}", revision=revision or None)
         except (OSError, ValueError) as error:  # not found, no network, no such split
-            raise TaskError(f"hf:{dataset}: level_{level} cannot be loaded: {error}") from error
+            here = config.HF_HUB_OFFLINE
+            why = "it is not in the cache, and the Hub cannot be reached" if here else error
+            raise TaskError(f"hf:{dataset}: level_{level} cannot be loaded: {why}") from error
+
+
+def reachable() -> bool:
+    """Whether the Hub answers at all: what loads from it would ask six times, for minutes."""
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=REACH_S)
+    except Exception:  # of whichever client that version has: it did not answer
+        return False
+    return True

@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from agent.prompts.message import Message
+from kernelbench.hub import reachable
 from rl.config import SamplingConfig, ShapeConfig
 from rl.tokens import START, new_tokenizer
 from sandbox.errors import ConfigError
@@ -186,10 +187,16 @@ def load_policy(source: str | Path, name: str = "", device: str = "cpu", dtype: 
     """From a folder or a hub's name; raises ConfigError where there is no model."""
     known = Path(source) / FILE
     record = json.loads(known.read_text()) if known.is_file() else {}
+    here = Path(source).is_dir() or not reachable()
     try:
-        tokenizer = _tokenizer(source)
-        model = _weights(source, getattr(torch, dtype) if dtype else "auto")
+        tokenizer = _tokenizer(source, here=here)
+        model = _weights(source, getattr(torch, dtype) if dtype else "auto", here=here)
     except (OSError, ValueError) as error:
+        if here and not Path(source).is_dir():
+            raise ConfigError(
+                f"{source}: no such folder, and no model in the Hub's cache; the Hub cannot be "
+                "reached"
+            ) from error
         first = str(error).strip().partition("\n")[0]
         raise ConfigError(f"{source}: no transformers checkpoint ({first[:160]})") from error
     if tokenizer.pad_token_id is None:
@@ -226,19 +233,19 @@ class Noise(LogitsProcessor):  # type: ignore[misc]
         return scores.float() - noise.log()
 
 
-def _weights(source: str | Path, dtype: Any) -> Any:
+def _weights(source: str | Path, dtype: Any, *, here: bool) -> Any:
     if (Path(source) / "adapter_config.json").is_file():
         from peft import AutoPeftModelForCausalLM
 
         return AutoPeftModelForCausalLM.from_pretrained(source, dtype=dtype, is_trainable=True)
-    return AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=here)
 
 
-def _tokenizer(source: str | Path) -> Any:
+def _tokenizer(source: str | Path, *, here: bool) -> Any:
     # AutoTokenizer would take the class of the architecture, with another pre-tokenizer than ours.
     if (Path(source) / FILE).is_file() and _is_ours(Path(source)):
         return PreTrainedTokenizerFast.from_pretrained(source)
-    return AutoTokenizer.from_pretrained(source)
+    return AutoTokenizer.from_pretrained(source, local_files_only=here)
 
 
 def _is_ours(folder: Path) -> bool:

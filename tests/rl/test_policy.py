@@ -1,6 +1,7 @@
 """A policy from nothing: its tokenizer loses nothing, its samples repeat, its checkpoints load."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -139,6 +140,17 @@ def test_sampled_tokens_outlive_the_process_and_a_torn_line(policy, tmp_path):
     ids = TokenStore(path).get(0, prompt, reply.text)
     assert ids is not None
     assert policy.tokenizer.decode(ids, skip_special_tokens=True) == reply.text
+
+
+def test_without_a_network_a_missing_model_is_told_at_once(monkeypatch):
+    """The Hub's clients would ask again and again, each with a line."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    began = time.monotonic()
+    with pytest.raises(
+        ConfigError, match=r"^nobody/nothing: no such folder, .* cannot be reached$"
+    ):
+        load_policy("nobody/nothing")
+    assert time.monotonic() - began < 20
 
 
 def test_a_folder_without_a_checkpoint_is_named(tmp_path):
