@@ -197,11 +197,22 @@ def load_optimize(
     if values.get("model") is not None and models and isinstance(models, list | tuple):
         values |= _chosen(str(values["model"]), models, origin)
     config = validate(OptimizeConfig, values, origin, named)
-    for key in CAPS:
-        # Of this call only: a file may hold a cap for the models that are typed beside it.
-        if key in given and not config.asked:
-            raise ConfigError(f"{named[key]} is for models at an endpoint; expected --model NAME")
+    _refuse_unused(config, named)
     return config
+
+
+def _refuse_unused(config: OptimizeConfig, named: Mapping[str, str]) -> None:
+    """Of what this call gives, what would do nothing. A file may hold it: for the models, say, that
+    are typed beside it.
+    """
+    for key, name in named.items():
+        if key in CAPS and not config.asked:
+            raise ConfigError(f"{name} is for models at an endpoint; expected --model NAME")
+        if key == "ray_address" and config.engine != "ray":
+            wanted = "leave it out, or take --engine ray"
+            raise ConfigError(f"{name} is of a Ray cluster, and the engine is local; {wanted}")
+        if key == "train" and config.local is None:
+            raise ConfigError(f"{name} is for a checkpoint; expected --model local:FOLDER")
 
 
 def _chosen(name: str, models: Sequence[Any], origin: str) -> dict[str, Any]:

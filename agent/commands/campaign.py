@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,7 +47,9 @@ def optimize(
         str | None, typer.Option(help="At OPENAI_BASE_URL, or local:FOLDER of a checkpoint.")
     ] = None,
     learn: Annotated[bool, typer.Option("--learn", help="Train the local model on it.")] = False,
-    train: Annotated[str | None, typer.Option(help="Preset of configs/train, or a file.")] = None,
+    train: Annotated[
+        str | None, typer.Option(help="How the local model samples and learns: preset or file.")
+    ] = None,
     config: Config = None,
     name: Annotated[str | None, typer.Option(help="Of the run; an old one goes on.")] = None,
     strategy: Strategy = None,
@@ -92,9 +95,11 @@ def optimize(
         max_seconds=max_seconds,
         device=device,
     )
-    for option, given in {"--strategy": strategy, "--language": language}.items():
-        if given is not None and not settings.asked and settings.local is None:
-            raise ConfigError(f"{option} is for models; expected --model NAME, or without it")
+    _refuse_unasked(
+        settings,
+        {"--strategy": strategy, "--language": language},
+        {"--export-requests": export_requests, "--import-replies": import_replies},
+    )
     if settings.asked and export_requests is None and not import_replies:
         _agree(settings, name, yes)
     result = warpsmith.optimize(
@@ -108,6 +113,20 @@ def optimize(
         raise typer.Exit(warpsmith.INTERRUPTED)
     if not result.tried and export_requests is None:
         raise typer.Exit(warpsmith.UNUSABLE)
+
+
+def _refuse_unasked(
+    config: OptimizeConfig, of_any: Mapping[str, object], at_endpoints: Mapping[str, object]
+) -> None:
+    """Raises ConfigError for the first option given that no model is asked by."""
+    unused = [name for name, given in at_endpoints.items() if given and not config.asked]
+    if unused:
+        raise ConfigError(f"{unused[0]} is for models at an endpoint; expected --model NAME")
+    asks = config.asked or config.local is not None
+    unused = [name for name, given in of_any.items() if given is not None and not asks]
+    if unused:
+        remedy = "add --model NAME, or leave it out"
+        raise ConfigError(f"{unused[0]} is for models, and none is asked; {remedy}")
 
 
 def _agree(config: OptimizeConfig, name: str, yes: bool) -> None:
