@@ -9,6 +9,8 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
 from agent.export.artefact import costed, gather, winners
 from agent.export.flashinfer import export_flashinfer
 from agent.export.folder import check_folder
@@ -23,6 +25,8 @@ from sandbox.errors import ConfigError
 from sandbox.types import Candidate, EvalConfig, Evaluation, Evaluator, Task
 
 FORMATS = ("modelnew", "package", "kernels", "kernelbench", "flashinfer")
+UNKNOWN = "unknown"
+"""Licence of kernels that nobody told."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,11 @@ class Formats:
     names: tuple[str, ...]
     package: str
     archs: tuple[str, ...]
-    licence: str = "unknown"
+    licence: str = UNKNOWN
 
 
 def check_formats(
-    names: Sequence[str], package: str, archs: Sequence[str], licence: str = "unknown"
+    names: Sequence[str], package: str, archs: Sequence[str], licence: str = UNKNOWN
 ) -> Formats:
     """Raises ConfigError."""
     for name in names:
@@ -46,7 +50,18 @@ def check_formats(
         if not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
             raise ConfigError(f"architecture is {arch!r}; expected one such as sm_90")
     check_name(package)
-    return Formats(tuple(dict.fromkeys(names)), package, tuple(archs), licence)
+    return Formats(tuple(dict.fromkeys(names)), package, tuple(archs), _spdx(licence))
+
+
+def _spdx(licence: str) -> str:
+    """As SPDX spells it; raises ConfigError where it is no such expression."""
+    if licence == UNKNOWN:
+        return licence
+    try:
+        return canonicalize_license_expression(licence)
+    except InvalidLicenseExpression as error:
+        wanted = "an SPDX expression such as MIT or Apache-2.0, LicenseRef-NAME for another, or"
+        raise ConfigError(f"licence is {licence!r}; expected {wanted} {UNKNOWN}") from error
 
 
 def export_formats(
