@@ -208,6 +208,30 @@ def test_a_run_goes_on_with_a_larger_budget_but_not_with_other_settings(tmp_path
         pass
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"tasks": ("mse",)}, "tasks was ['builtin/bias_gelu', "),
+        ({"evaluation": EvalConfig(rounds=7)}, "evaluation.rounds was 6, now 7"),
+    ],
+)
+def test_what_differs_from_the_run_is_told_with_a_way_on(tmp_path, change, told):
+    with open_run("r", load_optimize(), tmp_path):
+        pass
+    with (
+        pytest.raises(ConfigError) as caught,
+        open_run("r", replace(load_optimize(), **change), tmp_path),
+    ):
+        pass
+    assert told in str(caught.value)
+    saved = tmp_path / "r" / "config.yaml"
+    assert f"; give another --name, or go on with --config {saved} and no other" in str(
+        caught.value
+    )
+    with open_run("r", load_optimize(str(saved)), tmp_path):
+        pass
+
+
 def test_a_run_of_a_version_that_knew_fewer_settings_goes_on(tmp_path):
     config = load_optimize()
     record = to_record(config)
