@@ -168,6 +168,44 @@ def test_numbers_that_are_too_small_are_refused_from_python_as_well():
         warpsmith.apply("none.py", "lib", pairs=1, device="cpu")
 
 
+@pytest.mark.parametrize("format", ["modelnew", "kernelbench"])
+def test_only_a_library_is_revalidated(run, cli, format):
+    cli(run, "export", "first", "--to", "out", "--format", format)
+    done = cli(run, "revalidate", "out", "--device", "cpu")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert f"out: is an export of --format {format}; expected a library: warpsmith exp" in done.err
+
+
+def test_a_prompt_of_a_task_that_the_run_has_not_is_refused(run, cli):
+    done = cli(run, "prompt", "softmax", "--run", "first", "--device", "cpu")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "warpsmith: runs/first: the run has no task builtin/softmax; tasks: test/a, test/b\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("frist", "frist: no such input; did you mean 'first'?"),
+        ("kernel", "kernel: no such input; did you mean 'kernels'?"),
+        ("kernels/sofmax", "kernels/sofmax: no such input; did you mean 'kernels/softmx.py'?"),
+        ("kernels", "kernels/softmx.py: softmx is no task of the suite; did you mean 'softmax'?"),
+        (
+            "kernels/softmx.py",
+            "expected a folder of kernels, a KernelBench run, an export, a .json",
+        ),
+        ("kernels/softmx.py", "; of one, warpsmith evaluate TASK kernels/softmx.py"),
+    ],
+)
+def test_a_bench_of_mistyped_names_says_what_was_meant(run, cli, given, told):
+    (run / "kernels").mkdir()
+    (run / "kernels/softmx.py").write_text("import torch\n")
+    done = cli(run, "bench", given, "--device", "cpu")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert told in done.err
+
+
 def test_tasks_are_listed_and_shown(tmp_path, cli):
     listed = json.loads(cli(tmp_path, "tasks", "list", "--device", "cpu", "--json").out)
     assert "builtin/softmax" in [task["id"] for task in listed]

@@ -177,6 +177,10 @@ def test_options_for_models_are_refused_before_torch_is_loaded(tmp_path):
         (("data", "tasks", "--to", "o", "--count", "-1"), "--count is -1; expected at least 1"),
         (("data", "tasks", "--to", "o", "--seed", "-1"), "--seed is -1; expected at least 0"),
         (("data", "examples", "r", "--to", "o", "--per-task", "0"), "--per-task is 0; expected at"),
+        (
+            ("data", "tasks", "--to", "o", "--kind", "row"),
+            "--kind is 'row'; expected 'rows' or 'any'",
+        ),
         (("extract", "m.py", "--to", "o", "--top", "0"), "--top is 0; expected at least 1"),
         (("apply", "m.py", "--library", "l", "--pairs", "1"), "--pairs is 1; expected at least 2"),
         (("prompt", "softmax", "--language", "fortran"), "--language is 'fortran'; expected 'cpp'"),

@@ -15,6 +15,7 @@ import warpsmith
 from agent.commands.options import Device, Json, MaxSeconds, Preset, To, bounded
 from agent.commands.output import answer, note, say, say_how_to_go_on
 from agent.limits import ABOVE_0, Least
+from sandbox.errors import ConfigError
 
 TrainConfig = Annotated[str, typer.Option(help="Preset of configs/train, or a file.")]
 
@@ -38,9 +39,12 @@ def make_tasks(
     """Synthetic tasks that can be scored, unlike those of evaluation suites; goes on if stopped."""
     from agent.config import load_evaluation
     from kernelbench.suite import load_tasks
+    from kernelbench.synthetic import KINDS
     from kernelbench.synthetic_folder import Folder
     from sandbox.evaluator import LocalEvaluator
 
+    if kind not in KINDS:
+        raise ConfigError(f"--kind is {kind!r}; expected {' or '.join(map(repr, KINDS))}")
     tasks = load_tasks(f"synthetic:{kind}:{count}@{seed}", device)
     suites = [task for spec in against or ["builtin"] for task in load_tasks(spec, device)]
     with closing(LocalEvaluator(device)) as evaluator:
