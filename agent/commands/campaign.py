@@ -11,7 +11,7 @@ import typer
 
 import warpsmith
 from agent.commands.options import Config, Device, MaxSeconds, Strategy
-from agent.commands.output import note, say_how_to_go_on
+from agent.commands.output import command_again, exit_if_interrupted, note, say_how_to_go_on
 from sandbox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def prompt(
 
 
 def optimize(
+    context: typer.Context,
     tasks: Annotated[list[str] | None, typer.Argument(help="Instead of the config's.")] = None,
     model: Annotated[
         str | None, typer.Option(help="At OPENAI_BASE_URL, or local:FOLDER of a checkpoint.")
@@ -71,7 +72,10 @@ def optimize(
     max_seconds: MaxSeconds = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
 ) -> None:
-    """Search for faster kernels; the same command with the same --name goes on after a stop."""
+    """Search for faster kernels; the same command with the same --name goes on after a stop.
+
+    Exits with 0, won or not, with 2 if no candidate was tried, with 130 after Ctrl-C.
+    """
     from agent.config import load_optimize
     from agent.runs import check_name, new_name
 
@@ -108,10 +112,15 @@ def optimize(
         export_requests=export_requests,
         import_replies=import_replies or (),
     )
-    say_how_to_go_on(result, name)
-    if result.stopped == "interrupted":
-        raise typer.Exit(warpsmith.INTERRUPTED)
-    if not result.tried and export_requests is None:
+    exported = export_requests if result.awaiting else None
+    if exported is not None:
+        replies = import_replies or [exported.with_name("replies.jsonl")]
+        again = command_again(context, name=name, import_replies=replies)
+        note(f"to go on, once {' '.join(map(str, replies))} holds the replies: {again}")
+    else:
+        say_how_to_go_on(result, name)
+    exit_if_interrupted(result)
+    if not result.tried and exported is None:
         raise typer.Exit(warpsmith.UNUSABLE)
 
 
