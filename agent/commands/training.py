@@ -13,7 +13,7 @@ import typer
 
 import warpsmith
 from agent.commands.options import Device, Json, MaxSeconds, Preset, To, bounded
-from agent.commands.output import answer, note, say, say_how_to_go_on
+from agent.commands.output import answer, exit_if_interrupted, note, say, say_how_to_go_on
 from agent.limits import ABOVE_0, Least
 from sandbox.errors import ConfigError
 
@@ -139,7 +139,11 @@ def train_self(
 
     def sample(policy: Path, number: int) -> Path:
         run = f"{name}-{number}"
-        warpsmith.optimize(config=sampling(config, settings, policy, max_seconds), name=run)
+        chosen = sampling(config, settings, policy, max_seconds)
+        result = warpsmith.optimize(config=chosen, name=run)
+        if result.interrupted:  # Else it would be fine-tuned on what there is so far.
+            say_how_to_go_on(result, name)
+        exit_if_interrupted(result)
         return find_run(run)
 
     device = resolve_device(settings.device)
@@ -163,6 +167,7 @@ def train_rl(
 
     result = warpsmith.optimize(config=reinforcing(config, settings, start, max_seconds), name=name)
     say_how_to_go_on(result, name)
+    exit_if_interrupted(result)
 
 
 def train_judge(
@@ -188,3 +193,4 @@ def train_judge(
     found = judged_run(find_run(name), settings.held_out)
     answer(found, as_json, lambda _: say(found))
     say_how_to_go_on(result, name)
+    exit_if_interrupted(result)
