@@ -17,6 +17,7 @@ from agent.export.folder import check_folder
 from agent.export.hub import export_hub
 from agent.export.kernelbench_runs import export_kernelbench
 from agent.export.modelnew import export_runs, folders_of
+from agent.export.notices import notices
 from agent.export.package import check_name, export_package
 from agent.export.standalone import Judge
 from agent.journal import Journal
@@ -75,8 +76,8 @@ def export_formats(
     """The files in the folder, or in a folder of each form where there are several.
 
     Converted kernels are judged once, whatever forms they are for; tasks of another device are not.
-    `tell` gets a line for each run without a win. Raises ConfigError where a folder holds something
-    else, or nothing can be exported.
+    `tell` gets a line for each run without a win, and those of agent/export/notices.py. Raises
+    ConfigError where a folder holds something else, or nothing can be exported.
     """
     with ExitStack() as stack:
         judge = _Once(device, make_evaluator, stack)
@@ -89,7 +90,8 @@ def export_formats(
         written: list[Path] = []
         for name, place in inner.items():
             written += _export(name, runs, place, formats, judge)
-        for line in filter(None, map(without_wins, runs)):
+        libraries = {name: place for name, place in inner.items() if name != "modelnew"}
+        for line in [*filter(None, map(without_wins, runs)), *notices(libraries, formats.package)]:
             tell(line)
         return written
 
