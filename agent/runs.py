@@ -9,18 +9,22 @@ runs/NAME/ledger.jsonl     what its models cost (agent/models/ledger.py)
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from agent.config import MAY_CHANGE, OptimizeConfig, to_yaml, validate
 from agent.journal import FILE, Journal
 from agent.keys import nearest
+from agent.models.ledger import LEDGER_FILE
 from agent.storage import RunLock
+from sandbox.cleanup import on_failure
 from sandbox.errors import ConfigError
 from sandbox.records import to_record
 
@@ -36,16 +40,17 @@ SHOWN_CHARACTERS = 120
 def open_run(name: str, config: OptimizeConfig, runs: Path = RUNS) -> Iterator[Journal]:
     """The journal of a new or resumed run, as its only writer.
 
-    Raises ConfigError where the name, the folder or a changed config forbids it.
+    Raises ConfigError where the name, the folder or a changed config forbids it. Where the block
+    raises before anything was evaluated or asked, a new run leaves no folder.
     """
     folder = runs / check_name(name)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        new = _made(folder)
         lock = RunLock(folder)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
     try:
-        with Journal(folder) as journal:
+        with on_failure(partial(_discard_blank, folder, new)), Journal(folder) as journal:
             _refuse_change(folder, config, journal.config())
             journal.record_config(config)
             _save(folder / CONFIG, to_yaml(config))
@@ -121,6 +126,23 @@ def interruptible(on_first: Callable[[], None]) -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _made(folder: Path) -> bool:
+    """Whether it was not there before; then it is this call's to remove."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _discard_blank(folder: Path, new: bool) -> None:
+    """Of a run that this process has locked; only what it made itself."""
+    ledger = folder / LEDGER_FILE
+    asked = ledger.is_file() and len(ledger.read_bytes().splitlines()) > 1  # The first: its schema.
+    if new and not asked and not tried_in(folder.name, folder.parent):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refuse_change(folder: Path, config: OptimizeConfig, before: dict[str, object] | None) -> None:

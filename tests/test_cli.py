@@ -90,6 +90,27 @@ def test_show_prints_the_table_and_its_json(run, cli):
     assert [task["verdict"] for task in record["tasks"]] == ["win", "unsupported"]
 
 
+def test_an_empty_run_is_shown_as_such(run, cli):
+    campaign(run / "runs" / "empty", {})
+    done = cli(run, "show", "empty")
+    assert (done.code, done.out) == (0, "run empty is empty: no task of it was begun\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--model", "m", "--import-replies", "none.jsonl"), "none.jsonl: cannot be read"),
+        (("--model", "local:none"), "none: no such folder; expected a transformers checkpoint's"),
+        (("--ray-address", "none", "--engine", "ray"), "no Ray cluster answers at none: Invalid"),
+    ],
+)
+def test_a_start_that_fails_is_one_line_and_leaves_no_run(tmp_path, cli, options, told):
+    done = cli(tmp_path, "optimize", "mse", "--device", "cpu", "--name", "first", *options)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert told in done.err
+    assert not (tmp_path / "runs" / "first").exists()
+
+
 def test_audit_says_why_a_winner_is_believed_and_its_json(run, cli):
     assert "2.00x [1.96, 2.04]" in cli(run, "audit", "first", "--no-sources").out
     record = json.loads(cli(run, "audit", "first", "--json").out)

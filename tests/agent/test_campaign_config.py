@@ -1,19 +1,26 @@
 """YAML to typed configuration, with errors that name the file, the key and the remedy."""
 
 import signal
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
 
 from agent.config import OptimizeConfig, load_evaluation, load_optimize, to_yaml, validate
 from agent.journal import Journal
+from agent.models.ledger import LEDGER_FILE, Ledger, Spend
 from agent.presets import preset_names, read_yaml
 from agent.runs import find_run, interruptible, open_run
+from agent.scripted import scripted_evaluation
+from agent.types import Proposal
 from kernelbench.suite import load_tasks
+from rewards import speedup
 from sandbox.errors import ConfigError
 from sandbox.records import to_record
-from sandbox.types import EvalConfig
+from sandbox.types import EvalConfig, Status
+from tests.agent.scripts import candidate, make_task, script
 
 
 def error_of(tmp_path, text: str) -> str:
@@ -244,6 +251,42 @@ def test_a_run_of_a_version_that_knew_fewer_settings_goes_on(tmp_path):
     searching = replace(config, evaluation=replace(config.evaluation, profile_searches=True))
     with pytest.raises(ConfigError, match="other settings"), open_run("r", searching, tmp_path):
         pass
+
+
+def failing(name: str, runs: Path, work: Callable[[Journal], object] = lambda _: None) -> None:
+    def end(journal: Journal) -> None:
+        work(journal)
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError), open_run(name, load_optimize(), runs) as journal:
+        end(journal)
+
+
+def evaluated(journal: Journal) -> None:
+    source = script(1, speedup=2.0)
+    journal.record_task(make_task("a"))
+    journal.record_proposal(0, Proposal(candidate("a", source), "p", "s"))
+    found = scripted_evaluation(candidate("a", source), EvalConfig(), Status.PASSED, 2.0)
+    journal.record_evaluation(make_task("a"), found, reward=speedup.reward(found))
+
+
+def test_a_start_that_fails_before_anything_was_evaluated_leaves_no_new_run(tmp_path):
+    failing("new", tmp_path)
+    failing("begun", tmp_path, lambda journal: journal.record_task(make_task("a")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_that_fails_takes_nothing_away_that_was_there(tmp_path):
+    with open_run("older", load_optimize(), tmp_path):
+        pass
+    (tmp_path / "users").mkdir()
+    failing("older", tmp_path)
+    failing("users", tmp_path)
+    failing("evaluated", tmp_path, evaluated)
+    with Ledger(tmp_path / "unused.jsonl") as unused:
+        unused.reserve(Spend(requests=1))
+    failing("paid", tmp_path, lambda j: (tmp_path / "unused.jsonl").rename(j.folder / LEDGER_FILE))
+    assert {p.name for p in tmp_path.iterdir()} == {"older", "users", "evaluated", "paid"}
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b", ".hidden"])
