@@ -132,6 +132,10 @@ def test_problems_that_cannot_be_scored_are_named_each_and_code_2(folder):
             "--export-requests is for models at an endpoint; expected --model NAME",
         ),
         (
+            ("--export-requests", "none/r.jsonl", "--model", "m"),
+            "--export-requests: none: no such folder; make it",
+        ),
+        (
             ("--import-replies", "r.jsonl"),
             "--import-replies is for models at an endpoint; expected --model NAME",
         ),

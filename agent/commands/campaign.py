@@ -104,6 +104,8 @@ def optimize(
         {"--strategy": strategy, "--language": language},
         {"--export-requests": export_requests, "--import-replies": import_replies},
     )
+    if export_requests is not None and not export_requests.parent.is_dir():
+        raise ConfigError(f"--export-requests: {export_requests.parent}: no such folder; make it")
     if settings.asked and export_requests is None and not import_replies:
         _agree(settings, name, yes)
     result = warpsmith.optimize(
