@@ -8,6 +8,7 @@ from pathlib import Path
 from agent.config import OptimizeConfig
 from agent.decisions import next_round
 from agent.journal import Journal
+from agent.keys import nearest
 from agent.memory.notes import note_lines, note_of
 from agent.memory.recall import Skills
 from agent.model import Model, ScriptedModel
@@ -25,12 +26,15 @@ def next_asks(
     facts: Mapping[str, object],
     run: Path | None = None,
 ) -> Sequence[Ask]:
-    """The questions of the next round: of a run in that folder, or of one that begins."""
+    """The questions of the next round: of a run in that folder, or of one that begins. Raises
+    ConfigError where the run has no such task.
+    """
     history: Sequence[Attempt] = ()
     turn = Turn()
     lines = [] if config.memory is None else note_lines(config.memory)
     if run is not None:
         with Journal(run, read_only=True) as journal:
+            _check_task(task, journal)
             history = journal.attempts(task.id)
             turn = turn_of(journal, task.id, next_round(journal.proposals(task.id)))
             facts, lines = journal.facts() or facts, journal.memory()
@@ -38,6 +42,15 @@ def next_asks(
     if (reason := proposer.unsupported(task)) is not None:
         raise ConfigError(f"{reason}: choose another language or another device")
     return proposer.asks(task, history, config.proposals_per_round, turn)
+
+
+def _check_task(task: Task, journal: Journal) -> None:
+    """Raises ConfigError where the run does not work on the task: it would ask nothing about it."""
+    known = [each.id for each in journal.tasks()]
+    if task.id not in known:
+        meant = nearest(task.id, known)
+        hint = f"did you mean {meant!r}?" if meant else f"tasks: {', '.join(known) or 'none'}"
+        raise ConfigError(f"{journal.folder}: the run has no task {task.id}; {hint}")
 
 
 def asking(

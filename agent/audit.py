@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.confirm import DISAGREEMENT, promising
+from agent.confirm import agree, promising
 from agent.journal import Journal, Measurement, Purpose, Recorded
 from agent.outcome import TaskReport, reports
 from sandbox.records import from_record
@@ -248,10 +248,14 @@ def doubts(measured: Sequence[Measured]) -> list[str]:
         said.append("not confirmed: the figure is the one that it was selected by")
     elif confirmed.status != Status.PASSED:
         said.append(f"the confirmation ended as {confirmed.status}")
-    elif searched is not None and searched.speedup and confirmed.speedup:
-        ratio = confirmed.speedup.value / searched.speedup.value
-        if abs(math.log(ratio)) > math.log(1 + DISAGREEMENT):
-            said.append(f"the confirmation gives {ratio:.2f} times the speedup of the search")
+    elif (
+        searched is not None
+        and (before := searched.speedup)
+        and (after := confirmed.speedup)
+        and not agree(before, after)
+    ):
+        ratio = after.value / before.value
+        said.append(f"the confirmation gives {ratio:.2f} times the speedup of the search")
     if shown.speedup is not None and shown.speedup.low <= 1:
         said.append(f"the interval {shown.speedup} reaches 1")
     if shown.speedup is not None and math.log(shown.speedup.value) <= (shown.noise_floor or 0.0):

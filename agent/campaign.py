@@ -36,7 +36,7 @@ from agent.journal import Journal, Purpose, Recorded
 from agent.lanes import LaneLost, LanePool, NoLane
 from agent.learner import Learner, learn_from, reward_of, rollouts
 from agent.model import AwaitingReplies, ModelError
-from agent.outcome import CampaignResult, Stage, TaskReport, report
+from agent.outcome import INTERRUPTED, CampaignResult, Stage, TaskReport, report
 from agent.rounds import proposing
 from agent.schedule import Job, Kind, Schedule, TaskRun
 from agent.timings import Heart, Pulse
@@ -153,13 +153,14 @@ class _Campaign:
             learn_from(self.journal, self.learner)  # What was judged in time is not for nothing.
         rows = tuple(self._report(run) for run in self.runs)
         cut = next((row.reason for row in rows if row.reason == SEARCH_OVER), None)
-        return CampaignResult(rows, time.monotonic() - self.began_s, self.stopped or cut)
+        awaiting = any(run.owed for run in self.runs)
+        return CampaignResult(rows, time.monotonic() - self.began_s, self.stopped or cut, awaiting)
 
     # --- limits ---------------------------------------------------------------------------------
 
     def _check_limits(self) -> None:
         if self.stopped is None and self.interrupted():
-            self._stop("interrupted")
+            self._stop(INTERRUPTED)
         if self.stopped is None and self.journal.disk_full:
             self._stop("the disk is full")
         limit_s = self.config.max_seconds

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -18,12 +17,13 @@ from pydantic import Discriminator, TypeAdapter, ValidationError
 from agent import budget
 from agent.budget import CampaignConfig
 from agent.features.search import Order
-from agent.keys import nearest, refuse_unknown
+from agent.keys import refuse_unknown
 from agent.limits import FieldError, Least, refuse_too_small
 from agent.memory.notes import Memory
 from agent.models.ledger import Caps
 from agent.models.prices import Price
 from agent.models.settings import ModelConfig
+from agent.presets import read_yaml
 from agent.strategies.choice import STRATEGIES, AnyStrategy
 from agent.strategies.fsr import Fsr
 from agent.strategies.portfolio import Portfolio
@@ -186,9 +186,10 @@ def load_optimize(
     total = given.get("max_candidates")
     if source is None and "max_candidates_per_task" not in given and isinstance(total, int):
         values["max_candidates_per_task"] = max(total, values["max_candidates_per_task"])
-    values["evaluation"] = evaluation_values(values.get("evaluation"), origin)
+    whose = {key: "optimize" if key in given else origin for key in ("evaluation", "strategy")}
+    values["evaluation"] = evaluation_values(values.get("evaluation"), whose["evaluation"])
     if values.get("strategy") is not None:
-        values["strategy"] = strategy_values(values["strategy"], origin)
+        values["strategy"] = strategy_values(values["strategy"], whose["strategy"])
     prices = values.get("prices") or {}
     if isinstance(prices, Mapping):
         values["prices"] = read_yaml("default", "prices")[1] | dict(prices)
@@ -196,11 +197,22 @@ def load_optimize(
     if values.get("model") is not None and models and isinstance(models, list | tuple):
         values |= _chosen(str(values["model"]), models, origin)
     config = validate(OptimizeConfig, values, origin, named)
-    for key in CAPS:
-        # Of this call only: a file may hold a cap for the models that are typed beside it.
-        if key in given and not config.asked:
-            raise ConfigError(f"{named[key]} is for models at an endpoint; expected --model NAME")
+    _refuse_unused(config, named)
     return config
+
+
+def _refuse_unused(config: OptimizeConfig, named: Mapping[str, str]) -> None:
+    """Of what this call gives, what would do nothing. A file may hold it: for the models, say, that
+    are typed beside it.
+    """
+    for key, name in named.items():
+        if key in CAPS and not config.asked:
+            raise ConfigError(f"{name} is for models at an endpoint; expected --model NAME")
+        if key == "ray_address" and config.engine != "ray":
+            wanted = "leave it out, or take --engine ray"
+            raise ConfigError(f"{name} is of a Ray cluster, and the engine is local; {wanted}")
+        if key == "train" and config.local is None:
+            raise ConfigError(f"{name} is for a checkpoint; expected --model local:FOLDER")
 
 
 def _chosen(name: str, models: Sequence[Any], origin: str) -> dict[str, Any]:
@@ -211,9 +223,9 @@ def _chosen(name: str, models: Sequence[Any], origin: str) -> dict[str, Any]:
     return {"model": None, "models": [known[name]]}
 
 
-def load_evaluation(preset: str) -> EvalConfig:
+def load_evaluation(preset: str, asked_by: str = "") -> EvalConfig:
     """A preset of configs/evaluation, or a YAML file with fields of EvalConfig."""
-    origin, values = read_yaml(preset, "evaluation")
+    origin, values = read_yaml(preset, "evaluation", asked_by)
     return validate(EvalConfig, values, origin)
 
 
@@ -224,70 +236,49 @@ def evaluation_values(given: object, origin: str) -> dict[str, Any]:
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(f"{origin}: evaluation is {given!r}; expected a preset's name or keys")
     own = dict(given or {})
-    _, values = read_yaml(str(own.get("preset", "quick")), "evaluation")
-    return values | own
+    preset = str(own.get("preset", "quick"))
+    asked_by = f"{origin}: evaluation"
+    load_evaluation(preset, asked_by)  # A fault in a file of its own is told of that file.
+    return read_yaml(preset, "evaluation", asked_by)[1] | own
 
 
-def strategy_values(given: object, origin: str) -> dict[str, Any]:
+def strategy_values(given: object, origin: str, path: str = "strategy") -> dict[str, Any]:
     """`strategy:` is a preset's name or file, or settings over the preset that `kind` names."""
     if isinstance(given, str):
-        return _with_arms(read_yaml(given, "strategy")[1], origin)
+        return _strategy_file(given, f"{origin}: {path}")
     kind = str(given.get("kind")) if isinstance(given, Mapping) else ""
     if not isinstance(given, Mapping) or kind not in STRATEGIES:
         known = ", ".join(STRATEGIES)
-        raise ConfigError(f"{origin}: strategy is {given!r}; expected a name or a kind of {known}")
-    refuse_unknown(STRATEGIES[kind], given, origin, "strategy.")
+        raise ConfigError(f"{origin}: {path} is {given!r}; expected a name or a kind of {known}")
+    refuse_unknown(STRATEGIES[kind], given, origin, f"{path}.")
     preset = read_yaml(kind, "strategy")[1]
     merged = preset | dict(given)
     across = given.get("across") or {}
     if "across" in preset and isinstance(across, Mapping):
         merged["across"] = preset["across"] | dict(across)
-    return _with_arms(merged, origin)
+    return _with_arms(merged, origin, f"{path}.")
 
 
-def _with_arms(values: dict[str, Any], origin: str) -> dict[str, Any]:
+def _strategy_file(source: str, asked_by: str) -> dict[str, Any]:
+    """Of a preset or a file, whose own faults are told of it."""
+    origin, values = read_yaml(source, "strategy", asked_by)
+    if values.get("kind") not in STRATEGIES:
+        known = ", ".join(STRATEGIES)
+        raise ConfigError(f"{origin}: kind is {values.get('kind')!r}; expected one of {known}")
+    kind = STRATEGIES[values["kind"]]
+    refuse_unknown(kind, values, origin)
+    whole = _with_arms(values, origin, "")
+    validate(kind, whole, origin)
+    return whole
+
+
+def _with_arms(values: dict[str, Any], origin: str, prefix: str) -> dict[str, Any]:
     """A portfolio's arms are strategies like any other: presets' names, or settings over them."""
     arms = values.get("arms")
     if not isinstance(arms, list):
         return values
-    return values | {"arms": [strategy_values(arm, origin) for arm in arms]}
-
-
-def preset_names(verb: str) -> list[str]:
-    folder = resources.files("configs") / verb
-    return sorted(
-        f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
-    )
-
-
-def read_yaml(source: str, verb: str) -> tuple[str, dict[str, Any]]:
-    """Name for messages and the mapping inside; a preset goes before a file of the same name."""
-    names = preset_names(verb)
-    if source in names:
-        origin = f"{source}.yaml"
-        text = (resources.files("configs") / verb / origin).read_text()
-    else:
-        path = Path(source)
-        if not path.is_file():
-            meant = nearest(source, names)
-            raise ConfigError(
-                f"{source}: no such file, and no {verb} preset"
-                + (f"; did you mean {meant!r}?" if meant else f"; presets: {', '.join(names)}")
-            )
-        origin = path.name
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{origin}: cannot be read: {error}") from error
-    try:
-        values = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
-        raise ConfigError(f"{origin}: not YAML: {' '.join(str(error).split())}") from error
-    if values is None:
-        values = {}
-    if not isinstance(values, dict):
-        raise ConfigError(f"{origin}: holds a {type(values).__name__}; expected keys and values")
-    return origin, values
+    known = [strategy_values(arm, origin, f"{prefix}arms.{i}") for i, arm in enumerate(arms)]
+    return values | {"arms": known}
 
 
 def validate(
@@ -300,7 +291,7 @@ def validate(
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:
-        path, why = _first_wrong(error)
+        path, why = _first_wrong(error, values)
         key, *inner = path or [""]
         if named is None or key not in named:
             raise ConfigError(f"{origin}: {'.'.join(path)}{why}") from error
@@ -317,10 +308,10 @@ KINDS = {
 """What YAML calls the types for which pydantic has a name of Python's."""
 
 
-def _first_wrong(error: ValidationError) -> tuple[list[str], str]:
+def _first_wrong(error: ValidationError, values: object) -> tuple[list[str], str]:
     """The key's path, empty where the whole is wrong, and the words that follow it."""
     first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
+    path = _key_path(first["loc"], values)
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, FieldError):
         return [*path, cause.field], f" {cause.why}"
@@ -329,6 +320,20 @@ def _first_wrong(error: ValidationError) -> tuple[list[str], str]:
     if expected != why:
         return path, f" is {first['input']!r}; expected {expected}"
     return path, f": {why}" if path else why
+
+
+def _key_path(loc: Sequence[str | int], values: object) -> list[str]:
+    """As the file has it: pydantic names the kind of a union's member as if it were a key."""
+    path = []
+    for part in loc:
+        if isinstance(values, Mapping):
+            if part not in values and values.get("kind") == part:
+                continue
+            values = values.get(part)
+        elif isinstance(values, list | tuple) and isinstance(part, int):
+            values = values[part]
+        path.append(str(part))
+    return path
 
 
 def to_yaml(config: OptimizeConfig) -> str:

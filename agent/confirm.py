@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.journal import Recorded
-from sandbox.types import Evaluation
+from sandbox.types import Evaluation, Interval
 
 DISAGREEMENT = 0.10
 """A confirmation whose interval lies this far off the search's, as a ratio, makes no promotion."""
@@ -31,23 +31,22 @@ def wins(evaluation: Evaluation) -> bool:
     return evaluation.passed and evaluation.timing is not None and evaluation.timing.win
 
 
-def agree(search: Evaluation, confirmation: Evaluation) -> bool:
+def agree(search: Interval | None, confirmation: Interval | None) -> bool:
     """Whether both figures may be of one speedup: their intervals meet, give or take 10 %.
 
     Intervals on both sides, because a search decides on one pair, whose figure alone is noise by
     design, and a shared CPU runs one side's kind of work 1.8 times slower for seconds on end and
     the other's 1.4 times: what was 13x then is 9.2x [7, 12] afterwards, and a win.
     """
-    first, second = search.speedup, confirmation.speedup
-    if first is None or second is None:
+    if search is None or confirmation is None:
         return False
     slack = 1 + DISAGREEMENT
-    return first.low <= second.high * slack and second.low <= first.high * slack
+    return search.low <= confirmation.high * slack and confirmation.low <= search.high * slack
 
 
 def upheld(search: Evaluation, confirmation: Evaluation) -> bool:
     """A confirmation that wins by itself and agrees with the search: what may be promoted."""
-    return wins(confirmation) and agree(search, confirmation)
+    return wins(confirmation) and agree(search.speedup, confirmation.speedup)
 
 
 def refuted(record: Recorded) -> bool:

@@ -26,8 +26,8 @@ def refuse_unknown(kind: type, values: Mapping[str, Any], origin: str, prefix: s
             )
         match list(dict.fromkeys(_dataclasses(hints[key]))):
             case [inner]:
-                for part in _parts(value, named=_is_mapping(hints[key])):
-                    refuse_unknown(inner, part, origin, f"{prefix}{key}.")
+                for place, part in _parts(value, named=_is_mapping(hints[key])):
+                    refuse_unknown(inner, part, origin, f"{prefix}{key}.{place}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -48,8 +48,11 @@ def _is_mapping(hint: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
-def _parts(value: object, *, named: bool) -> list[Mapping[str, Any]]:
+def _parts(value: object, *, named: bool) -> list[tuple[str, Mapping[str, Any]]]:
+    """Each with what stands before its keys: the name it goes by, or its place in a list."""
+    places: list[tuple[str, object]] = [("", value)]
     if named and isinstance(value, Mapping):
-        value = list(value.values())
-    found = value if isinstance(value, list | tuple) else [value]
-    return [part for part in found if isinstance(part, Mapping)]
+        places = [(f"{name}.", part) for name, part in value.items()]
+    elif isinstance(value, list | tuple):
+        places = [(f"{i}.", part) for i, part in enumerate(value)]
+    return [(place, part) for place, part in places if isinstance(part, Mapping)]

@@ -12,6 +12,9 @@ from agent.types import Attempt
 from sandbox.evidence import Kind
 from sandbox.types import Baseline, Evaluation, Interval, Language
 
+INTERRUPTED = "interrupted"
+"""Why a campaign stopped at Ctrl-C."""
+
 
 class Stage(StrEnum):
     """Where a task stands."""
@@ -122,6 +125,17 @@ class CampaignResult:
     """Of this call; a resumed run has had more."""
     stopped: str | None = None
     """Why it ended before its budgets were spent; None where it ran to the end."""
+    awaiting: bool = False
+    """Requests of it went into a file, or wait to."""
+
+    @property
+    def interrupted(self) -> bool:
+        return self.stopped == INTERRUPTED
+
+    @property
+    def unfinished(self) -> bool:
+        """The same call would go on: with a task at least, a model of which could not be asked."""
+        return self.stopped is not None or any(t.stage is Stage.STOPPED for t in self.tasks)
 
     @property
     def tried(self) -> int:

@@ -171,7 +171,7 @@ def _connect(address: str | None, cpus: int | None, gpus: int | None) -> None:
     if address is not None:
         try:
             ray.init(address=address, **common)
-        except ConnectionError as error:
+        except (ConnectionError, ValueError) as error:  # ValueError: no such form of address
             raise DeviceError(f"no Ray cluster answers at {address}: {error}") from error
         return
     ray.init(

@@ -9,43 +9,51 @@ runs/NAME/ledger.jsonl     what its models cost (agent/models/ledger.py)
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from agent.config import MAY_CHANGE, OptimizeConfig, to_yaml, validate
 from agent.journal import FILE, Journal
 from agent.keys import nearest
+from agent.models.ledger import LEDGER_FILE
 from agent.storage import RunLock
+from sandbox.cleanup import on_failure
 from sandbox.errors import ConfigError
 from sandbox.records import to_record
 
 RUNS = Path("runs")
+CONFIG = "config.yaml"
 SHOWN = 8
 """Runs that are named where another was meant."""
+SHOWN_CHARACTERS = 120
+"""Of a setting that differs: a list of tasks may be long."""
 
 
 @contextmanager
 def open_run(name: str, config: OptimizeConfig, runs: Path = RUNS) -> Iterator[Journal]:
     """The journal of a new or resumed run, as its only writer.
 
-    Raises ConfigError where the name, the folder or a changed config forbids it.
+    Raises ConfigError where the name, the folder or a changed config forbids it. Where the block
+    raises before anything was evaluated or asked, a new run leaves no folder.
     """
     folder = runs / check_name(name)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        new = _made(folder)
         lock = RunLock(folder)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
     try:
-        with Journal(folder) as journal:
-            _refuse_change(name, config, journal.config())
+        with on_failure(partial(_discard_blank, folder, new)), Journal(folder) as journal:
+            _refuse_change(folder, config, journal.config())
             journal.record_config(config)
-            _save(folder / "config.yaml", to_yaml(config))
+            _save(folder / CONFIG, to_yaml(config))
             yield journal
     finally:
         lock.release()
@@ -68,7 +76,7 @@ def find_run(name: str, runs: Path = RUNS) -> Path:
     for folder in (runs / name, Path(name)):
         if (folder / FILE).is_file():
             return folder
-    known = sorted(p.parent.name for p in runs.glob(f"*/{FILE}"))
+    known = run_names(runs)
     meant = nearest(name, known)
     if meant:
         hint = f"did you mean {meant!r}?"
@@ -79,6 +87,10 @@ def find_run(name: str, runs: Path = RUNS) -> Path:
         if name and folder.exists():
             raise ConfigError(f"{folder}: not a run (no {FILE} in it); {hint}")
     raise ConfigError(f"{name}: no such run under {runs}; {hint}")
+
+
+def run_names(runs: Path = RUNS) -> list[str]:
+    return sorted(p.parent.name for p in runs.glob(f"*/{FILE}"))
 
 
 def tried_in(name: str, runs: Path = RUNS) -> int:
@@ -116,14 +128,48 @@ def interruptible(on_first: Callable[[], None]) -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def _refuse_change(name: str, config: OptimizeConfig, before: dict[str, object] | None) -> None:
+def _made(folder: Path) -> bool:
+    """Whether it was not there before; then it is this call's to remove."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _discard_blank(folder: Path, new: bool) -> None:
+    """Of a run that this process has locked; only what it made itself."""
+    ledger = folder / LEDGER_FILE
+    asked = ledger.is_file() and len(ledger.read_bytes().splitlines()) > 1  # The first: its schema.
+    if new and not asked and not tried_in(folder.name, folder.parent):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse_change(folder: Path, config: OptimizeConfig, before: dict[str, object] | None) -> None:
     now = to_record(config)
     if before:  # what it knew nothing of is at its default
-        before = to_record(validate(OptimizeConfig, before, name))
+        before = to_record(validate(OptimizeConfig, before, str(folder)))
     for key, value in (before or {}).items():
         if key not in MAY_CHANGE and now.get(key) != value:
-            changed = f"{key} was {value!r}, now {now.get(key)!r}"
-            raise ConfigError(f"run {name!r} was started with other settings ({changed[:200]})")
+            remedy = f"give another --name, or go on with --config {folder / CONFIG} and no other"
+            raise ConfigError(
+                f"run {folder.name!r} was started with other settings "
+                f"({_change(key, value, now.get(key))}); {remedy}"
+            )
+
+
+def _change(key: str, was: object, now: object) -> str:
+    """In words, of the innermost key that differs."""
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        inner = next((k for k in {**was, **now} if was.get(k) != now.get(k)), None)
+        if inner is not None:
+            return _change(f"{key}.{inner}", was.get(inner), now.get(inner))
+    return f"{key} was {_short(was)}, now {_short(now)}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def _save(path: Path, text: str) -> None:

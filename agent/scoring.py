@@ -9,7 +9,8 @@ from pathlib import Path
 from agent.config import load_evaluation
 from agent.export.modelnew import export_run
 from agent.journal import FILE
-from agent.runs import RUNS, find_run
+from agent.keys import nearest
+from agent.runs import RUNS, find_run, run_names
 from kernelbench.admission import choose, validate_tasks
 from kernelbench.bench import Bench, Report
 from kernelbench.results import Row
@@ -106,4 +107,9 @@ def kernels_of(given: str | Path, folder: Path) -> Path:
     path = Path(given)
     if (path / FILE).is_file() or (not path.exists() and (RUNS / path / FILE).is_file()):
         return export_run(find_run(str(given)), folder / "kernels")[-1].parent
+    if not path.exists():
+        beside = path.parent.iterdir() if path.parent.is_dir() else ()
+        meant = nearest(str(path), [*run_names(), *map(str, beside)])
+        hint = f"did you mean {meant!r}?" if meant else f"expected {FORMS}"
+        raise ConfigError(f"{given}: no such input; {hint}")
     return path

@@ -38,6 +38,9 @@ def overview_record(found: Overview, *, with_timings: bool) -> dict[str, Any]:
 
 
 def show_overview(console: Console, found: Overview, *, with_timings: bool) -> None:
+    if not found.tasks:
+        console.print(f"run {found.run} is empty: no task of it was begun", highlight=False)
+        return
     devices = ", ".join(found.timings["devices"])
     show_reports(console, found.tasks, f"run: {found.run}" + (f" · {devices}" if devices else ""))
     for part in timing_tables(found.timings) if with_timings else ():

@@ -31,9 +31,9 @@ import yaml
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from agent.config import read_yaml  # noqa: E402
 from agent.journal import Journal  # noqa: E402
 from agent.learner import LEARN  # noqa: E402
+from agent.presets import read_yaml  # noqa: E402
 from agent.runs import find_run  # noqa: E402
 from benchmarks.staged import Failed, Step, run_steps, seconds_of  # noqa: E402
 from benchmarks.waiting import Relay  # noqa: E402

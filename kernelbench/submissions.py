@@ -14,6 +14,7 @@ no Python is a submission, which its evaluation will refuse: a failure is never 
 from __future__ import annotations
 
 import ast
+import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -108,6 +109,9 @@ def read_submissions(path: Path, tasks: Sequence[Task]) -> Found:
         raws = _exported(path, suite) if (path / MANIFEST).is_file() else _folder(path, suite)
     elif path.suffix in (".json", ".jsonl") and path.is_file():
         raws = _lines(path, suite)
+    elif path.suffix == ".py" and path.is_file():
+        remedy = f"of one, warpsmith evaluate TASK {path}"
+        raise ConfigError(f"{path}: is one kernel; expected {FORMS}; {remedy}")
     else:
         raise ConfigError(f"{path}: no such input; expected {FORMS}")
     try:
@@ -126,7 +130,8 @@ def collect(raws: Iterable[Raw | Problem], tasks: Sequence[Task]) -> Found:
             problems.append(raw)
             continue
         if raw.task is None:
-            problems.append(Problem(raw.origin, f"{raw.named} is no task of the suite"))
+            why = f"{raw.named} is no task of the suite{_meant(raw.named, tasks)}"
+            problems.append(Problem(raw.origin, why))
             continue
         key = (raw.task.id, raw.sample)
         if key in kept:
@@ -145,6 +150,13 @@ def collect(raws: Iterable[Raw | Problem], tasks: Sequence[Task]) -> Found:
     order = {task.id: number for number, task in enumerate(tasks)}
     chosen = sorted(kept.values(), key=lambda s: (order[s.candidate.task_id], s.sample))
     return Found(tuple(chosen), tuple(problems))
+
+
+def _meant(named: str, tasks: Sequence[Task]) -> str:
+    """`; did you mean 'relu'?`, for a mistyped name."""
+    known = {name for task in tasks for name in (task.id, task.id.rpartition("/")[2])}
+    close = difflib.get_close_matches(named.replace("__", "/"), sorted(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _language(raw: Raw) -> Language:

@@ -20,6 +20,7 @@ from sandbox.errors import TaskError
 from sandbox.types import Task, digest
 
 SCHEME = "synthetic"
+KINDS = ("rows", "any")
 SPEC = re.compile(r"(?P<kind>rows|any):(?P<count>[1-9][0-9]*)(@(?P<seed>[0-9]+))?")
 NAME = re.compile(r"synthetic/(?P<kind>rows|any)-(?P<seed>[0-9]+)-(?P<number>[0-9]+)")
 FORM = "synthetic:rows:COUNT@SEED or synthetic:any:COUNT@SEED"

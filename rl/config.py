@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agent.config import read_yaml, validate
+from agent.config import validate
+from agent.presets import read_yaml
 from rewards.terms import RewardConfig
 from sandbox.types import digest
 

@@ -29,10 +29,12 @@ def open_training(source: str) -> TrainConfig:
 
 def local_policy(config: OptimizeConfig) -> tuple[OptimizeConfig, OpenPolicy | None]:
     """The campaign as its local policy samples or learns in it, and what opens that policy; the
-    campaign itself and None where it asks no such one.
+    campaign itself and None where it asks no such one. Raises ConfigError where it is no folder.
     """
     if config.local is None:
         return config, None
+    if not config.local.is_dir():
+        raise ConfigError(f"{config.local}: no such folder; expected a transformers checkpoint's")
     train = open_training(config.train)
     from rl.campaign import learning, open_policy
 

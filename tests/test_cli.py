@@ -90,6 +90,27 @@ def test_show_prints_the_table_and_its_json(run, cli):
     assert [task["verdict"] for task in record["tasks"]] == ["win", "unsupported"]
 
 
+def test_an_empty_run_is_shown_as_such(run, cli):
+    campaign(run / "runs" / "empty", {})
+    done = cli(run, "show", "empty")
+    assert (done.code, done.out) == (0, "run empty is empty: no task of it was begun\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--model", "m", "--import-replies", "none.jsonl"), "none.jsonl: cannot be read"),
+        (("--model", "local:none"), "none: no such folder; expected a transformers checkpoint's"),
+        (("--ray-address", "none", "--engine", "ray"), "no Ray cluster answers at none: Invalid"),
+    ],
+)
+def test_a_start_that_fails_is_one_line_and_leaves_no_run(tmp_path, cli, options, told):
+    done = cli(tmp_path, "optimize", "mse", "--device", "cpu", "--name", "first", *options)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert told in done.err
+    assert not (tmp_path / "runs" / "first").exists()
+
+
 def test_audit_says_why_a_winner_is_believed_and_its_json(run, cli):
     assert "2.00x [1.96, 2.04]" in cli(run, "audit", "first", "--no-sources").out
     record = json.loads(cli(run, "audit", "first", "--json").out)
@@ -166,6 +187,44 @@ def test_numbers_that_are_too_small_are_refused_from_python_as_well():
         warpsmith.extract("none.py", "out", top=0, device="cpu")
     with pytest.raises(ConfigError, match="pairs is 1; an interval needs at least 2"):
         warpsmith.apply("none.py", "lib", pairs=1, device="cpu")
+
+
+@pytest.mark.parametrize("format", ["modelnew", "kernelbench"])
+def test_only_a_library_is_revalidated(run, cli, format):
+    cli(run, "export", "first", "--to", "out", "--format", format)
+    done = cli(run, "revalidate", "out", "--device", "cpu")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert f"out: is an export of --format {format}; expected a library: warpsmith exp" in done.err
+
+
+def test_a_prompt_of_a_task_that_the_run_has_not_is_refused(run, cli):
+    done = cli(run, "prompt", "softmax", "--run", "first", "--device", "cpu")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "warpsmith: runs/first: the run has no task builtin/softmax; tasks: test/a, test/b\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("frist", "frist: no such input; did you mean 'first'?"),
+        ("kernel", "kernel: no such input; did you mean 'kernels'?"),
+        ("kernels/sofmax", "kernels/sofmax: no such input; did you mean 'kernels/softmx.py'?"),
+        ("kernels", "kernels/softmx.py: softmx is no task of the suite; did you mean 'softmax'?"),
+        (
+            "kernels/softmx.py",
+            "expected a folder of kernels, a KernelBench run, an export, a .json",
+        ),
+        ("kernels/softmx.py", "; of one, warpsmith evaluate TASK kernels/softmx.py"),
+    ],
+)
+def test_a_bench_of_mistyped_names_says_what_was_meant(run, cli, given, told):
+    (run / "kernels").mkdir()
+    (run / "kernels/softmx.py").write_text("import torch\n")
+    done = cli(run, "bench", given, "--device", "cpu")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert told in done.err
 
 
 def test_tasks_are_listed_and_shown(tmp_path, cli):

@@ -1,10 +1,12 @@
 """Problems and kernels that cannot work, as a user meets them: a clear line, no traceback."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Done, run
+from tests.conftest import COMMAND, Done, run
 from tests.doubles.openai_server import OpenAIServer
 
 pytestmark = pytest.mark.timeout(240)
@@ -117,8 +119,35 @@ def test_problems_that_cannot_be_scored_are_named_each_and_code_2(folder):
         (("--max-requests", "-4"), "--max-requests is -4; expected at least 0"),
         (("--max-usd", "-1"), "--max-usd is -1; expected at least 0"),
         (("--max-usd", "5"), "--max-usd is for models at an endpoint; expected --model NAME"),
-        (("--strategy", "fsr"), "--strategy is for models; expected --model NAME, or without it"),
-        (("--language", "cuda"), "--language is for models; expected --model NAME, or without it"),
+        (
+            ("--strategy", "fsr"),
+            "--strategy is for models, and none is asked; add --model NAME, or leave it out",
+        ),
+        (
+            ("--language", "cuda"),
+            "--language is for models, and none is asked; add --model NAME, or leave it out",
+        ),
+        (
+            ("--export-requests", "r.jsonl"),
+            "--export-requests is for models at an endpoint; expected --model NAME",
+        ),
+        (
+            ("--export-requests", "none/r.jsonl", "--model", "m"),
+            "--export-requests: none: no such folder; make it",
+        ),
+        (
+            ("--import-replies", "r.jsonl"),
+            "--import-replies is for models at an endpoint; expected --model NAME",
+        ),
+        (
+            ("--ray-address", "auto", "--engine", "local"),
+            "--ray-address is of a Ray cluster, and the engine is local; leave it out, or take "
+            "--engine ray",
+        ),
+        (
+            ("--train", "small"),
+            "--train is for a checkpoint; expected --model local:FOLDER",
+        ),
         (("--engine", "loca"), "--engine is 'loca'; expected 'ray' or 'local'"),
         (("--device", "tpu"), "--device is 'tpu'; expected 'auto', 'cpu' or 'cuda'"),
         (("--learn",), "--learn needs weights of its own; expected --model local:FOLDER"),
@@ -132,6 +161,17 @@ def test_an_option_that_cannot_be_is_one_line_and_starts_nothing(tmp_path, cli, 
     assert not (tmp_path / "runs").exists()
 
 
+def test_options_for_models_are_refused_before_torch_is_loaded(tmp_path):
+    command = [*COMMAND, "optimize", "softmax", "--export-requests", "r.jsonl"]
+    environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "pydantic" in done.stderr
+    assert "torch" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -141,6 +181,10 @@ def test_an_option_that_cannot_be_is_one_line_and_starts_nothing(tmp_path, cli, 
         (("data", "tasks", "--to", "o", "--count", "-1"), "--count is -1; expected at least 1"),
         (("data", "tasks", "--to", "o", "--seed", "-1"), "--seed is -1; expected at least 0"),
         (("data", "examples", "r", "--to", "o", "--per-task", "0"), "--per-task is 0; expected at"),
+        (
+            ("data", "tasks", "--to", "o", "--kind", "row"),
+            "--kind is 'row'; expected 'rows' or 'any'",
+        ),
         (("extract", "m.py", "--to", "o", "--top", "0"), "--top is 0; expected at least 1"),
         (("apply", "m.py", "--library", "l", "--pairs", "1"), "--pairs is 1; expected at least 2"),
         (("prompt", "softmax", "--language", "fortran"), "--language is 'fortran'; expected 'cpp'"),

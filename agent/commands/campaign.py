@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 import warpsmith
 from agent.commands.options import Config, Device, MaxSeconds, Strategy
-from agent.commands.output import note, say_how_to_go_on
+from agent.commands.output import command_again, exit_if_interrupted, note, say_how_to_go_on
 from sandbox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,12 +42,15 @@ def prompt(
 
 
 def optimize(
+    context: typer.Context,
     tasks: Annotated[list[str] | None, typer.Argument(help="Instead of the config's.")] = None,
     model: Annotated[
         str | None, typer.Option(help="At OPENAI_BASE_URL, or local:FOLDER of a checkpoint.")
     ] = None,
     learn: Annotated[bool, typer.Option("--learn", help="Train the local model on it.")] = False,
-    train: Annotated[str | None, typer.Option(help="Preset of configs/train, or a file.")] = None,
+    train: Annotated[
+        str | None, typer.Option(help="How the local model samples and learns: preset or file.")
+    ] = None,
     config: Config = None,
     name: Annotated[str | None, typer.Option(help="Of the run; an old one goes on.")] = None,
     strategy: Strategy = None,
@@ -68,7 +72,10 @@ def optimize(
     max_seconds: MaxSeconds = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
 ) -> None:
-    """Search for faster kernels; the same command with the same --name goes on after a stop."""
+    """Search for faster kernels; the same command with the same --name goes on after a stop.
+
+    Exits with 0, won or not, with 2 if no candidate was tried, with 130 after Ctrl-C.
+    """
     from agent.config import load_optimize
     from agent.runs import check_name, new_name
 
@@ -92,9 +99,13 @@ def optimize(
         max_seconds=max_seconds,
         device=device,
     )
-    for option, given in {"--strategy": strategy, "--language": language}.items():
-        if given is not None and not settings.asked and settings.local is None:
-            raise ConfigError(f"{option} is for models; expected --model NAME, or without it")
+    _refuse_unasked(
+        settings,
+        {"--strategy": strategy, "--language": language},
+        {"--export-requests": export_requests, "--import-replies": import_replies},
+    )
+    if export_requests is not None and not export_requests.parent.is_dir():
+        raise ConfigError(f"--export-requests: {export_requests.parent}: no such folder; make it")
     if settings.asked and export_requests is None and not import_replies:
         _agree(settings, name, yes)
     result = warpsmith.optimize(
@@ -103,11 +114,30 @@ def optimize(
         export_requests=export_requests,
         import_replies=import_replies or (),
     )
-    say_how_to_go_on(result, name)
-    if result.stopped == "interrupted":
-        raise typer.Exit(warpsmith.INTERRUPTED)
-    if not result.tried and export_requests is None:
+    exported = export_requests if result.awaiting else None
+    if exported is not None:
+        replies = import_replies or [exported.with_name("replies.jsonl")]
+        again = command_again(context, name=name, import_replies=replies)
+        note(f"to go on, once {' '.join(map(str, replies))} holds the replies: {again}")
+    else:
+        say_how_to_go_on(result, name)
+    exit_if_interrupted(result)
+    if not result.tried and exported is None:
         raise typer.Exit(warpsmith.UNUSABLE)
+
+
+def _refuse_unasked(
+    config: OptimizeConfig, of_any: Mapping[str, object], at_endpoints: Mapping[str, object]
+) -> None:
+    """Raises ConfigError for the first option given that no model is asked by."""
+    unused = [name for name, given in at_endpoints.items() if given and not config.asked]
+    if unused:
+        raise ConfigError(f"{unused[0]} is for models at an endpoint; expected --model NAME")
+    asks = config.asked or config.local is not None
+    unused = [name for name, given in of_any.items() if given is not None and not asks]
+    if unused:
+        remedy = "add --model NAME, or leave it out"
+        raise ConfigError(f"{unused[0]} is for models, and none is asked; {remedy}")
 
 
 def _agree(config: OptimizeConfig, name: str, yes: bool) -> None:

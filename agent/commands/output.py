@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
+
+import warpsmith
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,5 +36,27 @@ def answer(found: object, as_json: bool, show: Callable[[Console], object]) -> N
 
 
 def say_how_to_go_on(result: CampaignResult, name: str) -> None:
-    if result.stopped is not None:
+    if result.unfinished:
         note(f"to go on: the same command with --name {name}")
+
+
+def exit_if_interrupted(result: CampaignResult) -> None:
+    if result.interrupted:
+        raise typer.Exit(warpsmith.INTERRUPTED)
+
+
+def command_again(context: typer.Context, **changed: object) -> str:
+    """The command line under way, for a shell, with these parameters in place of its own."""
+    words = ["warpsmith", str(context.info_name)]
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        typed = source is not None and source.name == "COMMANDLINE"
+        value = changed.get(name, context.params[name] if typed else None)
+        option = [parameter.opts[0]] if parameter.param_type_name == "option" else []
+        if value is True:
+            words += option
+        elif value is not None:
+            for each in value if isinstance(value, list | tuple) else [value]:
+                words += [*option, str(each)]
+    return shlex.join(words)

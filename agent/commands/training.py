@@ -13,8 +13,9 @@ import typer
 
 import warpsmith
 from agent.commands.options import Device, Json, MaxSeconds, Preset, To, bounded
-from agent.commands.output import answer, note, say, say_how_to_go_on
+from agent.commands.output import answer, exit_if_interrupted, note, say, say_how_to_go_on
 from agent.limits import ABOVE_0, Least
+from sandbox.errors import ConfigError
 
 TrainConfig = Annotated[str, typer.Option(help="Preset of configs/train, or a file.")]
 
@@ -38,9 +39,12 @@ def make_tasks(
     """Synthetic tasks that can be scored, unlike those of evaluation suites; goes on if stopped."""
     from agent.config import load_evaluation
     from kernelbench.suite import load_tasks
+    from kernelbench.synthetic import KINDS
     from kernelbench.synthetic_folder import Folder
     from sandbox.evaluator import LocalEvaluator
 
+    if kind not in KINDS:
+        raise ConfigError(f"--kind is {kind!r}; expected {' or '.join(map(repr, KINDS))}")
     tasks = load_tasks(f"synthetic:{kind}:{count}@{seed}", device)
     suites = [task for spec in against or ["builtin"] for task in load_tasks(spec, device)]
     with closing(LocalEvaluator(device)) as evaluator:
@@ -135,7 +139,11 @@ def train_self(
 
     def sample(policy: Path, number: int) -> Path:
         run = f"{name}-{number}"
-        warpsmith.optimize(config=sampling(config, settings, policy, max_seconds), name=run)
+        chosen = sampling(config, settings, policy, max_seconds)
+        result = warpsmith.optimize(config=chosen, name=run)
+        if result.interrupted:  # Else it would be fine-tuned on what there is so far.
+            say_how_to_go_on(result, name)
+        exit_if_interrupted(result)
         return find_run(run)
 
     device = resolve_device(settings.device)
@@ -159,6 +167,7 @@ def train_rl(
 
     result = warpsmith.optimize(config=reinforcing(config, settings, start, max_seconds), name=name)
     say_how_to_go_on(result, name)
+    exit_if_interrupted(result)
 
 
 def train_judge(
@@ -184,3 +193,4 @@ def train_judge(
     found = judged_run(find_run(name), settings.held_out)
     answer(found, as_json, lambda _: say(found))
     say_how_to_go_on(result, name)
+    exit_if_interrupted(result)

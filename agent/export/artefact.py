@@ -27,6 +27,8 @@ from sandbox.types import Candidate, EvalConfig, Evaluation, Interval, Task, dig
 
 SCHEMA_VERSION = 1
 ACTIVE = "active"
+UNTIMED = "correct, not timed"
+"""State of a task's further shapes."""
 ORDINARY = (Kind.KERNEL, Kind.REWRITE, None)
 """A kernel that changes torch's flags or replays graphs is right in its own process alone."""
 
@@ -183,7 +185,7 @@ def _state(
     if not evaluation.passed:
         return f"{evaluation.status.value} when checked again"
     if shape != artefact.interface.shapes[0]:
-        return "correct, not timed"
+        return UNTIMED
     if evaluation.parameters == "seed":
         return "parameters not matched"
     if finding.purpose == "search":

@@ -9,12 +9,15 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
 from agent.export.artefact import costed, gather, winners
 from agent.export.flashinfer import export_flashinfer
 from agent.export.folder import check_folder
 from agent.export.hub import export_hub
 from agent.export.kernelbench_runs import export_kernelbench
 from agent.export.modelnew import export_runs, folders_of
+from agent.export.notices import notices
 from agent.export.package import check_name, export_package
 from agent.export.standalone import Judge
 from agent.journal import Journal
@@ -23,6 +26,8 @@ from sandbox.errors import ConfigError
 from sandbox.types import Candidate, EvalConfig, Evaluation, Evaluator, Task
 
 FORMATS = ("modelnew", "package", "kernels", "kernelbench", "flashinfer")
+UNKNOWN = "unknown"
+"""Licence of kernels that nobody told."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,11 @@ class Formats:
     names: tuple[str, ...]
     package: str
     archs: tuple[str, ...]
-    licence: str = "unknown"
+    licence: str = UNKNOWN
 
 
 def check_formats(
-    names: Sequence[str], package: str, archs: Sequence[str], licence: str = "unknown"
+    names: Sequence[str], package: str, archs: Sequence[str], licence: str = UNKNOWN
 ) -> Formats:
     """Raises ConfigError."""
     for name in names:
@@ -46,7 +51,18 @@ def check_formats(
         if not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
             raise ConfigError(f"architecture is {arch!r}; expected one such as sm_90")
     check_name(package)
-    return Formats(tuple(dict.fromkeys(names)), package, tuple(archs), licence)
+    return Formats(tuple(dict.fromkeys(names)), package, tuple(archs), _spdx(licence))
+
+
+def _spdx(licence: str) -> str:
+    """As SPDX spells it; raises ConfigError where it is no such expression."""
+    if licence == UNKNOWN:
+        return licence
+    try:
+        return canonicalize_license_expression(licence)
+    except InvalidLicenseExpression as error:
+        wanted = "an SPDX expression such as MIT or Apache-2.0, LicenseRef-NAME for another, or"
+        raise ConfigError(f"licence is {licence!r}; expected {wanted} {UNKNOWN}") from error
 
 
 def export_formats(
@@ -60,8 +76,8 @@ def export_formats(
     """The files in the folder, or in a folder of each form where there are several.
 
     Converted kernels are judged once, whatever forms they are for; tasks of another device are not.
-    `tell` gets a line for each run without a win. Raises ConfigError where a folder holds something
-    else, or nothing can be exported.
+    `tell` gets a line for each run without a win, and those of agent/export/notices.py. Raises
+    ConfigError where a folder holds something else, or nothing can be exported.
     """
     with ExitStack() as stack:
         judge = _Once(device, make_evaluator, stack)
@@ -74,7 +90,8 @@ def export_formats(
         written: list[Path] = []
         for name, place in inner.items():
             written += _export(name, runs, place, formats, judge)
-        for line in filter(None, map(without_wins, runs)):
+        libraries = {name: place for name, place in inner.items() if name != "modelnew"}
+        for line in [*filter(None, map(without_wins, runs)), *notices(libraries, formats.package)]:
             tell(line)
         return written
 

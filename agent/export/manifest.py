@@ -44,7 +44,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(path.read_text())
         told = dict(record["files"])
     except FileNotFoundError as error:
-        raise ConfigError(f"{folder}: no {MANIFEST}; expected what `export` wrote") from error
+        raise ConfigError(
+            f"{folder}: no {MANIFEST}; expected what `export --format package` wrote"
+        ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = "expected what `export --format package` wrote"
         raise ConfigError(f"{path}: cannot be used ({error!r}); {remedy}") from error

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agent.confirm import wins
 from agent.export.artefact import Artefact, Finding, Gathered, against_best, costed, read_artefact
+from agent.export.folder import format_of
 from agent.export.manifest import read_manifest
 from agent.export.package import export_package
 from agent.export.runtime.machine import machine_of
@@ -63,6 +64,10 @@ def revalidate(
 
     Raises ConfigError for a damaged one, before an evaluator is made.
     """
+    found = format_of(folder)
+    if found not in (None, "package"):
+        remedy = "expected a library: warpsmith export RUN --to DIR --format package"
+        raise ConfigError(f"{folder}: is an export of --format {found}; {remedy}")
     record = read_manifest(folder)
     paths = sorted((folder / "artefacts").glob("*.json"))
     if "package" not in record or not paths:

@@ -22,6 +22,8 @@ from typing import Any
 from agent.model import CapReached, ModelError
 from sandbox.errors import ConfigError
 
+LEDGER_FILE = "ledger.jsonl"
+"""In a run's folder."""
 SCHEMA_VERSION = 1
 
 

@@ -12,14 +12,13 @@ from agent.model import Model
 from agent.models.batch import BatchModel, Outbox, import_replies
 from agent.models.completions import check_caps
 from agent.models.endpoint import OpenAIModel
-from agent.models.ledger import Ledger
+from agent.models.ledger import LEDGER_FILE, Ledger
 from agent.models.mixture import Mixture
 from agent.models.prices import price_of
 from agent.models.settings import ModelConfig
 from agent.models.store import ReplyStore, shared_folder
 from sandbox.errors import ConfigError
 
-LEDGER_FILE = "ledger.jsonl"
 REPLIES_FOLDER = "replies"
 
 

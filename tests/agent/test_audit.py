@@ -18,14 +18,15 @@ from agent.audit import Measured, RunAudit, audit_run, doubts, measured_of, reas
 from agent.audit_view import show_audit
 from agent.budget import CampaignConfig
 from agent.campaign import run_campaign
+from agent.confirm import upheld
 from agent.engine import LocalEngine
 from agent.journal import Journal, Measurement, Purpose
 from agent.scripted import scripted_evaluation
 from agent.types import FIRST_TURN, Attempt, Proposal, Turn
 from sandbox.build import build
 from sandbox.evaluator import LocalEvaluator
-from sandbox.records import to_record
-from sandbox.types import Candidate, EvalConfig, Language, Status, Task
+from sandbox.records import from_record, to_record
+from sandbox.types import Candidate, EvalConfig, Evaluation, Interval, Language, Status, Task
 from tests.agent.scripts import campaign, candidate, make_task, script
 
 WINNER = script(3, speedup=2.5)
@@ -131,6 +132,29 @@ def test_a_weak_figure_is_a_doubt(low: float, pairs: int, words: str) -> None:
     record["timing"]["speedup"]["low"] = low
     record["timing"]["pairs"] = record["timing"]["pairs"][:pairs]
     assert any(words in d for d in doubts(measured(record, record)))
+
+
+def interval(value: float, low: float, high: float) -> dict[str, float]:
+    return to_record(Interval(value, low, high))
+
+
+@pytest.mark.parametrize(
+    ("search", "confirmation", "doubted"),
+    [
+        ((13.1, 11.9, 14.5), (9.2, 7.0, 12.2), False),
+        ((2.0, 1.8, 2.2), (1.2, 1.1, 1.5), True),
+    ],
+)
+def test_a_confirmation_is_doubted_where_it_would_not_have_been_accepted(
+    search, confirmation, doubted
+):
+    records = [passed(), passed()]
+    for record, figure in zip(records, (search, confirmation), strict=True):
+        record["timing"] = record["timing"] | {"speedup": interval(*figure)}
+    said = [d for d in doubts(measured(*records)) if "times the speedup of the search" in d]
+    first, second = (from_record(Evaluation, record) for record in records)
+    assert bool(said) is doubted
+    assert upheld(first, second) is not doubted
 
 
 def test_evidence_of_any_layer_is_shown_as_it_was_recorded() -> None:

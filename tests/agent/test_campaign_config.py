@@ -1,18 +1,26 @@
 """YAML to typed configuration, with errors that name the file, the key and the remedy."""
 
 import signal
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
 
-from agent.config import load_evaluation, load_optimize, preset_names, to_yaml
+from agent.config import OptimizeConfig, load_evaluation, load_optimize, to_yaml, validate
 from agent.journal import Journal
+from agent.models.ledger import LEDGER_FILE, Ledger, Spend
+from agent.presets import preset_names, read_yaml
 from agent.runs import find_run, interruptible, open_run
+from agent.scripted import scripted_evaluation
+from agent.types import Proposal
 from kernelbench.suite import load_tasks
+from rewards import speedup
 from sandbox.errors import ConfigError
 from sandbox.records import to_record
-from sandbox.types import EvalConfig
+from sandbox.types import EvalConfig, Status
+from tests.agent.scripts import candidate, make_task, script
 
 
 def error_of(tmp_path, text: str) -> str:
@@ -51,8 +59,11 @@ def error_of(tmp_path, text: str) -> str:
         ("prices: 3", "campaign.yaml: prices is 3; expected keys and values"),
         ("memory: 3", "campaign.yaml: memory is 3; expected keys and values"),
         ("strategy: {kind: [fsr]}", "expected a name or a kind of best-of-n, fsr"),
-        ("strategy: {kind: fsr, depth: 0}", "campaign.yaml: strategy.fsr: expected depth >= 1"),
-        ("strategy: {kind: portfolio, arms: 3}", "strategy.portfolio.arms is 3; expected a list"),
+        ("strategy: {kind: fsr, depth: 0}", "campaign.yaml: strategy: expected depth >= 1"),
+        (
+            "strategy: {kind: portfolio, arms: 3}",
+            "campaign.yaml: strategy.arms is 3; expected a list",
+        ),
         ("strategy: {kind: portfolio, across: 3}", "across is 3; expected keys and values"),
         ("evaluation: {min_pairs: 1}", "expected 2 <= min_pairs <= max_pairs"),
         ("evaluation: {rounds: 0}", "campaign.yaml: evaluation: rounds are 0"),
@@ -61,13 +72,61 @@ def error_of(tmp_path, text: str) -> str:
         ("evaluation: {changes: [foo]}", "changes has 'foo'; expected some of flattened"),
         ("evaluation: qick", "no evaluation preset; did you mean 'quick'?"),
         ("- a", "campaign.yaml: holds a list; expected keys and values"),
-        ("a: [", "campaign.yaml: not YAML"),
+        (
+            "a: [",
+            "campaign.yaml:1:5: not YAML: while parsing a flow node, expected the node content",
+        ),
+        ("tasks: [a\nseed: 3", "campaign.yaml:2:5: not YAML: while parsing a flow sequence, expec"),
+        ("seed: 1\na: \0", "campaign.yaml:2:4: not YAML: character 0 is not allowed"),
+        ("? [a]\n: 1", "campaign.yaml:1:3: not YAML: while constructing a mapping, found unhash"),
+        ("seed: 1\nlanes: 1\nseed: 2", "campaign.yaml:3:1: not YAML: key 'seed' is given twice"),
+        ("evaluation: {rounds: 1, rounds: 2}", "campaign.yaml:1:25: not YAML: key 'rounds' is"),
+        ("", "campaign.yaml: is empty; expected keys and values"),
+        ("# nothing\n", "campaign.yaml: is empty; expected keys and values"),
+        ("prices: {m: {inputs: 1}}", "key 'prices.m.inputs'; did you mean 'prices.m.input'?"),
+        ("models: [{nam: m}]", "unknown key 'models.0.nam'; did you mean 'models.0.name'?"),
+        ("models: [{name: m, weight: x}]", "campaign.yaml: models.0.weight is 'x'; expected"),
+        ("strategy: {kind: fsr, depth: x}", "campaign.yaml: strategy.depth is 'x'; expected"),
+        (
+            "strategy: {kind: portfolio, arms: [{kind: fsr, dept: 1}]}",
+            "unknown key 'strategy.arms.0.dept'; did you mean 'strategy.arms.0.depth'?",
+        ),
+        (
+            "strategy: {kind: portfolio, arms: [fsr, {kind: fsr, depth: x}]}",
+            "campaign.yaml: strategy.arms.1.depth is 'x'; expected a valid integer",
+        ),
+        ("evaluation: {preset: qick}", "campaign.yaml: evaluation: qick: no such file, and no ev"),
     ],
 )
 def test_a_bad_file_is_one_line_that_says_what_to_mend(tmp_path, text, message):
     error = error_of(tmp_path, text)
     assert message in error
     assert "\n" not in error
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "message"),
+    [
+        ("evaluation", "round: 3", "unknown key 'round'; did you mean 'rounds'?"),
+        ("evaluation", "rounds: x", "rounds is 'x'; expected a valid integer"),
+        ("strategy", "kind: fsrr", "kind is 'fsrr'; expected one of best-of-n, fsr"),
+        ("strategy", "{kind: fsr, depth: x}", "depth is 'x'; expected a valid integer"),
+    ],
+)
+def test_a_fault_in_a_file_that_a_file_names_is_told_of_that_one(tmp_path, key, text, message):
+    inner = tmp_path / "inner.yaml"
+    inner.write_text(text)
+    assert error_of(tmp_path, f"{key}: {inner}").startswith(f"{inner}: {message}")
+
+
+def test_a_folder_is_no_config(tmp_path):
+    with pytest.raises(ConfigError, match=r"is a folder; expected a YAML file; presets: .*quick"):
+        load_optimize(str(tmp_path))
+
+
+def test_a_preset_is_blamed_by_its_name():
+    with pytest.raises(ConfigError, match=r"^optimize preset gpu: tuning is 3; expected keys and"):
+        validate(OptimizeConfig, {"tuning": 3}, read_yaml("gpu", "optimize")[0])
 
 
 def test_a_file_that_is_no_text_is_one_line(tmp_path):
@@ -83,7 +142,7 @@ def test_a_file_that_is_no_text_is_one_line(tmp_path):
         ({"engine": "loca"}, "engine is 'loca'; expected 'ray' or 'local'"),
         ({"max_candidates": 0}, "max_candidates is 0; expected at least 1"),
         ({"max_candidate": 3}, "optimize: unknown key 'max_candidate'; did you mean 'max_cand"),
-        ({"strategy": {"kind": "fsr", "depth": 0}}, "strategy: fsr: expected depth >= 1"),
+        ({"strategy": {"kind": "fsr", "depth": 0}}, "strategy: expected depth >= 1"),
         ({"max_usd": 5.0}, "max_usd is for models at an endpoint; expected --model NAME"),
         ({"language": "torch", "model": "m"}, "language is 'torch', which holds no kernel"),
     ],
@@ -156,6 +215,30 @@ def test_a_run_goes_on_with_a_larger_budget_but_not_with_other_settings(tmp_path
         pass
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"tasks": ("mse",)}, "tasks was ['builtin/bias_gelu', "),
+        ({"evaluation": EvalConfig(rounds=7)}, "evaluation.rounds was 6, now 7"),
+    ],
+)
+def test_what_differs_from_the_run_is_told_with_a_way_on(tmp_path, change, told):
+    with open_run("r", load_optimize(), tmp_path):
+        pass
+    with (
+        pytest.raises(ConfigError) as caught,
+        open_run("r", replace(load_optimize(), **change), tmp_path),
+    ):
+        pass
+    assert told in str(caught.value)
+    saved = tmp_path / "r" / "config.yaml"
+    assert f"; give another --name, or go on with --config {saved} and no other" in str(
+        caught.value
+    )
+    with open_run("r", load_optimize(str(saved)), tmp_path):
+        pass
+
+
 def test_a_run_of_a_version_that_knew_fewer_settings_goes_on(tmp_path):
     config = load_optimize()
     record = to_record(config)
@@ -168,6 +251,42 @@ def test_a_run_of_a_version_that_knew_fewer_settings_goes_on(tmp_path):
     searching = replace(config, evaluation=replace(config.evaluation, profile_searches=True))
     with pytest.raises(ConfigError, match="other settings"), open_run("r", searching, tmp_path):
         pass
+
+
+def failing(name: str, runs: Path, work: Callable[[Journal], object] = lambda _: None) -> None:
+    def end(journal: Journal) -> None:
+        work(journal)
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError), open_run(name, load_optimize(), runs) as journal:
+        end(journal)
+
+
+def evaluated(journal: Journal) -> None:
+    source = script(1, speedup=2.0)
+    journal.record_task(make_task("a"))
+    journal.record_proposal(0, Proposal(candidate("a", source), "p", "s"))
+    found = scripted_evaluation(candidate("a", source), EvalConfig(), Status.PASSED, 2.0)
+    journal.record_evaluation(make_task("a"), found, reward=speedup.reward(found))
+
+
+def test_a_start_that_fails_before_anything_was_evaluated_leaves_no_new_run(tmp_path):
+    failing("new", tmp_path)
+    failing("begun", tmp_path, lambda journal: journal.record_task(make_task("a")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_that_fails_takes_nothing_away_that_was_there(tmp_path):
+    with open_run("older", load_optimize(), tmp_path):
+        pass
+    (tmp_path / "users").mkdir()
+    failing("older", tmp_path)
+    failing("users", tmp_path)
+    failing("evaluated", tmp_path, evaluated)
+    with Ledger(tmp_path / "unused.jsonl") as unused:
+        unused.reserve(Spend(requests=1))
+    failing("paid", tmp_path, lambda j: (tmp_path / "unused.jsonl").rename(j.folder / LEDGER_FILE))
+    assert {p.name for p in tmp_path.iterdir()} == {"older", "users", "evaluated", "paid"}
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b", ".hidden"])

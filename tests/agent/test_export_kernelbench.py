@@ -144,3 +144,11 @@ def test_kernelbenchs_own_checker_accepts_what_is_exported(tmp_path, language):
 def test_bad_choices_are_one_clear_line(formats, package, archs, told):
     with pytest.raises(ConfigError, match=told):
         check_formats(formats, package, archs)
+
+
+@pytest.mark.parametrize("licence", ["Apache 2", "MIT or later", "unkown", ""])
+def test_a_licence_is_an_spdx_expression(licence):
+    with pytest.raises(ConfigError, match=f"licence is {licence!r}; expected an SPDX expression"):
+        check_formats(["package"], "a_b", [], licence)
+    assert check_formats(["package"], "a_b", [], "mit or apache-2.0").licence == "MIT OR Apache-2.0"
+    assert check_formats(["package"], "a_b", []).licence == "unknown"

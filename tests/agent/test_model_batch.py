@@ -2,6 +2,7 @@
 
 import json
 import random
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -147,6 +148,38 @@ def test_three_rounds_through_files_decide_as_the_online_path(
     assert [(t.verdict, t.stage) for t in offline.tasks] == [
         (t.verdict, t.stage) for t in online.tasks
     ]
+
+
+def test_what_is_exported_ends_with_the_command_that_goes_on(tmp_path, cli, monkeypatch):
+    monkeypatch.setenv("WARPSMITH_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "c.yaml").write_text("{tasks: [mse], engine: local, evaluation: {baselines: []}}")
+    options = ("--config", "c.yaml", "--model", "scripted", "--name", "air", "--device", "cpu")
+    done = cli(tmp_path, "optimize", *options, "--export-requests", "my requests.jsonl")
+    assert done.code == 0
+    told, _, again = done.err.strip().rpartition(" holds the replies: ")
+    assert told == "to go on, once replies.jsonl"
+    Provider().answer(tmp_path / "my requests.jsonl", tmp_path / "replies.jsonl")
+    verb, *typed = shlex.split(again)
+    assert verb == "warpsmith"
+    assert typed.count("--import-replies") == 1
+    done = cli(tmp_path, *typed, "--max-seconds", "1")
+    assert "3 replies imported" in done.out
+    assert done.err.count("to go on") <= 1
+
+
+def test_a_model_that_cannot_be_reached_leaves_a_way_to_go_on(tmp_path, cli, monkeypatch):
+    monkeypatch.setenv("WARPSMITH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:9/v1")
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "{models: [{name: gone, retries: 0}], tasks: [mse], engine: local, "
+        "evaluation: {baselines: []}}"
+    )
+    done = cli(tmp_path, "optimize", "--config", "c.yaml", "--device", "cpu", "--name", "first")
+    assert done.code == 2
+    assert "cannot be reached" in done.out
+    assert done.err.endswith("\nto go on: the same command with --name first\n")
 
 
 @pytest.fixture

@@ -185,10 +185,10 @@ def test_models_prices_strategy_and_caps_come_from_the_config(written, monkeypat
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("models: [{nam: m}]", "unknown key 'models.nam'; did you mean 'models.name'"),
+        ("models: [{nam: m}]", "unknown key 'models.0.nam'; did you mean 'models.0.name'"),
         ("models: [{name: m, weight: 0}]", "expected above 0"),
         ("models: [{name: m}, {name: m}]", "same name"),
-        ("prices: {m: {in: 1}}", "unknown key 'prices.in'"),
+        ("prices: {m: {in: 1}}", "unknown key 'prices.m.in'"),
         ("strategy: fsrr", "no strategy preset; did you mean 'fsr'"),
         ("strategy: {kind: mcts}", "expected a name or a kind of best-of-n"),
         ("strategy: {kind: fsr, deep: 2}", "unknown key 'strategy.deep'"),

@@ -298,7 +298,7 @@ def test_the_preset_names_its_arms_and_settings_go_over_it(tmp_path):
     [
         ("arms: [fsrr]", "no strategy preset; did you mean 'fsr'"),
         ("arms: [fsr, fsr]", "each of another kind"),
-        ("arms: [{kind: fsr, deep: 2}]", "unknown key 'strategy.deep'"),
+        ("arms: [{kind: fsr, deep: 2}]", "unknown key 'strategy.arms.0.deep'"),
         ("across: {patients: 2}", "did you mean 'strategy.across.patience'"),
         ("across: {patience: 0}", "expected 1 or more"),
         ("models: [big]", "names 'big', which is not asked"),

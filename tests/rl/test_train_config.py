@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent.config import load_optimize, preset_names
+from agent.config import load_optimize
+from agent.presets import preset_names
 from rewards.terms import RewardConfig
 from rl.config import HeldOut, load_train
 from sandbox.errors import ConfigError
