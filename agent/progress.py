@@ -10,14 +10,14 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
-from agent.console import widened
+from agent.console import fitting, widened
 from agent.learner import POLICY_VERSION
 from agent.outcome import CampaignResult, Stage, TaskReport
+from agent.tables import final_table, live_table
 from agent.timings import Pulse
 from sandbox.records import to_record
-from sandbox.types import Evaluation, Interval
+from sandbox.types import Evaluation
 
 NO_MODEL = "no model"
 
@@ -90,36 +90,13 @@ class CampaignView:
 
     def _table(self) -> Table:
         elapsed_s = time.monotonic() - self._began_s
-        table = Table(title=str(self._header), title_justify="left", expand=True)
-        for name in ("task", "stage", "candidates", "best vs eager", "vs compile", "time left"):
-            table.add_column(name, no_wrap=True)
-        for report in self._reports.values():
-            table.add_row(
-                report.task_id,
-                report.stage.value,
-                f"{report.tried}/{report.budget}",
-                interval_text(report.speedup),
-                interval_text(report.against_compile),
-                time_left(report),
-            )
+        rows, title = list(self._reports.values()), str(self._header)
+        wide, narrow = (live_table(rows, title, narrow=narrow) for narrow in (False, True))
+        table = fitting(self._console, wide, narrow)
         limit = "" if self._limit_s is None else f" of {self._limit_s:.0f}"
         busy = "" if self._pulse is None else f" · {self._pulse}"
         table.caption = f"{elapsed_s:.0f}{limit} s{busy}"
         return table
-
-
-def interval_text(interval: Interval | None) -> Text:
-    """Green where the whole interval is above 1."""
-    if interval is None:
-        return Text("-")
-    return Text(str(interval), style="green" if interval.low > 1 else "")
-
-
-def time_left(report: TaskReport) -> str:
-    """By the mean cost of this task's candidates so far."""
-    if report.stage.final or report.mean_seconds is None:
-        return "-"
-    return f"~{(report.budget - report.tried) * report.mean_seconds:.0f} s"
 
 
 def plain_line(report: TaskReport) -> str:
@@ -132,35 +109,10 @@ def plain_line(report: TaskReport) -> str:
     return f"{line} ({report.reason})" if report.reason else line
 
 
-def final_table(reports: Sequence[TaskReport], title: str = "") -> Table:
-    """What a campaign found; tasks nobody could work on are listed by `leftovers`."""
-    table = Table(title=title, title_justify="left")
-    for name in ("task", "tried", "best kernel", "vs eager", "vs torch.compile", "verdict"):
-        table.add_column(name, no_wrap=True, justify="right" if name == "tried" else "left")
-    for report in reports:
-        if report.stage not in (Stage.UNSUPPORTED, Stage.INVALID):
-            table.add_row(
-                report.task_id,
-                str(report.tried),
-                kernel_name(report),
-                interval_text(report.speedup),
-                interval_text(report.against_compile),
-                report.verdict,
-            )
-    return table
-
-
 def leftovers(reports: Sequence[TaskReport]) -> list[str]:
     """A line for every task that was not worked on or not to its end."""
     unfinished = [r for r in reports if r.reason and r.stage is not Stage.DONE]
     return [f"{r.task_id}: {r.stage.value}: {r.reason}" for r in unfinished]
-
-
-def kernel_name(report: TaskReport) -> str:
-    if report.best is None:
-        return "-"
-    candidate = report.best.proposal.candidate
-    return f"{candidate.id[:8]} {candidate.language.value}"
 
 
 def show_result(console: Console, result: CampaignResult, header: str) -> None:
@@ -172,7 +124,8 @@ def show_result(console: Console, result: CampaignResult, header: str) -> None:
 
 
 def show_reports(console: Console, reports: Sequence[TaskReport], header: str) -> None:
-    widened(console).print(final_table(reports, header))
+    wide, narrow = (final_table(reports, header, narrow=narrow) for narrow in (False, True))
+    console.print(fitting(widened(console), wide, narrow))
     for line in leftovers(reports):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 

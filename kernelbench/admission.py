@@ -134,11 +134,9 @@ def _key(row: Admission) -> tuple[str, str, tuple[tuple[str, str], ...]]:
 def admission_table(rows: Sequence[Admission], title: str = "") -> Table:
     """A line a task: its verdict and what led to it, what it needs, and what it leaves to gain."""
     table = Table(title=title, title_justify="left")
-    for name in ("task", "verdict"):
-        table.add_column(name, no_wrap=True)
-    for name in ("sets", "set MiB", "call ms", "x floor", "vs compile"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold")
+    figures = ("sets", "set MiB", "call ms", "x floor", "vs compile")
+    for name in ("task", "verdict", *figures, "why"):
+        table.add_column(name, overflow="fold", justify="right" if name in figures else "left")
     for row in rows:
         timed = row.figures[0] if row.figures else None
         why = "; ".join(r.detail for r in row.remarks if r.level is row.verdict)

@@ -1,6 +1,7 @@
 """A bench goes on where it stopped, reports what it has, and writes files that others read."""
 
 import csv
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from kernelbench.bench import Bench
 from kernelbench.bench_view import progress_line, report_view
+from kernelbench.metrics import figure
 from kernelbench.results import EVALUATIONS, Row, append_record, read_records
 from kernelbench.submissions import Submission
 from sandbox.errors import InvalidReference
@@ -143,6 +145,22 @@ def test_nothing_is_begun_when_time_is_up_and_a_report_of_nothing_is_no_figure(t
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(report_view(one.report()))
     assert "partial: 3 of 4 tasks" in console.export_text()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_terminal_is_so_narrow_that_a_figure_is_cut(tmp_path, width):
+    other = Task("kernelbench/level2/1_X", "# X", "cpu")
+    one = bench(tmp_path, tasks=[*TASKS, other])
+    one.run(ListedJudge({"1_A": 2.0, "23_C": 12.0}))
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(report_view(one.report()))
+    text, found = console.export_text(), one.report()
+    summaries = [found.all, found.sound, *found.parts.values(), *found.kinds.values()]
+    figures = [figure(f, s.tasks) for s in summaries for f in (s.headline, s.headline_best)]
+    assert all(words in text for words in figures)
+    for summary in summaries:
+        assert f"{summary.correct} of {summary.tasks} ({summary.correctness:.0%})" in text
+    assert "…" not in text
 
 
 def test_kernelbenchs_files_hold_every_problem_in_milliseconds_and_our_ratios(tmp_path):
