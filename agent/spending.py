@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agent.journal import Journal, Recorded
+from sandbox.words import number_of
 
 LANE_STAGES = frozenset(("open", "verify", "start", "warm", "time", "profile", "other"))
 """Of an evaluation: those in which it holds its lane's device; it is built and loaded beside."""
@@ -39,7 +40,7 @@ class Spending:
         parts = []
         if self.replies:
             tokens = f"{self.prompt_tokens} + {self.completion_tokens} tokens"
-            parts.append(f"{self.replies} replies, {tokens}")
+            parts.append(f"{number_of(self.replies, 'reply')}, {tokens}")
         if self.usd is not None:
             parts.append(f"${self.usd:.4g}")
         return ", ".join([*parts, f"{self.lane_seconds:.0f} s on a lane"])

@@ -21,6 +21,7 @@ from sandbox.admission import SCHEMA_VERSION, Admission, Level, ShapeFigures
 from sandbox.errors import ConfigError, SandboxFault
 from sandbox.records import from_record, to_record
 from sandbox.types import EvalConfig, Task
+from sandbox.words import number_of
 
 ROW_START = '{"task_id": '
 """Of every line, and so of one that was cut short."""
@@ -163,4 +164,4 @@ def totals(rows: Sequence[Admission], left: Sequence[Task]) -> str:
     counts = {level: sum(row.verdict is level for row in rows) for level in Level}
     words = ", ".join(f"{count} {level}" for level, count in counts.items() if count)
     waiting = f"; {len(left)} not validated" if left else ""
-    return f"{len(rows)} tasks: {words or 'none'}{waiting}"
+    return f"{number_of(len(rows), 'task')}: {words or 'none'}{waiting}"

@@ -13,6 +13,7 @@ from kernelbench.bench import Report
 from kernelbench.comparison import Comparison
 from kernelbench.metrics import Summary, figure
 from kernelbench.results import Row
+from sandbox.words import number_of
 
 SHOWN_LINES = 20
 """Of what was left out; summary.json has all."""
@@ -49,7 +50,11 @@ def report_view(report: Report) -> RenderableType:
     if report.all is not None:
         parts += [*_headlines(report, report.all, title), _fast(report.all), *_lines(report.all)]
     if report.waiting:
-        parts.append(Text(f"partial: {report.waiting} of {report.tasks} tasks not evaluated yet"))
+        parts.append(
+            Text(
+                f"partial: {report.waiting} of {number_of(report.tasks, 'task')} not evaluated yet"
+            )
+        )
     for task_id, reason in list(report.not_scored.items())[:SHOWN_LINES]:
         parts.append(Text(f"not scored: {task_id}: {reason}"))
     return Group(*parts, *(Text(f"left out: {line}") for line in report.left_out[:SHOWN_LINES]))
@@ -96,10 +101,14 @@ def _fast(summary: Summary) -> Table:
 def _lines(summary: Summary) -> list[RenderableType]:
     lines = []
     if len(summary.pass_at) > 1:
-        shares = (f"pass@{k} {s.value:.3f} ({s.tasks} tasks)" for k, s in summary.pass_at.items())
+        shares = (
+            f"pass@{k} {s.value:.3f} ({number_of(s.tasks, 'task')})"
+            for k, s in summary.pass_at.items()
+        )
         lines.append(", ".join(shares))
     if summary.without_kernel:
-        lines.append(f"{summary.without_kernel} tasks without a kernel, counted as failures")
+        without = number_of(summary.without_kernel, "task")
+        lines.append(f"{without} without a kernel, counted as failures")
     if summary.precisions:
         classes = (f"{count} {name}" for name, count in summary.precisions.items())
         lines.append(f"precision of what passed: {', '.join(classes)}")
@@ -116,7 +125,9 @@ def comparison_view(found: Comparison) -> RenderableType:
     """The verdict, then the tasks that changed."""
     parts: list[RenderableType] = [Text(found.verdict)]
     if found.changes:
-        table = Table(title=f"{len(found.changes)} tasks changed", title_justify="left")
+        table = Table(
+            title=f"changed: {number_of(len(found.changes), 'task')}", title_justify="left"
+        )
         for name in ("task", "A", "B", "B / A"):
             table.add_column(name, overflow="fold")
         for change in found.changes:

@@ -15,6 +15,7 @@ import warpsmith
 from agent.commands.options import Device, Json, MaxSeconds, Preset, To, bounded
 from agent.commands.output import answer, note, say, say_how_to_go_on
 from agent.limits import ABOVE_0, Least
+from sandbox.words import number_of
 
 TrainConfig = Annotated[str, typer.Option(help="Preset of configs/train, or a file.")]
 
@@ -89,7 +90,7 @@ def make_examples(
     kernels = made_examples(made, folders[0], made_per_task, left_out, shown) if made else ()
     dataset = dataset_of(folders, settings, per_task, left_out, kernels)
     save_dataset(dataset, to)
-    say(f"{name}: {len(rows)} examples" for name, rows in dataset.items())
+    say(f"{name}: {number_of(len(rows), 'example')}" for name, rows in dataset.items())
 
 
 def train_sft(

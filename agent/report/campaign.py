@@ -26,13 +26,14 @@ from agent.outcome import Stage, report
 from agent.report.details import Allowance, pack, task_details
 from agent.report.figures import baseline_curves, by_stage, duration, fast_table, headline_tiles
 from agent.report.history import Step, progress, steps, training
-from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fast_curve, plural
+from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fast_curve
 from agent.report.rows import row_of
 from agent.report.texts import visible
 from agent.spending import Spending, total
 from agent.timings import EVENT, device_name, evaluations
 from kernelbench.metrics import Score, Summary, score_of, summarise
 from sandbox.types import Status, Task
+from sandbox.words import number_of
 
 NO_MODEL = "no model"
 
@@ -166,7 +167,9 @@ def _fast(rows: Sequence[Row], scores: Sequence[Score]) -> list[Curve]:
 def _tiles(found: Gathered, summary: Summary | None, journal: Journal) -> tuple[Tile, ...]:
     tiles = list[Tile]()
     if summary is not None:
-        note = f"geometric mean over {plural(summary.tasks)}, 1.0 without a confirmed win"
+        note = (
+            f"geometric mean over {number_of(summary.tasks, 'task')}, 1.0 without a confirmed win"
+        )
         tiles += headline_tiles(summary, note)
     states = Counter(row.state for row in found.rows)
     wins = states[State.WIN] + states[State.APART]
@@ -196,7 +199,7 @@ def _cost(spent: Spending, journal: Journal) -> Tile:
     parts = [f"{duration(spent.lane_seconds)} on devices"]
     if spent.replies:
         tokens = spent.prompt_tokens + spent.completion_tokens
-        parts.append(f"{spent.replies:,} replies, {tokens:,} tokens")
+        parts.append(f"{number_of(spent.replies, 'reply')}, {tokens:,} tokens")
     if spent.usd is not None:
         return Tile("cost", f"${spent.usd:,.2f}", ", ".join([duration(wall_s), *parts]))
     label = "time" if journal.replays() is None else "replayed in"
@@ -266,8 +269,9 @@ def _time_notes(journal: Journal) -> tuple[str, ...]:
     rate, busy = 60 * last["evaluations"] / elapsed, last["held_s"] / (elapsed * lanes)
     calls = journal.starts()
     return (
-        f"{'Last of ' + str(calls) + ' calls: ' if calls > 1 else ''}{last['evaluations']} "
-        f"evaluations in {duration(elapsed)} on {lanes} lane{'s' if lanes != 1 else ''}: "
+        f"{'Last of ' + str(calls) + ' calls: ' if calls > 1 else ''}"
+        f"{number_of(last['evaluations'], 'evaluation')} in {duration(elapsed)} on "
+        f"{number_of(lanes, 'lane')}: "
         f"{rate:.1f} a minute, devices {busy:.0%} busy.",
     )
 
