@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
@@ -18,6 +18,7 @@ from agent.tables import final_table, live_table
 from agent.timings import Pulse
 from sandbox.records import to_record
 from sandbox.types import Evaluation
+from sandbox.words import number_of
 
 NO_MODEL = "no model"
 
@@ -33,9 +34,9 @@ class Header:
     device: str
 
     def __str__(self) -> str:
-        lanes = f"{self.lanes} lane" + ("s" if self.lanes != 1 else "")
         who = NO_MODEL if self.proposer == "features" else f"model: {self.proposer}"
-        return f"run: {self.run} · engine: {self.engine}, {lanes} · {who} · device: {self.device}"
+        engine = f"{self.engine}, {number_of(self.lanes, 'lane')}"
+        return f"run: {self.run} · engine: {engine} · {who} · device: {self.device}"
 
 
 class CampaignView:
@@ -49,12 +50,14 @@ class CampaignView:
         self._began_s = time.monotonic()
         self._live: Live | None = None
         self._told: dict[str, tuple[int, bool]] = {}
+        self._reasons = set[str]()
+        """Why tasks were stopped, of those that lines have told."""
         self._pulse: Pulse | None = None
 
     def __enter__(self) -> CampaignView:
         if self._console.is_terminal:
             self._live = Live(
-                get_renderable=self._table, console=self._console, refresh_per_second=2
+                get_renderable=self._screen, console=self._console, refresh_per_second=2
             )
             self._live.__enter__()
         else:
@@ -84,9 +87,21 @@ class CampaignView:
         round_over = report.tried > 0 and report.stage in (Stage.PROPOSING, Stage.CONFIRMING)
         state = (report.rounds, report.stage.final)
         told = self._told.get(report.task_id) == state
-        if (report.stage.final or round_over) and not told:
-            self._told[report.task_id] = state
-            self.note(plain_line(report))
+        if not (report.stage.final or round_over) or told:
+            return
+        self._told[report.task_id] = state
+        stopped = report.reason if report.stage is Stage.STOPPED else ""
+        if stopped and stopped in self._reasons:  # of the whole campaign
+            if report.tried:
+                self.note(plain_line(replace(report, reason="")))
+            return
+        self._reasons.add(stopped)
+        self.note(plain_line(report))
+
+    def _screen(self) -> Group:
+        # A line that ends at the last column is followed by what a terminal says of Ctrl-C on the
+        # next one, of which the cursor knows nothing: the title would be left above the new table.
+        return Group(self._table(), "")
 
     def _table(self) -> Table:
         elapsed_s = time.monotonic() - self._began_s
@@ -110,17 +125,30 @@ def plain_line(report: TaskReport) -> str:
 
 
 def leftovers(reports: Sequence[TaskReport]) -> list[str]:
-    """A line for every task that was not worked on or not to its end."""
-    unfinished = [r for r in reports if r.reason and r.stage is not Stage.DONE]
-    return [f"{r.task_id}: {r.stage.value}: {r.reason}" for r in unfinished]
+    """A line for every reason why a task was not worked on, or not to its end."""
+    tasks: dict[tuple[Stage, str], list[str]] = {}
+    for report in reports:
+        if report.reason and report.stage is not Stage.DONE:
+            tasks.setdefault((report.stage, report.reason), []).append(report.task_id)
+    return [f"{_named(ids, stage)}: {reason}" for (stage, reason), ids in tasks.items()]
+
+
+def _named(task_ids: Sequence[str], stage: Stage) -> str:
+    """One task by its name; several by their number, and by name where the table has no rows."""
+    if len(task_ids) == 1:
+        return f"{task_ids[0]}: {stage.value}"
+    number = f"{number_of(len(task_ids), 'task')} {stage.value}"
+    return number if stage is Stage.STOPPED else f"{number} ({', '.join(task_ids)})"
 
 
 def show_result(console: Console, result: CampaignResult, header: str) -> None:
     """Final table, leftovers and one line of totals."""
     show_reports(console, result.tasks, header)
     wins = sum(report.verdict == "win" for report in result.tasks)
-    line = f"{result.tried} candidates, {wins} wins, {result.seconds:.0f} s"
-    console.print(line + (f"; stopped: {result.stopped}" if result.stopped else ""))
+    found = f"{number_of(result.tried, 'candidate')}, {number_of(wins, 'win')}"
+    line = f"{found}, {result.seconds:.0f} s"
+    told = any(report.reason == result.stopped for report in result.tasks)
+    console.print(line if result.stopped is None or told else f"{line}; stopped: {result.stopped}")
 
 
 def show_reports(console: Console, reports: Sequence[TaskReport], header: str) -> None:

@@ -21,7 +21,7 @@ FIGURE_WIDTH = len("11.96x [10.22, 19.80]")
 
 def live_table(reports: Sequence[TaskReport], title: str, *, narrow: bool = False) -> Table:
     """Where each task stands, and its best so far."""
-    table = _table(title, expand=True)
+    table = Table(title=title, title_justify="left", expand=True)
     names = ("task", "stage", "tried", "best vs eager", "vs compile", "time left")
     for name in names[:4] if narrow else names:
         table.add_column(
@@ -45,7 +45,7 @@ def live_table(reports: Sequence[TaskReport], title: str, *, narrow: bool = Fals
 
 def final_table(reports: Sequence[TaskReport], title: str = "", *, narrow: bool = False) -> Table:
     """What a campaign found; tasks nobody could work on are listed by `leftovers`."""
-    table = _table(title)
+    table = Table(title=title, title_justify="left")
     wide = ("task", "tried", "best kernel", "vs eager", "vs torch.compile", "verdict")
     for name in ("task", "vs eager", "vs compile", "verdict") if narrow else wide:
         justify: JustifyMethod = "right" if name == "tried" else "left"
@@ -83,10 +83,6 @@ def kernel_name(report: TaskReport) -> str:
         return "-"
     candidate = report.best.proposal.candidate
     return f"{candidate.id[:8]} {candidate.language.value}"
-
-
-def _table(title: str, *, expand: bool = False) -> Table:
-    return Table(title=title, title_justify="left", expand=expand)
 
 
 def _broken(figure: Text) -> Text:
