@@ -99,9 +99,7 @@ def train_sft(
     config: TrainConfig = "small",
     start: Annotated[Path | None, typer.Option(help="Checkpoint to go on from.")] = None,
 ) -> None:
-    """Stage 1: supervised fine-tuning on verified kernels; on several devices by `accelerate
-    launch`.
-    """
+    """Stage 1: supervised fine-tuning on verified kernels; on several devices, by `accelerate`."""
     from rl.opening import open_training
     from sandbox.doctor import resolve_device
 
