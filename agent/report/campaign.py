@@ -93,7 +93,8 @@ FOOTNOTES = (
     "processes, on inputs the kernel had never seen, and in agreement with the search.",
     "The headline is the geometric mean over all tasks; a task without a confirmed win counts 1.0. "
     "Its interval is a bootstrap over tasks (95 %, 10 000 resamples, fixed seed). B* is the "
-    "fastest of eager and the baselines timed beside it.",
+    "fastest of eager and the baselines timed beside it; in the headline a win that is slower than "
+    "B* counts 1.0 against it: B* would be kept.",
     "Best so far follows single measurements by which candidates were selected: it flatters, and "
     "only the confirmed figures are results.",
 )

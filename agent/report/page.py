@@ -139,7 +139,7 @@ class Page:
     """By the version of the policy."""
     caught: tuple[Caught, ...] = ()
     subsets: tuple[tuple[str, ...], ...] = ()
-    """Further summary rows: name, tasks, correct, against eager, against B*."""
+    """Further summary rows: name, tasks, correct, vs eager, max(1, vs B*)."""
     environment: Mapping[str, str] = field(default_factory=dict)
     commands: tuple[tuple[str, str], ...] = ()
     """What each is for, and the command."""

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -161,6 +162,20 @@ def test_no_terminal_is_so_narrow_that_a_figure_is_cut(tmp_path, width):
     for summary in summaries:
         assert f"{summary.correct} of {summary.tasks} ({summary.correctness:.0%})" in text
     assert "…" not in text
+
+
+def test_what_is_slower_than_b_star_is_1_in_the_headline_and_itself_among_the_correct(tmp_path):
+    one = bench(tmp_path)
+    one.run(ListedJudge({"1_A": 1.0}))  # B* is 1.25
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(report_view(one.report()))
+    headline, _, correct = console.export_text().partition("correct tasks only")
+    assert "over all tasks, a failure counting 1.0" in headline
+    assert re.search(
+        r"max\(1, vs B\*\).*all tasks [^\n]* 1\.00x \[1\.00, 1\.00\]", headline, re.DOTALL
+    )
+    assert re.search(r" vs B\*.*all tasks [^\n]* 0\.80x", correct, re.DOTALL)
+    assert "max(1" not in correct
 
 
 def test_kernelbenchs_files_hold_every_problem_in_milliseconds_and_our_ratios(tmp_path):
