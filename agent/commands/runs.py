@@ -51,7 +51,8 @@ def show(
     run: str,
     as_json: Json = False,
     with_timings: Annotated[
-        bool, typer.Option("--timings", help="Seconds by stage and device, how busy lanes were.")
+        bool,
+        typer.Option("--timings", help="Seconds by stage and device, how long it was held."),
     ] = False,
 ) -> None:
     """What a run has found so far."""

@@ -30,7 +30,7 @@ from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fa
 from agent.report.rows import row_of
 from agent.report.texts import visible
 from agent.spending import Spending, total
-from agent.timings import EVENT, device_name, evaluations
+from agent.timings import EVENT, call_lines, device_name, evaluations, pulse_of
 from kernelbench.metrics import Score, Summary, score_of, summarise
 from sandbox.types import Status, Task
 from sandbox.words import number_of
@@ -208,13 +208,8 @@ def _cost(spent: Spending, journal: Journal) -> Tile:
 
 
 def _wall_seconds(journal: Journal) -> float:
-    """Over all calls of the run; each one's pulse begins at 0 again."""
-    wall = last = 0.0
-    for pulse in map(json.loads, journal.events(EVENT)):
-        if pulse["elapsed_s"] < last:
-            wall += last
-        last = pulse["elapsed_s"]
-    return wall + last
+    """Over all calls of the run."""
+    return float(sum(json.loads(pulse)["elapsed_s"] for pulse in journal.last_of_calls(EVENT)))
 
 
 def _subtitle(found: Gathered, config: Mapping[str, Any], journal: Journal) -> tuple[str, ...]:
@@ -260,21 +255,13 @@ def _stages(found: Gathered, journal: Journal) -> dict[str, float]:
 
 
 def _time_notes(journal: Journal) -> tuple[str, ...]:
-    pulses = [json.loads(pulse) for pulse in journal.events(EVENT)]
-    if not pulses or not pulses[-1]["elapsed_s"]:
+    """Of every call that evaluated anything."""
+    calls = [pulse_of(json.loads(pulse)) for pulse in journal.last_of_calls(EVENT)]
+    if not any(pulse.elapsed_s for pulse in calls):
         return ()
     if (replayed := journal.replays()) is not None:
         return (f"A replay of {replayed}: evaluations, and their seconds, are that run's.",)
-    last = pulses[-1]
-    elapsed, lanes = last["elapsed_s"], last["lanes"]
-    rate, busy = 60 * last["evaluations"] / elapsed, last["held_s"] / (elapsed * lanes)
-    calls = journal.starts()
-    return (
-        f"{'Last of ' + str(calls) + ' calls: ' if calls > 1 else ''}"
-        f"{number_of(last['evaluations'], 'evaluation')} in {duration(elapsed)} on "
-        f"{number_of(lanes, 'lane')}: "
-        f"{rate:.1f} a minute, devices {busy:.0%} busy.",
-    )
+    return tuple(call_lines(calls))
 
 
 def _commands(journal: Journal) -> tuple[tuple[str, str], ...]:
