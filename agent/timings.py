@@ -98,13 +98,21 @@ def evaluations(records: Sequence[Recorded]) -> list[Evaluation]:
 
 
 def timings(journal: Journal) -> dict[str, Any]:
-    """JSON-ready: by device, seconds of each stage; and the last pulse of every call of the run."""
-    done = [e for task in journal.tasks() for e in evaluations(journal.proposals(task.id))]
+    """JSON-ready: by device, seconds of each stage; the last pulse of every call of the run; and
+    seconds for which each task was prepared when that was done first.
+    """
+    tasks = journal.tasks()
+    done = [e for task in tasks for e in evaluations(journal.proposals(task.id))]
+    measured = {task.id: journal.measured(task.id) for task in tasks}
     devices: dict[str, Any] = {}
     for name in sorted({device_name(e) for e in done}):
         mine = [e for e in done if device_name(e) == name]
         devices[name] = {"evaluations": len(mine), "stages": stages(mine)}
-    return {"devices": devices, "pulses": [json.loads(p) for p in journal.last_of_calls(EVENT)]}
+    return {
+        "devices": devices,
+        "prepared_s": {k: sum(m.seconds.values()) for k, m in measured.items() if m is not None},
+        "pulses": [json.loads(p) for p in journal.last_of_calls(EVENT)],
+    }
 
 
 def stages(done: Sequence[Evaluation]) -> dict[str, dict[str, float]]:
@@ -151,6 +159,9 @@ def timing_tables(record: Mapping[str, Any]) -> list[Table | str]:
             figures = (f"{s[key]:.2f}" for key in ("total_s", "median_s", "most_s"))
             table.add_row(stage, str(s["count"]), *figures)
         shown.append(table)
+    if prepared := record["prepared_s"].values():
+        tasks = number_of(len(prepared), "task")
+        shown.append(f"{tasks} prepared, the first time in {sum(prepared):.0f} s")
     return [*shown, *call_lines([pulse_of(pulse) for pulse in record["pulses"]])]
 
 

@@ -50,8 +50,9 @@ def test_seconds_are_told_apart_by_stage_and_device(tmp_path):
         "median_s": 0.02,
         "most_s": 0.02,
     }
-    table, line = timing_tables(json.loads(json.dumps(found)))
+    table, prepared, line = timing_tables(json.loads(json.dumps(found)))
     assert [str(cell) for cell in table.columns[0].cells] == ["verify", "time", "held"]
+    assert prepared == "2 tasks prepared, the first time in 0 s"
     assert "candidates/min" in line
 
 
@@ -101,7 +102,7 @@ def test_a_resume_with_nothing_to_do_hides_no_figures(tmp_path):
     with Journal(tmp_path, read_only=True) as journal:
         found = timings(journal)
     assert [pulse["evaluations"] for pulse in found["pulses"]] == [4, 0]
-    [line] = timing_tables(found)[1:]
+    *_, line = timing_tables(found)
     assert line.startswith("call 1: after 0 s on 1 lane: ")
 
 
