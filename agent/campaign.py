@@ -31,7 +31,8 @@ from agent.decisions import (
     search_over,
 )
 from agent.engine import Engine, sandbox_error
-from agent.examine import examine
+from agent.examine import ended, examine
+from agent.idle import Idle
 from agent.journal import Journal, Purpose, Recorded
 from agent.lanes import LaneLost, LanePool, NoLane
 from agent.learner import Learner, learn_from, reward_of, rollouts
@@ -76,8 +77,11 @@ def run_campaign(
     began_s = time.monotonic()
     runs = examine(tasks, proposers, interrupted)
     able_runs = [run for run in runs if run.proposers]
+    waves = Waves(journal, config)
     for run, share in zip(able_runs, first_candidates(config, len(able_runs)), strict=True):
-        run.budget = share
+        run.budget = share + waves.granted(run.task.id)
+    if ended(able_runs, journal, config, waves.open):
+        engine = Idle(engine.name)
     return _Campaign(
         runs, engine, journal, config, on_event, interrupted, on_pulse, learner, apart, began_s
     ).run()
@@ -112,8 +116,6 @@ class _Campaign:
         self.running: dict[Future[Any], Job] = {}
         self.waiting = deque(run for run in runs if run.proposers)
         self.waves = Waves(journal, config)
-        for run in self.waiting:
-            run.budget += self.waves.granted(run.task.id)
         self.searching = True
         self.stopped: str | None = None
         self.cut_short = False

@@ -41,9 +41,14 @@ Build = Callable[[Candidate, EvalConfig, Task], object]
 class Engine(Protocol):
     name: str
     """As the user names it: `ray`, `local`."""
-    lanes: int
-    depth: int
-    """Candidates that a lane takes at once: it loads the next ones while it times another."""
+
+    @property
+    def lanes(self) -> int: ...
+
+    @property
+    def depth(self) -> int:
+        """Candidates that a lane takes at once: it loads the next ones while it times another."""
+        ...
 
     def submit_prepare(self, task: Task, config: EvalConfig) -> Future[Measured]:
         """On a lane; raises InvalidReference, TaskError or DeviceError, SandboxFault for ours."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,22 +29,28 @@ class Header:
 
     run: str
     engine: str
-    lanes: int
+    lanes: int | None
+    """None while the engine is not started."""
     proposer: str
     device: str
 
     def __str__(self) -> str:
         who = NO_MODEL if self.proposer == "features" else f"model: {self.proposer}"
-        engine = f"{self.engine}, {number_of(self.lanes, 'lane')}"
-        return f"run: {self.run} · engine: {engine} · {who} · device: {self.device}"
+        lanes = "" if self.lanes is None else f", {number_of(self.lanes, 'lane')}"
+        return f"run: {self.run} · engine: {self.engine}{lanes} · {who} · device: {self.device}"
 
 
 class CampaignView:
     """Shows reports as they come; a context manager."""
 
     def __init__(
-        self, console: Console, header: Header, task_ids: Sequence[str], seconds: float | None
+        self,
+        console: Console,
+        header: Callable[[], Header],
+        task_ids: Sequence[str],
+        seconds: float | None,
     ) -> None:
+        """The `header` is asked for whenever it is shown: an engine may not be started yet."""
         self._console, self._header, self._limit_s = console, header, seconds
         self._reports = {task_id: TaskReport(task_id, Stage.WAITING) for task_id in task_ids}
         self._began_s = time.monotonic()
@@ -61,7 +67,7 @@ class CampaignView:
             )
             self._live.__enter__()
         else:
-            self._console.print(str(self._header), soft_wrap=True, highlight=False)
+            self._console.print(str(self._header()), soft_wrap=True, highlight=False)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -105,7 +111,7 @@ class CampaignView:
 
     def _table(self) -> Table:
         elapsed_s = time.monotonic() - self._began_s
-        rows, title = list(self._reports.values()), str(self._header)
+        rows, title = list(self._reports.values()), str(self._header())
         wide, narrow = (live_table(rows, title, narrow=narrow) for narrow in (False, True))
         table = fitting(self._console, wide, narrow)
         limit = "" if self._limit_s is None else f" of {self._limit_s:.0f}"

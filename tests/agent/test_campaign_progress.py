@@ -40,7 +40,7 @@ def shown(folder, *, terminal: bool) -> tuple[str, list[str]]:
     tasks = [make_task(name) for name in SOURCES]
     with (
         Journal(folder) as journal,
-        CampaignView(console, HEADER, [t.id for t in tasks], None) as view,
+        CampaignView(console, lambda: HEADER, [t.id for t in tasks], None) as view,
     ):
         config = CampaignConfig(proposals_per_round=1)
         result = run_campaign(tasks, [proposer(SOURCES)], engine, journal, config, view.update)
@@ -67,7 +67,7 @@ def test_equal_reasons_are_told_once_with_the_number_of_tasks():
 
 def test_the_log_of_a_stopped_campaign_tells_why_once():
     console = Console(file=io.StringIO(), width=150)
-    with CampaignView(console, HEADER, ["a", "b", "c"], None) as view:
+    with CampaignView(console, lambda: HEADER, ["a", "b", "c"], None) as view:
         view.update(TaskReport("a", Stage.STOPPED, reason="interrupted"))
         view.update(TaskReport("b", Stage.STOPPED, reason="interrupted"))
         view.update(TaskReport("c", Stage.STOPPED, tried=1, budget=3, reason="interrupted"))
@@ -78,7 +78,7 @@ def test_the_log_of_a_stopped_campaign_tells_why_once():
 
 def test_a_live_view_ends_on_a_line_of_its_own_for_what_the_terminal_says_of_ctrl_c():
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
-    with CampaignView(console, HEADER, ["a"], None) as view:
+    with CampaignView(console, lambda: HEADER, ["a"], None) as view:
         view.note("drawn below this")
         drawn = console.file.getvalue()
     assert "waiting" in drawn
@@ -118,6 +118,8 @@ def test_without_a_terminal_each_round_is_one_line(tmp_path):
 def test_one_lane_and_a_model_are_named_so():
     header = str(Header("r", "local", 1, "gpt-x", "cuda"))
     assert header == "run: r · engine: local, 1 lane · model: gpt-x · device: cuda"
+    unstarted = str(Header("r", "ray", None, "features", "cpu"))
+    assert unstarted == "run: r · engine: ray · no model · device: cpu"
 
 
 def test_an_evaluation_as_json_has_status_speedup_and_interval_on_top():
