@@ -136,7 +136,7 @@ class _Campaign:
                 self._grant_if_all_wait()
                 for job in self.schedule.begin():
                     self._submit(job)
-                if not self.running:
+                if not self.running or self._left_preparing():
                     break
                 done, _ = wait(self.running, timeout=POLL_S, return_when=FIRST_COMPLETED)
                 for future in sorted(done, key=lambda f: self.running[f]):
@@ -173,7 +173,7 @@ class _Campaign:
             self._stop(f"max_seconds ({limit_s:g}) is over")
         elif self.searching and elapsed_s >= search_seconds(self.config):
             self.searching = False
-            self.schedule.drop([kind for kind in Kind if kind is not Kind.CONFIRM])
+            self._drop([kind for kind in Kind if kind is not Kind.CONFIRM])
             for run in self.runs:
                 if run.begun:
                     self._advance(run)
@@ -182,7 +182,25 @@ class _Campaign:
         """Begin nothing more; what is under way is awaited and recorded."""
         self.stopped, self.searching = reason, False
         self.waiting.clear()
-        self.schedule.drop(list(Kind))
+        self._drop(list(Kind))
+
+    def _drop(self, kinds: Sequence[Kind]) -> None:
+        """Jobs that wait, here or for a lane that is being opened."""
+        self.schedule.drop(kinds)
+        preparing = [future for future, job in self.running.items() if job.kind is Kind.PREPARE]
+        for future in preparing:
+            if future.cancel():
+                self.schedule.ended(self.running.pop(future))
+
+    def _left_preparing(self) -> bool:
+        """Only tasks are being prepared, whose candidates will not come: left, where it is safe."""
+        if self.stopped is None or any(j.kind is not Kind.PREPARE for j in self.running.values()):
+            return False
+        if not self.engine.abandon():
+            return False
+        while self.running:
+            self.schedule.ended(self.running.popitem()[1])
+        return True
 
     def _fail(self, error: WarpsmithError) -> None:
         self.failure = self.failure or error

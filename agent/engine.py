@@ -74,6 +74,12 @@ class Engine(Protocol):
         """
         ...
 
+    def abandon(self) -> bool:
+        """End what is under way, which nobody awaits any more; False where that cannot be done, and
+        it has to be awaited. Only `close` may follow.
+        """
+        ...
+
     def close(self) -> None: ...
 
 
@@ -118,6 +124,10 @@ class LaneEngine:
             elsewhere=elsewhere,
             fallback=partial(sandbox_error, candidate, config),
         )
+
+    def abandon(self) -> bool:
+        """No: a thread cannot be ended, and would disturb what this process measures next."""
+        return False
 
     def close(self) -> None:
         self._builders.close(grace_s=1.0)

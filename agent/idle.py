@@ -43,6 +43,9 @@ class Deferred:
     ) -> Future[Evaluation]:
         return self._engine.submit_evaluate(task, candidate, config, to_beat, elsewhere=elsewhere)
 
+    def abandon(self) -> bool:
+        return self._engine.abandon()
+
     def close(self) -> None:
         if self.started is not None:
             self.started.close()
