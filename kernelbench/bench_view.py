@@ -18,7 +18,7 @@ from sandbox.words import number_of
 SHOWN_LINES = 20
 """Of what was left out; summary.json has all."""
 OVER_ALL = "headline: geometric mean over all tasks, a failure counting 1.0"
-CORRECT_ONLY = "geometric mean over the correct tasks only, where slower than B* counts as it is"
+CORRECT_ONLY = "geometric mean over the correct tasks only, nothing clipped"
 
 
 def progress_line(row: Row, done: int, left: int, seconds: float) -> str:
