@@ -19,6 +19,7 @@ from agent.journal import Journal, Measurement, Purpose, Recorded
 from agent.outcome import TaskReport, reports
 from sandbox.records import from_record
 from sandbox.types import Interval, Status
+from sandbox.words import number_of
 
 SCHEMA_VERSION = 1
 ENOUGH_PAIRS = 3
@@ -219,10 +220,10 @@ def reasons(measured: Sequence[Measured]) -> list[str]:
         words = "parameters were randomised, overwritten between batches, and matched"
         said.append(f"{words} by {shown.parameters}")
     if shown.speedup is not None and shown.rounds:
-        said.append(
-            f"{shown.rounds} timed rounds of up to {shown.sets} fresh input sets on {shown.pairs} "
-            "process pairs; every timed output was compared"
-        )
+        rounds = number_of(shown.rounds, "timed round")
+        sets = number_of(shown.sets, "fresh input set")
+        pairs = number_of(shown.pairs, "process pair")
+        said.append(f"{rounds} of up to {sets} on {pairs}; every timed output was compared")
     if shown.speedup is not None and shown.noise_floor is not None:
         beyond = math.log(shown.speedup.value) / max(shown.noise_floor, 1e-9)
         said.append(
@@ -261,7 +262,8 @@ def doubts(measured: Sequence[Measured]) -> list[str]:
     if shown.speedup is not None and math.log(shown.speedup.value) <= (shown.noise_floor or 0.0):
         said.append(f"the speedup lies within the task's noise floor ({shown.noise_floor:.3f})")
     if shown.pairs < ENOUGH_PAIRS:
-        said.append(f"{shown.pairs} process pairs; a reported win has {ENOUGH_PAIRS} at least")
+        pairs = number_of(shown.pairs, "process pair")
+        said.append(f"{pairs}; a reported win has {ENOUGH_PAIRS} at least")
     if shown.parameters not in TRUSTED_MATCHES:
         said.append(f"parameters matched by {shown.parameters or 'nothing that was recorded'}")
     if shown.walls != "full":

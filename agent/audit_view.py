@@ -12,7 +12,8 @@ from rich.text import Text
 
 from agent.audit import Audit, Measured, RunAudit
 from agent.console import widened
-from agent.progress import NO_MODEL, interval_text
+from agent.progress import NO_MODEL
+from agent.tables import interval_text
 
 STYLES = {"clean": "green", "noted": "yellow"}
 
@@ -64,31 +65,36 @@ def header_lines(winner: Audit) -> list[str]:
 
 
 def measured_table(winner: Audit) -> Table:
-    """A row for each evaluation of the candidate."""
-    table = Table(title="evaluations", title_justify="left")
-    for name in ("when", "purpose", "status", "vs eager", "ms", "eager ms", "pairs", "rounds"):
-        table.add_column(name, no_wrap=True)
-    for name in ("sets", "cases", "norm error", "precision", "parameters", "walls", "against"):
-        table.add_column(name)
-    for m in winner.measured:
-        table.add_row(
-            time.strftime("%m-%d %H:%M:%S", time.localtime(m.at_s)),
-            m.purpose,
-            m.status,
-            interval_text(m.speedup),
-            number(m.candidate_ms),
-            number(m.reference_ms),
-            str(m.pairs),
-            str(m.rounds),
-            str(m.sets),
-            f"{m.cases_passed}/{m.cases}",
-            number(m.worst_norm),
-            m.precision or "-",
-            m.parameters,
-            m.walls or "-",
-            baselines(m),
-        )
+    """A column for each evaluation of the candidate, which are few."""
+    table = Table(title="evaluations", title_justify="left", show_header=False)
+    shown = [measured_rows(m) for m in winner.measured]
+    for name in shown[0] if shown else ():
+        table.add_row(name, *(rows[name] for rows in shown))
+    for column in table.columns:
+        column.overflow = "fold"
     return table
+
+
+def measured_rows(measured: Measured) -> dict[str, str | Text]:
+    """One evaluation, by what is told of it."""
+    m = measured
+    return {
+        "when": time.strftime("%m-%d %H:%M:%S", time.localtime(m.at_s)),
+        "purpose": m.purpose,
+        "status": m.status,
+        "vs eager": interval_text(m.speedup),
+        "against": baselines(m),
+        "ms": number(m.candidate_ms),
+        "eager ms": number(m.reference_ms),
+        "pairs": str(m.pairs),
+        "rounds": str(m.rounds),
+        "sets": str(m.sets),
+        "cases": f"{m.cases_passed}/{m.cases}",
+        "norm error": number(m.worst_norm),
+        "precision": m.precision or "-",
+        "parameters": m.parameters,
+        "walls": m.walls or "-",
+    }
 
 
 def baselines(measured: Measured) -> str:
@@ -97,7 +103,9 @@ def baselines(measured: Measured) -> str:
 
 def evidence_table(winner: Audit) -> Table:
     """What each layer saw, of every evaluation; equal words once."""
-    table = Table("layer", "weight", "facts", "purpose", title="evidence", title_justify="left")
+    table = Table(title="evidence", title_justify="left")
+    for name in ("layer", "weight", "facts", "purpose"):
+        table.add_column(name, overflow="fold", no_wrap=name == "weight")
     rows: dict[tuple[str, str, str], list[str]] = {}
     for m in winner.measured:
         for found in m.evidence:
@@ -113,9 +121,9 @@ def evidence_table(winner: Audit) -> Table:
 
 def lineage_table(winner: Audit) -> Table:
     table = Table(title="origin", title_justify="left")
-    for name in ("candidate", "round", "by", "strategy", "status", "speedup", "parents"):
-        table.add_column(name)
-    table.add_column("prompt sha256", overflow="fold")
+    names = ("candidate", "round", "by", "strategy", "status", "speedup", "parents")
+    for name in (*names, "prompt sha256"):
+        table.add_column(name, overflow="fold", no_wrap=name == "speedup")
     for origin in winner.lineage:
         table.add_row(
             origin.candidate_id,

@@ -31,7 +31,8 @@ from agent.decisions import (
     search_over,
 )
 from agent.engine import Engine, sandbox_error
-from agent.examine import examine
+from agent.examine import ended, examine
+from agent.idle import Idle
 from agent.journal import Journal, Purpose, Recorded
 from agent.lanes import LaneLost, LanePool, NoLane
 from agent.learner import Learner, learn_from, reward_of, rollouts
@@ -76,8 +77,11 @@ def run_campaign(
     began_s = time.monotonic()
     runs = examine(tasks, proposers, interrupted)
     able_runs = [run for run in runs if run.proposers]
+    waves = Waves(journal, config)
     for run, share in zip(able_runs, first_candidates(config, len(able_runs)), strict=True):
-        run.budget = share
+        run.budget = share + waves.granted(run.task.id)
+    if ended(able_runs, journal, config, waves.open):
+        engine = Idle(engine.name)
     return _Campaign(
         runs, engine, journal, config, on_event, interrupted, on_pulse, learner, apart, began_s
     ).run()
@@ -112,8 +116,6 @@ class _Campaign:
         self.running: dict[Future[Any], Job] = {}
         self.waiting = deque(run for run in runs if run.proposers)
         self.waves = Waves(journal, config)
-        for run in self.waiting:
-            run.budget += self.waves.granted(run.task.id)
         self.searching = True
         self.stopped: str | None = None
         self.cut_short = False
@@ -134,7 +136,7 @@ class _Campaign:
                 self._grant_if_all_wait()
                 for job in self.schedule.begin():
                     self._submit(job)
-                if not self.running:
+                if not self.running or self._left_preparing():
                     break
                 done, _ = wait(self.running, timeout=POLL_S, return_when=FIRST_COMPLETED)
                 for future in sorted(done, key=lambda f: self.running[f]):
@@ -172,7 +174,7 @@ class _Campaign:
             self._stop(f"max_seconds ({limit_s:g}) is over")
         elif self.searching and elapsed_s >= search_seconds(self.config):
             self.searching = False
-            self.schedule.drop([kind for kind in Kind if kind is not Kind.CONFIRM])
+            self._drop([kind for kind in Kind if kind is not Kind.CONFIRM])
             for run in self.runs:
                 if run.begun:
                     self._advance(run)
@@ -181,7 +183,25 @@ class _Campaign:
         """Begin nothing more; what is under way is awaited and recorded."""
         self.stopped, self.searching = reason, False
         self.waiting.clear()
-        self.schedule.drop(list(Kind))
+        self._drop(list(Kind))
+
+    def _drop(self, kinds: Sequence[Kind]) -> None:
+        """Jobs that wait, here or for a lane that is being opened."""
+        self.schedule.drop(kinds)
+        preparing = [future for future, job in self.running.items() if job.kind is Kind.PREPARE]
+        for future in preparing:
+            if future.cancel():
+                self.schedule.ended(self.running.pop(future))
+
+    def _left_preparing(self) -> bool:
+        """Only tasks are being prepared, whose candidates will not come: left, where it is safe."""
+        if self.stopped is None or any(j.kind is not Kind.PREPARE for j in self.running.values()):
+            return False
+        if not self.engine.abandon():
+            return False
+        while self.running:
+            self.schedule.ended(self.running.popitem()[1])
+        return True
 
     def _fail(self, error: WarpsmithError) -> None:
         self.failure = self.failure or error

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
 PLAIN_WIDTH = 160
-"""Of tables that do not go to a terminal: no cell is cut."""
+"""Of tables that do not go to a terminal."""
+UNBOUNDED = 10_000
+"""A width that every table fits in."""
 
 
 def open_console() -> Console:
@@ -18,3 +22,9 @@ def widened(console: Console) -> Console:
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     return console
+
+
+def fitting(console: Console, wide: Table, narrow: Table) -> Table:
+    """The wide one where no cell of it needs a second line."""
+    needed = Measurement.get(console, console.options.update(max_width=UNBOUNDED), wide).maximum
+    return wide if needed <= console.width else narrow

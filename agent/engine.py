@@ -41,9 +41,14 @@ Build = Callable[[Candidate, EvalConfig, Task], object]
 class Engine(Protocol):
     name: str
     """As the user names it: `ray`, `local`."""
-    lanes: int
-    depth: int
-    """Candidates that a lane takes at once: it loads the next ones while it times another."""
+
+    @property
+    def lanes(self) -> int: ...
+
+    @property
+    def depth(self) -> int:
+        """Candidates that a lane takes at once: it loads the next ones while it times another."""
+        ...
 
     def submit_prepare(self, task: Task, config: EvalConfig) -> Future[Measured]:
         """On a lane; raises InvalidReference, TaskError or DeviceError, SandboxFault for ours."""
@@ -66,6 +71,12 @@ class Engine(Protocol):
 
         `elsewhere`: on another lane than before, where there is one: another device cannot repeat
         the first one's luck.
+        """
+        ...
+
+    def abandon(self) -> bool:
+        """End what is under way, which nobody awaits any more; False where that cannot be done, and
+        it has to be awaited. Only `close` may follow.
         """
         ...
 
@@ -113,6 +124,10 @@ class LaneEngine:
             elsewhere=elsewhere,
             fallback=partial(sandbox_error, candidate, config),
         )
+
+    def abandon(self) -> bool:
+        """No: a thread cannot be ended, and would disturb what this process measures next."""
+        return False
 
     def close(self) -> None:
         self._builders.close(grace_s=1.0)

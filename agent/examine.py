@@ -1,4 +1,4 @@
-"""Who can work on what: every proposer is asked about every task before a campaign begins."""
+"""Before a campaign begins: who can work on what, and whether anything is left to do."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from functools import partial
 
+from agent.budget import CampaignConfig
+from agent.decisions import End, next_step
+from agent.journal import Journal
 from agent.lanes import LanePool, NoLane
 from agent.schedule import TaskRun
 from agent.types import Proposer
@@ -36,6 +39,17 @@ def examine(
         runs.append(TaskRun(task, index, able, reason=reason))
     pool.close(grace_s=0.0)
     return runs
+
+
+def ended(
+    runs: Sequence[TaskRun], journal: Journal, config: CampaignConfig, waves_open: bool
+) -> bool:
+    """Each of these tasks came to its end in an earlier call."""
+    steps = (
+        next_step(run, journal.proposals(run.task.id), config, searching=True, waves=waves_open)
+        for run in runs
+    )
+    return all(isinstance(step, End) for step in steps)
 
 
 def _refusals(task: Task, proposers: Sequence[Proposer], _: NoLane) -> dict[str, str | None]:

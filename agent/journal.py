@@ -295,6 +295,17 @@ class Journal:
         query = "SELECT detail FROM events WHERE kind = ? ORDER BY id"
         return [str(row["detail"]) for row in self._database.execute(query, (kind,))]
 
+    def last_of_calls(self, kind: str) -> list[str]:
+        """Details of the last event of this kind in every call of the run that has one."""
+        query = "SELECT kind, detail FROM events WHERE kind IN ('start', ?) ORDER BY id"
+        last: list[str | None] = [None]
+        for row in self._database.execute(query, (kind,)):
+            if row["kind"] == "start":
+                last.append(None)
+            else:
+                last[-1] = str(row["detail"])
+        return [detail for detail in last if detail is not None]
+
     def seconds_by_kind(self) -> dict[str, float]:
         """Summed over all events of a kind that took time."""
         rows = self._database.execute(

@@ -143,7 +143,7 @@ class LanePool(Generic[L]):
         with self._wake:
             while lane.opening or (lane.lost and lane.running):
                 self._wake.wait()
-            if lane.ended or (self._closed and lane.value is None):
+            if lane.ended or (self._closed and (lane.value is None or lane.lost)):
                 return False
             if lane.value is not None and not lane.lost:
                 return not self._closed

@@ -19,6 +19,7 @@ from rich.console import Console
 from agent.campaign import run_campaign
 from agent.config import OptimizeConfig
 from agent.engine import Engine, LocalEngine
+from agent.idle import Deferred
 from agent.journal import COMMAND
 from agent.learner import OpenPolicy
 from agent.models.opening import BatchFiles, check_models
@@ -60,9 +61,13 @@ def launch(
         local = None if policy is None else policy.model
         with (
             open_proposers(journal, config, describe(config.device), files, local) as proposers,
-            closing(open_engine(config)) as engine,
+            closing(Deferred(config.engine, partial(open_engine, config))) as engine,
         ):
-            header = Header(name, engine.name, engine.lanes, proposers[0].name, config.device)
+
+            def header() -> Header:
+                lanes = None if engine.started is None else engine.started.lanes
+                return Header(name, engine.name, lanes, proposers[0].name, config.device)
+
             view = CampaignView(console, header, [task.id for task in tasks], config.max_seconds)
             with interruptible(partial(view.note, STOPPING)) as interrupted, view:
                 result = run_campaign(
@@ -77,8 +82,9 @@ def launch(
                     learner=None if policy is None else policy.learner,
                     apart=local is not None,
                 )
+            title = str(header())
         cost = spending(journal)
-    show_result(console, result, str(header))
+    show_result(console, result, title)
     console.print(str(cost), highlight=False)
     return result
 

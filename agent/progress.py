@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
-from agent.console import widened
+from agent.console import fitting, widened
 from agent.learner import POLICY_VERSION
 from agent.outcome import CampaignResult, Stage, TaskReport
+from agent.tables import final_table, live_table
 from agent.timings import Pulse
 from sandbox.records import to_record
-from sandbox.types import Evaluation, Interval
+from sandbox.types import Evaluation
+from sandbox.words import number_of
 
 NO_MODEL = "no model"
 
@@ -28,37 +29,45 @@ class Header:
 
     run: str
     engine: str
-    lanes: int
+    lanes: int | None
+    """None while the engine is not started."""
     proposer: str
     device: str
 
     def __str__(self) -> str:
-        lanes = f"{self.lanes} lane" + ("s" if self.lanes != 1 else "")
         who = NO_MODEL if self.proposer == "features" else f"model: {self.proposer}"
-        return f"run: {self.run} · engine: {self.engine}, {lanes} · {who} · device: {self.device}"
+        lanes = "" if self.lanes is None else f", {number_of(self.lanes, 'lane')}"
+        return f"run: {self.run} · engine: {self.engine}{lanes} · {who} · device: {self.device}"
 
 
 class CampaignView:
     """Shows reports as they come; a context manager."""
 
     def __init__(
-        self, console: Console, header: Header, task_ids: Sequence[str], seconds: float | None
+        self,
+        console: Console,
+        header: Callable[[], Header],
+        task_ids: Sequence[str],
+        seconds: float | None,
     ) -> None:
+        """The `header` is asked for whenever it is shown: an engine may not be started yet."""
         self._console, self._header, self._limit_s = console, header, seconds
         self._reports = {task_id: TaskReport(task_id, Stage.WAITING) for task_id in task_ids}
         self._began_s = time.monotonic()
         self._live: Live | None = None
         self._told: dict[str, tuple[int, bool]] = {}
+        self._reasons = set[str]()
+        """Why tasks were stopped, of those that lines have told."""
         self._pulse: Pulse | None = None
 
     def __enter__(self) -> CampaignView:
         if self._console.is_terminal:
             self._live = Live(
-                get_renderable=self._table, console=self._console, refresh_per_second=2
+                get_renderable=self._screen, console=self._console, refresh_per_second=2
             )
             self._live.__enter__()
         else:
-            self._console.print(str(self._header), soft_wrap=True, highlight=False)
+            self._console.print(str(self._header()), soft_wrap=True, highlight=False)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -84,42 +93,31 @@ class CampaignView:
         round_over = report.tried > 0 and report.stage in (Stage.PROPOSING, Stage.CONFIRMING)
         state = (report.rounds, report.stage.final)
         told = self._told.get(report.task_id) == state
-        if (report.stage.final or round_over) and not told:
-            self._told[report.task_id] = state
-            self.note(plain_line(report))
+        if not (report.stage.final or round_over) or told:
+            return
+        self._told[report.task_id] = state
+        stopped = report.reason if report.stage is Stage.STOPPED else ""
+        if stopped and stopped in self._reasons:  # of the whole campaign
+            if report.tried:
+                self.note(plain_line(replace(report, reason="")))
+            return
+        self._reasons.add(stopped)
+        self.note(plain_line(report))
+
+    def _screen(self) -> Group:
+        # A line that ends at the last column is followed by what a terminal says of Ctrl-C on the
+        # next one, of which the cursor knows nothing: the title would be left above the new table.
+        return Group(self._table(), "")
 
     def _table(self) -> Table:
         elapsed_s = time.monotonic() - self._began_s
-        table = Table(title=str(self._header), title_justify="left", expand=True)
-        for name in ("task", "stage", "candidates", "best vs eager", "vs compile", "time left"):
-            table.add_column(name, no_wrap=True)
-        for report in self._reports.values():
-            table.add_row(
-                report.task_id,
-                report.stage.value,
-                f"{report.tried}/{report.budget}",
-                interval_text(report.speedup),
-                interval_text(report.against_compile),
-                time_left(report),
-            )
+        rows, title = list(self._reports.values()), str(self._header())
+        wide, narrow = (live_table(rows, title, narrow=narrow) for narrow in (False, True))
+        table = fitting(self._console, wide, narrow)
         limit = "" if self._limit_s is None else f" of {self._limit_s:.0f}"
         busy = "" if self._pulse is None else f" · {self._pulse}"
         table.caption = f"{elapsed_s:.0f}{limit} s{busy}"
         return table
-
-
-def interval_text(interval: Interval | None) -> Text:
-    """Green where the whole interval is above 1."""
-    if interval is None:
-        return Text("-")
-    return Text(str(interval), style="green" if interval.low > 1 else "")
-
-
-def time_left(report: TaskReport) -> str:
-    """By the mean cost of this task's candidates so far."""
-    if report.stage.final or report.mean_seconds is None:
-        return "-"
-    return f"~{(report.budget - report.tried) * report.mean_seconds:.0f} s"
 
 
 def plain_line(report: TaskReport) -> str:
@@ -132,47 +130,36 @@ def plain_line(report: TaskReport) -> str:
     return f"{line} ({report.reason})" if report.reason else line
 
 
-def final_table(reports: Sequence[TaskReport], title: str = "") -> Table:
-    """What a campaign found; tasks nobody could work on are listed by `leftovers`."""
-    table = Table(title=title, title_justify="left")
-    for name in ("task", "tried", "best kernel", "vs eager", "vs torch.compile", "verdict"):
-        table.add_column(name, no_wrap=True, justify="right" if name == "tried" else "left")
-    for report in reports:
-        if report.stage not in (Stage.UNSUPPORTED, Stage.INVALID):
-            table.add_row(
-                report.task_id,
-                str(report.tried),
-                kernel_name(report),
-                interval_text(report.speedup),
-                interval_text(report.against_compile),
-                report.verdict,
-            )
-    return table
-
-
 def leftovers(reports: Sequence[TaskReport]) -> list[str]:
-    """A line for every task that was not worked on or not to its end."""
-    unfinished = [r for r in reports if r.reason and r.stage is not Stage.DONE]
-    return [f"{r.task_id}: {r.stage.value}: {r.reason}" for r in unfinished]
+    """A line for every reason why a task was not worked on, or not to its end."""
+    tasks: dict[tuple[Stage, str], list[str]] = {}
+    for report in reports:
+        if report.reason and report.stage is not Stage.DONE:
+            tasks.setdefault((report.stage, report.reason), []).append(report.task_id)
+    return [f"{_named(ids, stage)}: {reason}" for (stage, reason), ids in tasks.items()]
 
 
-def kernel_name(report: TaskReport) -> str:
-    if report.best is None:
-        return "-"
-    candidate = report.best.proposal.candidate
-    return f"{candidate.id[:8]} {candidate.language.value}"
+def _named(task_ids: Sequence[str], stage: Stage) -> str:
+    """One task by its name; several by their number, and by name where the table has no rows."""
+    if len(task_ids) == 1:
+        return f"{task_ids[0]}: {stage.value}"
+    number = f"{number_of(len(task_ids), 'task')} {stage.value}"
+    return number if stage is Stage.STOPPED else f"{number} ({', '.join(task_ids)})"
 
 
 def show_result(console: Console, result: CampaignResult, header: str) -> None:
     """Final table, leftovers and one line of totals."""
     show_reports(console, result.tasks, header)
     wins = sum(report.verdict == "win" for report in result.tasks)
-    line = f"{result.tried} candidates, {wins} wins, {result.seconds:.0f} s"
-    console.print(line + (f"; stopped: {result.stopped}" if result.stopped else ""))
+    found = f"{number_of(result.tried, 'candidate')}, {number_of(wins, 'win')}"
+    line = f"{found}, {result.seconds:.0f} s"
+    told = any(report.reason == result.stopped for report in result.tasks)
+    console.print(line if result.stopped is None or told else f"{line}; stopped: {result.stopped}")
 
 
 def show_reports(console: Console, reports: Sequence[TaskReport], header: str) -> None:
-    widened(console).print(final_table(reports, header))
+    wide, narrow = (final_table(reports, header, narrow=narrow) for narrow in (False, True))
+    console.print(fitting(widened(console), wide, narrow))
     for line in leftovers(reports):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 

@@ -73,11 +73,14 @@ class RayLane:
 
     make_evaluator: MakeEvaluator
     options: dict[str, Any]
+    actors: list[Any]
+    """To which its own is added, for whoever has to end it."""
     _actor: Any = field(init=False)
 
     def __post_init__(self) -> None:
         lane = ray.remote(LaneActor).options(max_restarts=0, max_task_retries=0, **self.options)
         self._actor = lane.remote(self.make_evaluator, os.environ.get("OMP_NUM_THREADS"))
+        self.actors.append(self._actor)
         try:
             with on_failure(lambda: ray.kill(self._actor)):
                 _get(self._actor.open.remote(), timeout_s=START_TIMEOUT_S)
@@ -133,8 +136,9 @@ class RayEngine(LaneEngine):
             self._shut_down()
             wanted = f"GPU of type {gpu_type}" if gpu_type else "GPU" if device == "cuda" else "CPU"
             raise DeviceError(f"the Ray cluster has no {wanted}; `ray status` shows what it has")
+        self._actors: list[Any] = []
         openers: list[Callable[[], Lane]] = [
-            partial(RayLane, make_evaluator, {**options, "max_concurrency": depth + 1})
+            partial(RayLane, make_evaluator, options | {"max_concurrency": depth + 1}, self._actors)
             for options in placements
         ]
         cores = int(ray.cluster_resources().get("CPU", 1))
@@ -147,6 +151,13 @@ class RayEngine(LaneEngine):
             _get(self._remote_build.remote(self._build, task, candidate, config))
 
         return self._builders.submit(run)
+
+    def abandon(self) -> bool:
+        """An evaluator's processes end with the one that holds it."""
+        self._pool.close(grace_s=0.0)
+        for actor in self._actors:
+            ray.kill(actor)
+        return True
 
     def close(self) -> None:
         super().close()

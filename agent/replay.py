@@ -88,6 +88,9 @@ class ReplayEngine:
             return _failed(NotRecorded("the journal ends here"))
         return _done(evaluation)
 
+    def abandon(self) -> bool:
+        return False
+
     def close(self) -> None:
         """There is nothing to close."""
 

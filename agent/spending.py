@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agent.journal import Journal, Recorded
-
-LANE_STAGES = frozenset(("open", "verify", "start", "warm", "time", "profile", "other"))
-"""Of an evaluation: those in which it holds its lane's device; it is built and loaded beside."""
+from agent.timings import held_seconds
+from sandbox.words import number_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Spending:
     usd: float | None = None
     """None where no reply had a price."""
     lane_seconds: float = 0.0
-    """GPU-seconds, where lanes are GPUs."""
+    """For which evaluations held their lane's device: GPU-seconds, where lanes are GPUs."""
 
     def __add__(self, other: Spending) -> Spending:
         usd = [cost for cost in (self.usd, other.usd) if cost is not None]
@@ -39,7 +38,7 @@ class Spending:
         parts = []
         if self.replies:
             tokens = f"{self.prompt_tokens} + {self.completion_tokens} tokens"
-            parts.append(f"{self.replies} replies, {tokens}")
+            parts.append(f"{number_of(self.replies, 'reply')}, {tokens}")
         if self.usd is not None:
             parts.append(f"${self.usd:.4g}")
         return ", ".join([*parts, f"{self.lane_seconds:.0f} s on a lane"])
@@ -60,5 +59,5 @@ def total(records: Iterable[Recorded]) -> Spending:
             costs.append(usage.cost_usd)
         for evaluation in (record.evaluation, record.confirmation):
             if evaluation is not None:
-                seconds += sum(s for k, s in evaluation.seconds.items() if k in LANE_STAGES)
+                seconds += held_seconds(evaluation)
     return Spending(replies, prompt, completion, sum(costs) if costs else None, seconds)

@@ -1,4 +1,4 @@
-"""Where a campaign's time goes: seconds by stage, how busy its lanes are, what waits."""
+"""Where a campaign's time goes: seconds by stage, how long lanes are held, what waits."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from rich.table import Table
 
 from agent.journal import Journal, Recorded
 from sandbox.types import Evaluation
+from sandbox.words import number_of
 
 EVENT = "pulse"
 """Of the journal: a `Pulse` as JSON."""
 RECORD_S = 10.0
-BUSY = ("verify", "warm", "time")
-"""Stages for which a lane's device is held; building and loading go on beside them."""
-STAGES = (
-    *("prepare", "build", "load", "wait"),
-    *("open", "verify", "start", "warm", "time", "other", "total"),
-)
-"""`other` is what the device was held for outside the stages from `open` on."""
+BESIDE = ("prepare", "build", "load", "wait")
+"""Stages of an evaluation that go on beside others; `wait` is for a task that is prepared alone,
+and then for the device."""
+HELD = ("open", "verify", "start", "warm", "time", "profile", "other")
+"""Those for which it holds its lane's device, which it is paid for; `other` is what the device was
+held for outside the stages before it."""
+STAGES = (*BESIDE, *HELD)
+TOTAL = "total"
+WHOLE = ("held", "rest", TOTAL)
+"""What an evaluation adds up to; no stages."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Pulse:
     lanes: int = 1
     evaluations: int = 0
     held_s: float = 0.0
-    """Device seconds of these evaluations in the stages of BUSY."""
+    """Device seconds of these evaluations in the stages of HELD; preparing tasks is apart."""
     queues: Mapping[str, int] = field(default_factory=dict)
     """Jobs by what they wait for or are in."""
 
@@ -43,13 +47,13 @@ class Pulse:
         return 60 * self.evaluations / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
-    def busy_share(self) -> float:
+    def held_share(self) -> float:
         """Of the lanes' time."""
         return self.held_s / (self.elapsed_s * self.lanes) if self.elapsed_s else 0.0
 
     def __str__(self) -> str:
         waiting = ", ".join(f"{count} {name}" for name, count in self.queues.items() if count)
-        rate = f"{self.per_minute:.1f} candidates/min, devices {self.busy_share:.0%} busy"
+        rate = f"{self.per_minute:.1f} candidates/min, devices held {self.held_share:.0%}"
         return f"{rate}; {waiting}" if waiting else rate
 
 
@@ -73,13 +77,13 @@ class Heart:
         self._tell(pulse)
         if last or now_s - self._recorded_s >= RECORD_S:
             self._recorded_s = now_s
-            rates = {"per_minute": pulse.per_minute, "busy_share": pulse.busy_share}
+            rates = {"per_minute": pulse.per_minute, "held_share": pulse.held_share}
             self._journal.record_event(EVENT, detail=json.dumps({**asdict(pulse), **rates}))
 
 
 def held_seconds(evaluation: Evaluation) -> float:
     """For which this evaluation held its device."""
-    return sum(evaluation.seconds.get(stage, 0.0) for stage in BUSY)
+    return sum(evaluation.seconds.get(stage, 0.0) for stage in HELD)
 
 
 def device_name(evaluation: Evaluation) -> str:
@@ -94,19 +98,33 @@ def evaluations(records: Sequence[Recorded]) -> list[Evaluation]:
 
 
 def timings(journal: Journal) -> dict[str, Any]:
-    """JSON-ready: by device, seconds of each stage; and the last pulse of every call of the run."""
-    done = [e for task in journal.tasks() for e in evaluations(journal.proposals(task.id))]
+    """JSON-ready: by device, seconds of each stage; the last pulse of every call of the run; and
+    seconds for which each task was prepared when that was done first.
+    """
+    tasks = journal.tasks()
+    done = [e for task in tasks for e in evaluations(journal.proposals(task.id))]
+    measured = {task.id: journal.measured(task.id) for task in tasks}
     devices: dict[str, Any] = {}
     for name in sorted({device_name(e) for e in done}):
         mine = [e for e in done if device_name(e) == name]
         devices[name] = {"evaluations": len(mine), "stages": stages(mine)}
-    return {"devices": devices, "pulses": [json.loads(p) for p in journal.events(EVENT)]}
+    return {
+        "devices": devices,
+        "prepared_s": {k: sum(m.seconds.values()) for k, m in measured.items() if m is not None},
+        "pulses": [json.loads(p) for p in journal.last_of_calls(EVENT)],
+    }
 
 
 def stages(done: Sequence[Evaluation]) -> dict[str, dict[str, float]]:
-    """Count, total, median and most seconds of every stage that was reached."""
-    names = [*STAGES, *sorted({s for e in done for s in e.seconds} - {*STAGES})]
-    found = {name: [e.seconds[name] for e in done if name in e.seconds] for name in names}
+    """Count, total, median and most seconds of every stage that was reached.
+
+    Then of what evaluations add up to: `held` is the stages of HELD, `rest` what no stage names
+    (the ends of workers, a first attempt that was a fault of ours), `total` from call to answer.
+    """
+    known = [whole(e) for e in done]
+    others = sorted({stage for seconds in known for stage in seconds} - {*STAGES, *WHOLE})
+    names = (*STAGES, *others, *WHOLE)
+    found = {name: [s[name] for s in known if name in s] for name in names}
     return {
         name: {
             "count": len(seconds),
@@ -119,19 +137,43 @@ def stages(done: Sequence[Evaluation]) -> dict[str, dict[str, float]]:
     }
 
 
+def whole(evaluation: Evaluation) -> dict[str, float]:
+    """Its seconds by stage, and those of WHOLE that can be told."""
+    seconds = dict(evaluation.seconds)
+    total_s, told_s = seconds.pop(TOTAL, None), sum(seconds.values())
+    seconds["held"] = held_seconds(evaluation)
+    return seconds if total_s is None else seconds | {"rest": total_s - told_s, TOTAL: total_s}
+
+
 def timing_tables(record: Mapping[str, Any]) -> list[Table | str]:
-    """What `show --timings` prints."""
+    """What `show --timings` prints: by device, then of every call that evaluated anything."""
     shown: list[Table | str] = []
     for device, known in record["devices"].items():
-        title = f"{device}: {known['evaluations']} evaluations"
+        title = f"{device}: {number_of(known['evaluations'], 'evaluation')}"
         table = Table(title=title, title_justify="left")
         for name in ("stage", "reached by", "total s", "median s", "most s"):
-            table.add_column(name, justify="left" if name == "stage" else "right", no_wrap=True)
+            table.add_column(name, justify="left" if name == "stage" else "right", overflow="fold")
         for stage, s in known["stages"].items():
+            if stage == WHOLE[0]:
+                table.add_section()
             figures = (f"{s[key]:.2f}" for key in ("total_s", "median_s", "most_s"))
             table.add_row(stage, str(s["count"]), *figures)
         shown.append(table)
-    for pulse in record["pulses"][-1:]:
-        kept = Pulse(**{k: v for k, v in pulse.items() if k in Pulse.__dataclass_fields__})
-        shown.append(f"after {kept.elapsed_s:.0f} s on {kept.lanes} lanes: {kept}")
-    return shown
+    if prepared := record["prepared_s"].values():
+        tasks = number_of(len(prepared), "task")
+        shown.append(f"{tasks} prepared, the first time in {sum(prepared):.0f} s")
+    return [*shown, *call_lines([pulse_of(pulse) for pulse in record["pulses"]])]
+
+
+def pulse_of(record: Mapping[str, Any]) -> Pulse:
+    return Pulse(**{k: v for k, v in record.items() if k in Pulse.__dataclass_fields__})
+
+
+def call_lines(calls: Sequence[Pulse]) -> list[str]:
+    """A line for every call, of its last pulse; a resume with nothing to do is none of them."""
+    told = [(number, p) for number, p in enumerate(calls, start=1) if p.evaluations]
+    return [
+        f"{f'call {number}: ' if len(calls) > 1 else ''}"
+        f"after {p.elapsed_s:.0f} s on {number_of(p.lanes, 'lane')}: {p}"
+        for number, p in told or list(enumerate(calls, start=1))[-1:]
+    ]

@@ -21,6 +21,7 @@ from sandbox.admission import SCHEMA_VERSION, Admission, Level, ShapeFigures
 from sandbox.errors import ConfigError, SandboxFault
 from sandbox.records import from_record, to_record
 from sandbox.types import EvalConfig, Task
+from sandbox.words import number_of
 
 ROW_START = '{"task_id": '
 """Of every line, and so of one that was cut short."""
@@ -134,11 +135,9 @@ def _key(row: Admission) -> tuple[str, str, tuple[tuple[str, str], ...]]:
 def admission_table(rows: Sequence[Admission], title: str = "") -> Table:
     """A line a task: its verdict and what led to it, what it needs, and what it leaves to gain."""
     table = Table(title=title, title_justify="left")
-    for name in ("task", "verdict"):
-        table.add_column(name, no_wrap=True)
-    for name in ("sets", "set MiB", "call ms", "x floor", "vs compile"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold")
+    figures = ("sets", "set MiB", "call ms", "x floor", "vs compile")
+    for name in ("task", "verdict", *figures, "why"):
+        table.add_column(name, overflow="fold", justify="right" if name in figures else "left")
     for row in rows:
         timed = row.figures[0] if row.figures else None
         why = "; ".join(r.detail for r in row.remarks if r.level is row.verdict)
@@ -165,4 +164,4 @@ def totals(rows: Sequence[Admission], left: Sequence[Task]) -> str:
     counts = {level: sum(row.verdict is level for row in rows) for level in Level}
     words = ", ".join(f"{count} {level}" for level, count in counts.items() if count)
     waiting = f"; {len(left)} not validated" if left else ""
-    return f"{len(rows)} tasks: {words or 'none'}{waiting}"
+    return f"{number_of(len(rows), 'task')}: {words or 'none'}{waiting}"

@@ -11,11 +11,14 @@ from rich.text import Text
 
 from kernelbench.bench import Report
 from kernelbench.comparison import Comparison
-from kernelbench.metrics import Summary, figure
+from kernelbench.metrics import AT_LEAST_BEST, Summary, figure
 from kernelbench.results import Row
+from sandbox.words import number_of
 
 SHOWN_LINES = 20
 """Of what was left out; summary.json has all."""
+OVER_ALL = "headline: geometric mean over all tasks, a failure counting 1.0"
+CORRECT_ONLY = "geometric mean over the correct tasks only, nothing clipped"
 
 
 def progress_line(row: Row, done: int, left: int, seconds: float) -> str:
@@ -45,46 +48,50 @@ def report_view(report: Report) -> RenderableType:
     parts: list[RenderableType] = []
     title = " · ".join(f"{key}: {value}" for key, value in report.about.items() if value)
     if report.all is not None:
-        parts += [_headlines(report, report.all, title), _fast(report.all), *_lines(report.all)]
+        parts += [*_headlines(report, report.all, title), _fast(report.all), *_lines(report.all)]
     if report.waiting:
-        parts.append(Text(f"partial: {report.waiting} of {report.tasks} tasks not evaluated yet"))
+        parts.append(
+            Text(
+                f"partial: {report.waiting} of {number_of(report.tasks, 'task')} not evaluated yet"
+            )
+        )
     for task_id, reason in list(report.not_scored.items())[:SHOWN_LINES]:
         parts.append(Text(f"not scored: {task_id}: {reason}"))
     return Group(*parts, *(Text(f"left out: {line}") for line in report.left_out[:SHOWN_LINES]))
 
 
-def _headlines(report: Report, everything: Summary, title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("over", no_wrap=True)
-    for name in ("tasks", "correct", "vs eager", "vs B*", "correct only", "vs B*, correct only"):
-        table.add_column(name, justify="right", no_wrap=True)
-    _subset(table, "all tasks, failures 1.0", everything)
+def _headlines(report: Report, everything: Summary, title: str) -> list[RenderableType]:
+    """Two tables that each fit a terminal: over all tasks, and over those that are correct."""
+    subsets = {"all tasks": everything}
     if report.sound is not None:
-        _subset(table, "without degenerate problems", report.sound)
-    for part, summary in report.parts.items():
-        _subset(table, part, summary)
-    for kind, summary in report.kinds.items():
-        _subset(table, f"only {kind}", summary)
+        subsets["without degenerate problems"] = report.sound
+    subsets |= report.parts
+    subsets |= {f"only {kind}": summary for kind, summary in report.kinds.items()}
+    over_all = _table(OVER_ALL, "over", "correct", "vs eager", AT_LEAST_BEST)
+    correct = _table(CORRECT_ONLY, "over", "vs eager", "vs B*")
+    for name, found in subsets.items():
+        over_all.add_row(
+            name,
+            f"{found.correct} of {found.tasks} ({found.correctness:.0%})",
+            figure(found.headline, found.tasks),
+            figure(found.headline_best, found.tasks),
+        )
+        correct.add_row(name, _ratio(found.conditional), _ratio(found.conditional_best))
+    return [Text(title), over_all, correct]
+
+
+def _table(title: str, first: str, *others: str) -> Table:
+    """Names on the left, figures on the right; what does not fit is folded, never cut."""
+    table = Table(title=title, title_justify="left")
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(name, justify="right", overflow="fold")
     return table
 
 
-def _subset(table: Table, name: str, summary: Summary) -> None:
-    table.add_row(
-        name,
-        str(summary.tasks),
-        f"{summary.correct} ({summary.correctness:.0%})",
-        figure(summary.headline, summary.tasks),
-        figure(summary.headline_best, summary.tasks),
-        _ratio(summary.conditional),
-        _ratio(summary.conditional_best),
-    )
-
-
 def _fast(summary: Summary) -> Table:
-    table = Table(title="fast_p: tasks correct and more than p times as fast", title_justify="left")
-    table.add_column("against", no_wrap=True)
-    for p in summary.fast:
-        table.add_column(f"p = {p}", justify="right")
+    names = (f"p = {p}" for p in summary.fast)
+    table = _table("fast_p: tasks correct and more than p times as fast", "against", *names)
     table.add_row("eager", *(f"{share:.3f}" for share in summary.fast.values()))
     if summary.fast_best is not None:
         table.add_row("B*", *(f"{share:.3f}" for share in summary.fast_best.values()))
@@ -94,10 +101,14 @@ def _fast(summary: Summary) -> Table:
 def _lines(summary: Summary) -> list[RenderableType]:
     lines = []
     if len(summary.pass_at) > 1:
-        shares = (f"pass@{k} {s.value:.3f} ({s.tasks} tasks)" for k, s in summary.pass_at.items())
+        shares = (
+            f"pass@{k} {s.value:.3f} ({number_of(s.tasks, 'task')})"
+            for k, s in summary.pass_at.items()
+        )
         lines.append(", ".join(shares))
     if summary.without_kernel:
-        lines.append(f"{summary.without_kernel} tasks without a kernel, counted as failures")
+        without = number_of(summary.without_kernel, "task")
+        lines.append(f"{without} without a kernel, counted as failures")
     if summary.precisions:
         classes = (f"{count} {name}" for name, count in summary.precisions.items())
         lines.append(f"precision of what passed: {', '.join(classes)}")
@@ -114,9 +125,11 @@ def comparison_view(found: Comparison) -> RenderableType:
     """The verdict, then the tasks that changed."""
     parts: list[RenderableType] = [Text(found.verdict)]
     if found.changes:
-        table = Table(title=f"{len(found.changes)} tasks changed", title_justify="left")
+        table = Table(
+            title=f"changed: {number_of(len(found.changes), 'task')}", title_justify="left"
+        )
         for name in ("task", "A", "B", "B / A"):
-            table.add_column(name, no_wrap=True)
+            table.add_column(name, overflow="fold")
         for change in found.changes:
             table.add_row(change.task_id, change.before, change.after, f"{change.ratio:.3f}")
         parts.append(table)

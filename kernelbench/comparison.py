@@ -24,6 +24,7 @@ from sandbox.errors import ConfigError
 from sandbox.records import to_record
 from sandbox.statistics import t_cdf
 from sandbox.types import Interval
+from sandbox.words import number_of
 
 FALSE_DISCOVERIES = 0.05
 
@@ -59,12 +60,13 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """One line."""
+        tasks = number_of(self.tasks, "task")
         word = "faster" if self.ratio.value > 1 else "slower"
         if self.noise_only:
-            return f"B differs from A only by noise: {self.ratio} over {self.tasks} tasks"
+            return f"B differs from A only by noise: {self.ratio} over {tasks}"
         if self.ratio.low <= 1 <= self.ratio.high:
-            return f"B is neither faster nor slower overall: {self.ratio} over {self.tasks} tasks"
-        return f"B is {word} than A: {self.ratio} over {self.tasks} tasks"
+            return f"B is neither faster nor slower overall: {self.ratio} over {tasks}"
+        return f"B is {word} than A: {self.ratio} over {tasks}"
 
 
 def comparison_record(found: Comparison) -> dict[str, Any]:

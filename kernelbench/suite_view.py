@@ -6,11 +6,17 @@ from collections.abc import Sequence
 
 from kernelbench.suite import TaskSummary
 from sandbox.types import Task
+from sandbox.words import number_of
 
 
 def summary_lines(found: Sequence[TaskSummary]) -> list[str]:
     width = max(len(task.id) for task in found)
-    return [f"{t.id:{width}}  {t.dtype:8}  {len(t.shapes)} shapes  {t.about}" for t in found]
+    sizes = [number_of(len(task.shapes), "shape") for task in found]
+    wide = max(map(len, sizes))
+    return [
+        f"{t.id:{width}}  {t.dtype:8}  {size:{wide}}  {t.about}"
+        for t, size in zip(found, sizes, strict=True)
+    ]
 
 
 def task_lines(task: Task) -> list[str]:

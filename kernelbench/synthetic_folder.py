@@ -16,6 +16,7 @@ from kernelbench.similarity import Known
 from sandbox.admission import Admission
 from sandbox.errors import ConfigError
 from sandbox.types import EvalConfig, Task
+from sandbox.words import number_of
 
 RECORD = "admission.jsonl"
 
@@ -33,8 +34,8 @@ class Made:
     def __str__(self) -> str:
         waiting = f", {self.left} to be tried" if self.left else ""
         return (
-            f"{self.admitted} tasks; {self.refused} cannot be scored, {self.too_alike} are too "
-            f"like an evaluation suite's{waiting}"
+            f"{number_of(self.admitted, 'task')}; {self.refused} cannot be scored, "
+            f"{self.too_alike} are too like an evaluation suite's{waiting}"
         )
 
 

@@ -302,8 +302,10 @@ class LocalEvaluator:
         another = self._preparing.get(key)
         # Its cases are gigabytes, which are not to be held here.
         first = self.prepare(task, config).first if another is None else None
-        seconds = {"prepare": time.monotonic() - start}
+        begin = time.monotonic()
+        seconds = {"prepare": begin - start}
         with self._turns.under_way():
+            seconds["wait"] = time.monotonic() - begin
             run = Run(self._bench, task, candidate, config, again=again)
             try:
                 run.load(first)
@@ -311,7 +313,7 @@ class LocalEvaluator:
                 if another is not None:
                     another.wait()
                 with self._hold(key):
-                    seconds["wait"] = time.monotonic() - begin
+                    seconds["wait"] += time.monotonic() - begin
                     # Again, since later tasks may have displaced it meanwhile.
                     preparation = self._preparation(key, task, config)
                     null, baselines = preparation.null, preparation.baselines

@@ -12,6 +12,7 @@ from sandbox import merging, overrun
 from sandbox.evidence import Evidence, Kind, Layer, Weight
 from sandbox.observation import CaseObservation, Observation, RuntimeClaim
 from sandbox.types import Interval, Timing
+from sandbox.words import number_of
 
 PRECISION_CLASSES = (("float32", 1e-5), ("tf32", 8e-4), ("bfloat16", 6e-3), ("float8", 8e-2))
 """Norm error up to which a result counts as this class (twice to three times the measured
@@ -65,7 +66,7 @@ def process(observation: Observation) -> Evidence:
     pairs = {r.pair for r in observation.rounds}
     facts = (
         f"walls {observation.environment.get('walls', 'unknown')}",
-        f"{len(pairs)} process pairs, {len(observation.rounds)} rounds",
+        f"{number_of(len(pairs), 'process pair')}, {number_of(len(observation.rounds), 'round')}",
     )
     weak = observation.environment.get("walls") == "weak"
     return Evidence(Layer.PROCESS, Weight.NOTED if weak else Weight.CLEAN, facts)

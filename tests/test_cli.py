@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import warpsmith
+from agent.commands.app import DATA, TASKS, TRAIN, VERBS
 from sandbox.errors import ConfigError
 from tests.agent.scripts import campaign, script
 
@@ -21,6 +22,12 @@ def run(tmp_path: Path) -> Path:
     (tmp_path / "runs").mkdir()
     campaign(tmp_path / "runs" / "first", {"a": [script(1, speedup=2.0)], "b": []})
     return tmp_path
+
+
+def test_help_breaks_no_sentence_where_the_source_does():
+    for verbs in (VERBS, TASKS, DATA, TRAIN):
+        for name, command in verbs.items():
+            assert "\n" not in (command.__doc__ or "").strip().partition("\n\n")[0], name
 
 
 @pytest.mark.parametrize(

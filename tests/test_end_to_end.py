@@ -172,7 +172,7 @@ def test_there_is_one_winner_and_it_was_measured_again(campaign):
     assert (task["verdict"], task["confirmed"], task["candidates"]) == ("win", True, len(REPLIES))
     assert task["best"]["source"] == RIGHT
     assert task["speedup"]["low"] > 1
-    assert f"{len(REPLIES)} candidates, 1 wins" in done.out
+    assert f"{len(REPLIES)} candidates, 1 win" in done.out
     assert "model: scripted" in done.out
     [plan] = done.err.splitlines()  # what will be asked of the model, before it is
     assert plan.startswith("scripted: ")

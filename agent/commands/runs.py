@@ -10,6 +10,7 @@ import typer
 import warpsmith
 from agent.commands.options import Json
 from agent.commands.output import answer, say
+from sandbox.words import number_of
 
 
 def report(
@@ -41,7 +42,7 @@ def replay(
 
     result, found = warpsmith.replay(run, name=name)
     show_result(Console(), result, f"replay of {run}")
-    say([*found, f"{len(found)} tasks differ" if found else "the same decisions"])
+    say([*found, f"different: {number_of(len(found), 'task')}" if found else "the same decisions"])
     if found:
         raise typer.Exit(warpsmith.FAILED)
 
@@ -50,7 +51,8 @@ def show(
     run: str,
     as_json: Json = False,
     with_timings: Annotated[
-        bool, typer.Option("--timings", help="Seconds by stage and device, how busy lanes were.")
+        bool,
+        typer.Option("--timings", help="Seconds by stage and device, how long it was held."),
     ] = False,
 ) -> None:
     """What a run has found so far."""

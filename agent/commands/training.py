@@ -16,6 +16,7 @@ from agent.commands.options import Device, Json, MaxSeconds, Preset, To, bounded
 from agent.commands.output import answer, exit_if_interrupted, note, say, say_how_to_go_on
 from agent.limits import ABOVE_0, Least
 from sandbox.errors import ConfigError
+from sandbox.words import number_of
 
 TrainConfig = Annotated[str, typer.Option(help="Preset of configs/train, or a file.")]
 
@@ -93,7 +94,7 @@ def make_examples(
     kernels = made_examples(made, folders[0], made_per_task, left_out, shown) if made else ()
     dataset = dataset_of(folders, settings, per_task, left_out, kernels)
     save_dataset(dataset, to)
-    say(f"{name}: {len(rows)} examples" for name, rows in dataset.items())
+    say(f"{name}: {number_of(len(rows), 'example')}" for name, rows in dataset.items())
 
 
 def train_sft(
@@ -102,9 +103,7 @@ def train_sft(
     config: TrainConfig = "small",
     start: Annotated[Path | None, typer.Option(help="Checkpoint to go on from.")] = None,
 ) -> None:
-    """Stage 1: supervised fine-tuning on verified kernels; on several devices by `accelerate
-    launch`.
-    """
+    """Stage 1: supervised fine-tuning on verified kernels; on several devices, by `accelerate`."""
     from rl.opening import open_training
     from sandbox.doctor import resolve_device
 

@@ -26,6 +26,7 @@ from agent.models.settings import ModelConfig
 from agent.models.store import KEY_CHARACTERS, ReplyStore, request_keys
 from agent.prompts.message import Message
 from sandbox.errors import ConfigError
+from sandbox.words import number_of
 
 ENDPOINT = "/v1/chat/completions"
 MOST_LINES = 50_000
@@ -131,7 +132,7 @@ class Imported:
     """Replies to nothing that this run has asked."""
 
     def __str__(self) -> str:
-        parts = [f"{self.replies} replies imported"]
+        parts = [f"{number_of(self.replies, 'reply')} imported"]
         for name in ("failed", "malformed", "missing", "unknown"):
             if count := getattr(self, name):
                 parts.append(f"{count} {name}")

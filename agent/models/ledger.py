@@ -21,6 +21,7 @@ from typing import Any
 
 from agent.model import CapReached, ModelError
 from sandbox.errors import ConfigError
+from sandbox.words import number_of
 
 LEDGER_FILE = "ledger.jsonl"
 """In a run's folder."""
@@ -221,6 +222,5 @@ class Ledger:
 
 def words(spend: Spend) -> str:
     """`3 requests, 1200 tokens, $0.02`."""
-    plural = "" if spend.requests == 1 else "s"
-    text = f"{spend.requests} request{plural}, {spend.tokens} tokens"
+    text = f"{number_of(spend.requests, 'request')}, {spend.tokens} tokens"
     return f"{text}, ${spend.usd:.4g}" if spend.usd else text

@@ -18,6 +18,7 @@ from agent.models.prices import price_of
 from agent.models.settings import ModelConfig
 from agent.models.store import ReplyStore, shared_folder
 from sandbox.errors import ConfigError
+from sandbox.words import number_of
 
 REPLIES_FOLDER = "replies"
 
@@ -80,9 +81,10 @@ def _batched(config: OptimizeConfig, books: Books, files: BatchFiles) -> Iterato
     if not outbox.lines:
         files.say("no request is left to export")
     elif files.export is None:
-        files.say(f"{len(outbox.lines)} requests wait: add --export-requests FILE")
+        waiting = number_of(len(outbox.lines), "request")
+        files.say(f"{waiting} to export: add --export-requests FILE")
     else:
-        files.say(f"{outbox.write(files.export)} requests written to {files.export}")
+        files.say(f"{number_of(outbox.write(files.export), 'request')} written to {files.export}")
 
 
 def batch_model(

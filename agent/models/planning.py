@@ -16,6 +16,7 @@ from agent.runs import tried_in
 from kernelbench.suite import load_suite
 from sandbox.doctor import describe, resolve_device
 from sandbox.types import Task
+from sandbox.words import number_of
 
 CHARACTERS_A_TOKEN = 3.5
 """Of code and English in today's vocabularies, about; the estimate only, never a cap."""
@@ -39,7 +40,7 @@ class RequestPlan:
     def __str__(self) -> str:
         each = f"about {self.prompt_tokens} + {self.reply_tokens} tokens each"
         cost = "price unknown" if self.usd is None else f"about ${self.usd:.2f}"
-        return f"up to {self.requests} requests, {each}, {cost}; {self.caps}"
+        return f"up to {number_of(self.requests, 'request')}, {each}, {cost}; {self.caps}"
 
 
 def plan_run(config: OptimizeConfig, name: str) -> RequestPlan:

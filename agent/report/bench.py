@@ -16,7 +16,7 @@ from typing import Any
 
 from agent.report.details import pack, verdict
 from agent.report.figures import baseline_curves, by_stage, duration, fast_table, headline_tiles
-from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fast_curve, plural
+from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fast_curve
 from agent.report.texts import Texts, visible
 from agent.timings import device_name
 from kernelbench.bench import Report
@@ -28,6 +28,7 @@ from sandbox.errors import ConfigError
 from sandbox.evidence import Kind
 from sandbox.records import from_record
 from sandbox.types import Status
+from sandbox.words import number_of
 
 SUMMARY = "summary.json"
 FOOTNOTES = (
@@ -35,7 +36,8 @@ FOOTNOTES = (
     "Its interval is a bootstrap over tasks (95 %, 10 000 resamples, fixed seed). A task with "
     "several samples is scored by its first one.",
     "B* is the fastest of eager and the baselines timed beside it, chosen and measured on the same "
-    "sample, which makes figures against it a little low.",
+    "sample, which makes figures against it a little low. In the headline a kernel that is slower "
+    "than B* counts 1.0 against it: B* would be kept.",
 )
 
 
@@ -139,7 +141,7 @@ def reference_curve(folder: Path) -> Curve:
     samples, _ = here(folder, report)
     ratios, total = _ratios(report, first_samples(samples))
     name = folder.resolve().name
-    return fast_curve(name, ratios, f"{total} tasks, {device_of(samples, report)}")
+    return fast_curve(name, ratios, f"{number_of(total, 'task')}, {device_of(samples, report)}")
 
 
 def device_of(samples: Sequence[Sample], report: Report) -> str:
@@ -213,7 +215,7 @@ def _notices(report: Report) -> tuple[str, ...]:
             "figure."
         )
     if report.not_scored:
-        said.append(f"{len(report.not_scored)} tasks cannot be scored, and are in no figure.")
+        said.append(f"Not scored, and in no figure: {number_of(len(report.not_scored), 'task')}.")
     return tuple(said)
 
 
@@ -221,12 +223,12 @@ def _tiles(report: Report, samples: Sequence[Sample]) -> tuple[Tile, ...]:
     tiles = list[Tile]()
     summary = report.all
     if summary is not None:
-        note = f"geometric mean over {plural(summary.tasks)}, failures 1.0"
+        note = f"geometric mean over {number_of(summary.tasks, 'task')}, failures 1.0"
         tiles += headline_tiles(summary, note)
         none = counted([(summary.without_kernel, "without a kernel")])
         tiles.append(Tile("correct", f"{summary.correct} of {summary.tasks}", none))
         if summary.conditional is not None:
-            note = "geometric mean where correct; not to be quoted alone"
+            note = "geometric mean against eager where correct; not to be quoted alone"
             tiles.append(Tile("correct only", f"{summary.conditional:.2f}x", note))
         if summary.roofline is not None:
             tiles.append(Tile("roofline", f"{summary.roofline:.0%}", "of the floor, median"))

@@ -26,13 +26,14 @@ from agent.outcome import Stage, report
 from agent.report.details import Allowance, pack, task_details
 from agent.report.figures import baseline_curves, by_stage, duration, fast_table, headline_tiles
 from agent.report.history import Step, progress, steps, training
-from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fast_curve, plural
+from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fast_curve
 from agent.report.rows import row_of
 from agent.report.texts import visible
 from agent.spending import Spending, total
-from agent.timings import EVENT, device_name, evaluations
+from agent.timings import EVENT, call_lines, device_name, evaluations, pulse_of
 from kernelbench.metrics import Score, Summary, score_of, summarise
 from sandbox.types import Status, Task
+from sandbox.words import number_of
 
 NO_MODEL = "no model"
 
@@ -92,7 +93,8 @@ FOOTNOTES = (
     "processes, on inputs the kernel had never seen, and in agreement with the search.",
     "The headline is the geometric mean over all tasks; a task without a confirmed win counts 1.0. "
     "Its interval is a bootstrap over tasks (95 %, 10 000 resamples, fixed seed). B* is the "
-    "fastest of eager and the baselines timed beside it.",
+    "fastest of eager and the baselines timed beside it; in the headline a win that is slower than "
+    "B* counts 1.0 against it: B* would be kept.",
     "Best so far follows single measurements by which candidates were selected: it flatters, and "
     "only the confirmed figures are results.",
 )
@@ -166,7 +168,9 @@ def _fast(rows: Sequence[Row], scores: Sequence[Score]) -> list[Curve]:
 def _tiles(found: Gathered, summary: Summary | None, journal: Journal) -> tuple[Tile, ...]:
     tiles = list[Tile]()
     if summary is not None:
-        note = f"geometric mean over {plural(summary.tasks)}, 1.0 without a confirmed win"
+        note = (
+            f"geometric mean over {number_of(summary.tasks, 'task')}, 1.0 without a confirmed win"
+        )
         tiles += headline_tiles(summary, note)
     states = Counter(row.state for row in found.rows)
     wins = states[State.WIN] + states[State.APART]
@@ -196,7 +200,7 @@ def _cost(spent: Spending, journal: Journal) -> Tile:
     parts = [f"{duration(spent.lane_seconds)} on devices"]
     if spent.replies:
         tokens = spent.prompt_tokens + spent.completion_tokens
-        parts.append(f"{spent.replies:,} replies, {tokens:,} tokens")
+        parts.append(f"{number_of(spent.replies, 'reply')}, {tokens:,} tokens")
     if spent.usd is not None:
         return Tile("cost", f"${spent.usd:,.2f}", ", ".join([duration(wall_s), *parts]))
     label = "time" if journal.replays() is None else "replayed in"
@@ -204,13 +208,8 @@ def _cost(spent: Spending, journal: Journal) -> Tile:
 
 
 def _wall_seconds(journal: Journal) -> float:
-    """Over all calls of the run; each one's pulse begins at 0 again."""
-    wall = last = 0.0
-    for pulse in map(json.loads, journal.events(EVENT)):
-        if pulse["elapsed_s"] < last:
-            wall += last
-        last = pulse["elapsed_s"]
-    return wall + last
+    """Over all calls of the run."""
+    return float(sum(json.loads(pulse)["elapsed_s"] for pulse in journal.last_of_calls(EVENT)))
 
 
 def _subtitle(found: Gathered, config: Mapping[str, Any], journal: Journal) -> tuple[str, ...]:
@@ -256,20 +255,13 @@ def _stages(found: Gathered, journal: Journal) -> dict[str, float]:
 
 
 def _time_notes(journal: Journal) -> tuple[str, ...]:
-    pulses = [json.loads(pulse) for pulse in journal.events(EVENT)]
-    if not pulses or not pulses[-1]["elapsed_s"]:
+    """Of every call that evaluated anything."""
+    calls = [pulse_of(json.loads(pulse)) for pulse in journal.last_of_calls(EVENT)]
+    if not any(pulse.elapsed_s for pulse in calls):
         return ()
     if (replayed := journal.replays()) is not None:
         return (f"A replay of {replayed}: evaluations, and their seconds, are that run's.",)
-    last = pulses[-1]
-    elapsed, lanes = last["elapsed_s"], last["lanes"]
-    rate, busy = 60 * last["evaluations"] / elapsed, last["held_s"] / (elapsed * lanes)
-    calls = journal.starts()
-    return (
-        f"{'Last of ' + str(calls) + ' calls: ' if calls > 1 else ''}{last['evaluations']} "
-        f"evaluations in {duration(elapsed)} on {lanes} lane{'s' if lanes != 1 else ''}: "
-        f"{rate:.1f} a minute, devices {busy:.0%} busy.",
-    )
+    return tuple(call_lines(calls))
 
 
 def _commands(journal: Journal) -> tuple[tuple[str, str], ...]:

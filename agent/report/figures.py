@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from agent.report.page import Curve, Row, Tile, fast_curve
 from agent.timings import STAGES
-from kernelbench.metrics import Summary
+from kernelbench.metrics import AT_LEAST_BEST, Summary
 
 
 def headline_tiles(summary: Summary, note: str) -> list[Tile]:
@@ -16,8 +16,8 @@ def headline_tiles(summary: Summary, note: str) -> list[Tile]:
     shown = headline if several else None
     tiles = [Tile("against eager", f"{headline.value:.2f}x", note, shown)]
     if best is not None:
-        note = "max(1, speedup against the fastest baseline)"
-        tiles.append(Tile("against B*", f"{best.value:.2f}x", note, best if several else None))
+        note = "the same; what is slower than the fastest baseline counts 1.0"
+        tiles.append(Tile(AT_LEAST_BEST, f"{best.value:.2f}x", note, best if several else None))
     return tiles
 
 

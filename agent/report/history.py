@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from agent.journal import Journal, Recorded
 from agent.learner import LEARN
-from agent.report.page import Curve, plural, thinned
+from agent.report.page import Curve, thinned
 from agent.timings import evaluations, held_seconds
+from sandbox.words import number_of
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def progress(steps: Sequence[Step], tasks: int) -> dict[str, Curve]:
             sums[name] = sums.get(name, 0.0) + value
         for name, value in sums.items():
             curves.setdefault(name, []).append((value, math.exp(log_sum / tasks)))
-    note = f"geometric mean over {plural(tasks)} of the search's figures"
+    note = f"geometric mean over {number_of(tasks, 'task')} of the search's figures"
     return {
         name: Curve(name, thinned([(0.0, 1.0), *points]), note)
         for name, points in curves.items()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sandbox.types import Interval
+from sandbox.words import number_of
 
 SCHEMA_VERSION = 1
 """Of the data inside a page."""
@@ -138,7 +139,7 @@ class Page:
     """By the version of the policy."""
     caught: tuple[Caught, ...] = ()
     subsets: tuple[tuple[str, ...], ...] = ()
-    """Further summary rows: name, tasks, correct, against eager, against B*."""
+    """Further summary rows: name, tasks, correct, vs eager, max(1, vs B*)."""
     environment: Mapping[str, str] = field(default_factory=dict)
     commands: tuple[tuple[str, str], ...] = ()
     """What each is for, and the command."""
@@ -159,7 +160,7 @@ def fast_curve(name: str, ratios: Sequence[float | None], note: str = "") -> Cur
         if points and points[-1][0] == ratio:
             points.pop()
         points.append((ratio, share))
-    return Curve(name, points, note or plural(total))
+    return Curve(name, points, note or number_of(total, "task"))
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int = 400) -> list[tuple[float, float]]:
@@ -169,10 +170,6 @@ def thinned(points: Sequence[tuple[float, float]], most: int = 400) -> list[tupl
     step = len(points) / most
     places = sorted({0, len(points) - 1, *(int(step * k) for k in range(most))})
     return [points[place] for place in places]
-
-
-def plural(tasks: int) -> str:
-    return f"{tasks} task{'' if tasks == 1 else 's'}"
 
 
 def counted(numbers: Iterable[tuple[int, str]]) -> str:

@@ -1,6 +1,7 @@
 """What tests of the loop share: tasks, scripts for the doubles, and one campaign in a folder."""
 
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,6 +53,14 @@ class Clock:
 
 def local_engine(**evaluator: Any) -> LocalEngine:
     return LocalEngine(partial(ScriptedEvaluator, **evaluator))
+
+
+class SlowToPrepare(ScriptedEvaluator):
+    """For longer than any test waits."""
+
+    def prepare(self, task: Task, config: EvalConfig) -> None:
+        super().prepare(task, config)
+        time.sleep(600)
 
 
 def campaign(

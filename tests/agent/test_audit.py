@@ -43,11 +43,25 @@ def audited(folder: Path) -> RunAudit:
         return audit_run(journal)
 
 
-def printed(audit: RunAudit, **options: bool) -> str:
-    console = Console(file=io.StringIO(), width=200)
+def printed(audit: RunAudit, *, width: int = 200, **options: bool) -> str:
+    terminal = width < 200
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None)
     show_audit(console, audit, **options)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_no_terminal_is_so_narrow_that_a_figure_is_cut(tmp_path: Path, width: int) -> None:
+    campaign(tmp_path / "run", SOURCES, proposals_per_round=1)
+    audit = audited(tmp_path / "run")
+    text = printed(audit, width=width, sources=False)
+    [winner] = audit.audits
+    for m in winner.measured:
+        for words in (str(m.speedup), m.status, m.purpose, f"{m.cases_passed}/{m.cases}"):
+            assert words in text
+    assert all(name in text for name in ("norm error", "precision", "parameters", "eager ms"))
+    assert "…" not in text
 
 
 def test_a_winner_is_shown_with_its_evaluations_origin_and_source(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 from agent.budget import CampaignConfig
 from agent.campaign import run_campaign
 from agent.journal import Journal
+from agent.outcome import CampaignResult, Stage, TaskReport
 from agent.progress import (
     CampaignView,
     Header,
@@ -39,13 +40,49 @@ def shown(folder, *, terminal: bool) -> tuple[str, list[str]]:
     tasks = [make_task(name) for name in SOURCES]
     with (
         Journal(folder) as journal,
-        CampaignView(console, HEADER, [t.id for t in tasks], None) as view,
+        CampaignView(console, lambda: HEADER, [t.id for t in tasks], None) as view,
     ):
         config = CampaignConfig(proposals_per_round=1)
         result = run_campaign(tasks, [proposer(SOURCES)], engine, journal, config, view.update)
     engine.close()
     show_result(console, result, str(HEADER))
     return out.getvalue(), [row.verdict for row in result.tasks]
+
+
+def test_equal_reasons_are_told_once_with_the_number_of_tasks():
+    over = "max_seconds (1) is over"
+    rows = [TaskReport(f"t/{i}", Stage.STOPPED, reason=over) for i in range(3)]
+    rows += [TaskReport(f"t/{i}", Stage.UNSUPPORTED, reason="no rows") for i in (3, 4)]
+    rows += [TaskReport("t/5", Stage.STOPPED, reason="its own"), TaskReport("t/6", Stage.DONE)]
+    console = Console(file=io.StringIO(), width=150)
+    show_result(console, CampaignResult(tuple(rows), 1.0, over), "header")
+    lines = console.file.getvalue().splitlines()
+    assert lines[-4:] == [
+        f"3 tasks stopped: {over}",
+        "2 tasks unsupported (t/3, t/4): no rows",
+        "t/5: stopped: its own",
+        "0 candidates, 0 wins, 1 s",
+    ]
+
+
+def test_the_log_of_a_stopped_campaign_tells_why_once():
+    console = Console(file=io.StringIO(), width=150)
+    with CampaignView(console, lambda: HEADER, ["a", "b", "c"], None) as view:
+        view.update(TaskReport("a", Stage.STOPPED, reason="interrupted"))
+        view.update(TaskReport("b", Stage.STOPPED, reason="interrupted"))
+        view.update(TaskReport("c", Stage.STOPPED, tried=1, budget=3, reason="interrupted"))
+    lines = console.file.getvalue().splitlines()[1:]
+    assert [line.partition(":")[0] for line in lines] == ["a", "c"]
+    assert [line.endswith("(interrupted)") for line in lines] == [True, False]
+
+
+def test_a_live_view_ends_on_a_line_of_its_own_for_what_the_terminal_says_of_ctrl_c():
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    with CampaignView(console, lambda: HEADER, ["a"], None) as view:
+        view.note("drawn below this")
+        drawn = console.file.getvalue()
+    assert "waiting" in drawn
+    assert drawn.endswith("\n")
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -55,7 +92,7 @@ def test_the_table_shows_every_task_with_intervals_and_verdict(tmp_path, termina
     for words in ("engine: ray, 2 lanes", "no model", "2.00x [1.96, 2.04]", "1.60x [1.53, 1.67]"):
         assert words in text
     assert "test/none: unsupported: scripted: the script has no line" in text
-    assert "3 candidates, 1 wins" in text
+    assert "3 candidates, 1 win" in text
 
 
 def test_what_passed_untimed_is_called_correct(tmp_path):
@@ -81,6 +118,8 @@ def test_without_a_terminal_each_round_is_one_line(tmp_path):
 def test_one_lane_and_a_model_are_named_so():
     header = str(Header("r", "local", 1, "gpt-x", "cuda"))
     assert header == "run: r · engine: local, 1 lane · model: gpt-x · device: cuda"
+    unstarted = str(Header("r", "ray", None, "features", "cpu"))
+    assert unstarted == "run: r · engine: ray · no model · device: cpu"
 
 
 def test_an_evaluation_as_json_has_status_speedup_and_interval_on_top():

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from agent.idle import Deferred
 from agent.journal import Journal
 from sandbox.errors import ConfigError
 from tests.agent.run_scripted import OPTIONS, SOURCES
-from tests.agent.scripts import calls, campaign
+from tests.agent.scripts import calls, campaign, local_engine, script
 
 COMMAND = [sys.executable, "-m", "tests.agent.run_scripted"]
 ROOT = Path(__file__).parents[2]
@@ -76,3 +77,29 @@ def test_what_was_proposed_but_not_evaluated_comes_first(tmp_path):
     assert run_and_kill(tmp_path, 30.0)
     in_a = [c for c in calls(log, "start") if c in evaluated(tmp_path)]
     assert set(pending) <= set(in_a[: 2 * len(pending) + 3])
+
+
+def test_a_campaign_that_is_over_starts_no_engine(tmp_path):
+    sources = {"a": [script(1, speedup=2.0), script(2)], "b": [script(3)], "none": []}
+    first = campaign(tmp_path, sources, max_candidates_per_task=1)
+    engine = Deferred("local", local_engine)
+    again = campaign(tmp_path, sources, engine, max_candidates_per_task=1)
+    assert engine.started is None
+    assert [task.verdict for task in again.tasks] == ["win", "no win", "unsupported"]
+    assert [task.verdict for task in first.tasks] == [task.verdict for task in again.tasks]
+    engine.close()
+
+
+@pytest.mark.parametrize("left", [{"max_candidates_per_task": 2}, {"confirm": True}])
+def test_an_engine_is_started_for_whatever_is_left(tmp_path, left):
+    sources = {"a": [script(1, speedup=2.0), script(2)], "b": [script(3)]}
+    campaign(tmp_path, sources, max_candidates_per_task=1, confirm=False)
+    engine = Deferred("local", local_engine)
+    settings = {"max_candidates_per_task": 1, "confirm": False} | left
+    result = campaign(tmp_path, sources, engine, **settings)
+    assert engine.started is not None
+    assert engine.lanes == 1
+    assert (result.tried, result.tasks[0].confirmed) == (
+        (3, False) if "confirm" not in left else (2, True)
+    )
+    engine.close()

@@ -98,3 +98,35 @@ def test_a_killed_driver_leaves_no_process_behind():
     alive = [psutil.Process(pid).name() for pid in left if psutil.pid_exists(pid)]
     assert node_id
     assert not alive
+
+
+LEAVES = """
+import sys, time
+from functools import partial
+from pathlib import Path
+from agent.ray_engine import RayEngine
+from tests.agent.scripts import SlowToPrepare, campaign, script
+folder = Path(sys.argv[1])
+engine = RayEngine(partial(SlowToPrepare, log=folder / "log"), cpus=1, depth=2)
+sources = {"a": [script(1)], "b": [script(2)]}
+result = campaign(folder / "run", sources, engine, interrupted=(folder / "log").exists)
+began = time.monotonic()
+engine.close()
+print(result.stopped, time.monotonic() - began < 15)
+"""
+
+
+def test_what_is_being_prepared_ends_with_a_campaign_that_is_stopped(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVES, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.split() == ["interrupted", "True"]
+    assert "Traceback" not in done.stderr
+    workers = {int(line.split()[2]) for line in (tmp_path / "log").read_text().splitlines()}
+    assert workers
+    assert not any(psutil.pid_exists(pid) for pid in workers)

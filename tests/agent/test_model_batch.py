@@ -226,7 +226,7 @@ def test_failed_and_missing_requests_are_gone_for_the_round_and_said(books, tmp_
     a, b, _ = (line["custom_id"] for line in exported(books, 3))
     failed = {"custom_id": a, "response": None, "error": {"message": "expired"}}
     said, outbox = imported(books, tmp_path, reply_line(b, "hello"), failed, "{nonsense")
-    assert said == "1 replies imported, 1 failed, 1 malformed, 1 missing"
+    assert said == "1 reply imported, 1 failed, 1 malformed, 1 missing"
     assert ask(books, outbox, 3) == ["hello"]
     assert not outbox.lines
 
@@ -247,7 +247,7 @@ def test_a_reply_to_nothing_we_asked_is_counted_and_not_kept(books, tmp_path):
     said, outbox = imported(
         books, tmp_path, reply_line("f" * 32, "who?"), reply_line(line["custom_id"], "yes")
     )
-    assert said == "1 replies imported, 1 unknown"
+    assert said == "1 reply imported, 1 unknown"
     assert ask(books, outbox) == ["yes"]
 
 
@@ -256,7 +256,7 @@ def test_a_line_may_hold_whatever_json_need_not_escape(books, tmp_path):
     text = "one\u2028two\x85three"
     answer = json.dumps(reply_line(line["custom_id"], text), ensure_ascii=False)
     said, outbox = imported(books, tmp_path, answer)
-    assert said == "1 replies imported"
+    assert said == "1 reply imported"
     assert ask(books, outbox) == [text]
 
 
@@ -265,7 +265,7 @@ def test_the_same_file_twice_changes_nothing(books, tmp_path):
     answer = reply_line(line["custom_id"], "yes")
     imported(books, tmp_path, answer)
     said, outbox = imported(books, tmp_path, answer)
-    assert said == "1 replies imported"
+    assert said == "1 reply imported"
     assert ask(books, outbox) == ["yes"]
 
 

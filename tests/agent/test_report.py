@@ -24,6 +24,7 @@ from agent.report.render import cell, html, markdown, milliseconds
 from agent.report.rows import state_of
 from agent.report.texts import Texts, visible
 from kernelbench.bench import Bench
+from kernelbench.metrics import AT_LEAST_BEST
 from kernelbench.results import EVALUATIONS, append_record
 from sandbox.errors import ConfigError
 from sandbox.types import EvalConfig, Status, Task
@@ -333,11 +334,14 @@ def test_a_bench_is_reported_over_its_whole_suite(bench: Path) -> None:
     page, folder = page_of(str(bench))
     assert (page.kind, folder) == ("bench", bench)
     assert page.tiles[0].value == f"{1.8 ** (1 / 4):.2f}x"
+    best = page.tiles[1]  # 0.72 against B* is 1.0 in it
+    assert (best.label, best.value) == (AT_LEAST_BEST, f"{1.6 ** (1 / 4):.2f}x")
     assert [row.state for row in page.rows] == [State.WIN, State.EVEN, State.FAILED]
     assert page.fast[0].points[0] == (0.0, 0.5)
     assert [curve.name for curve in page.fast] == ["scored", "torch.compile"]
     assert page.caught[0].task_id == "kernelbench/level1/3_c"
     assert Elements(html(page, PLOTLY)).of("table")
+    assert f'<th class="n">{AT_LEAST_BEST}</th>' in html(page, PLOTLY)
 
 
 def test_another_bench_is_a_curve_beside(bench: Path) -> None:

@@ -1,7 +1,9 @@
 """A bench goes on where it stopped, reports what it has, and writes files that others read."""
 
 import csv
+import io
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from rich.console import Console
 
 from kernelbench.bench import Bench
 from kernelbench.bench_view import progress_line, report_view
+from kernelbench.metrics import figure
 from kernelbench.results import EVALUATIONS, Row, append_record, read_records
 from kernelbench.submissions import Submission
 from sandbox.errors import InvalidReference
@@ -143,6 +146,36 @@ def test_nothing_is_begun_when_time_is_up_and_a_report_of_nothing_is_no_figure(t
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(report_view(one.report()))
     assert "partial: 3 of 4 tasks" in console.export_text()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_terminal_is_so_narrow_that_a_figure_is_cut(tmp_path, width):
+    other = Task("kernelbench/level2/1_X", "# X", "cpu")
+    one = bench(tmp_path, tasks=[*TASKS, other])
+    one.run(ListedJudge({"1_A": 2.0, "23_C": 12.0}))
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(report_view(one.report()))
+    text, found = console.export_text(), one.report()
+    summaries = [found.all, found.sound, *found.parts.values(), *found.kinds.values()]
+    figures = [figure(f, s.tasks) for s in summaries for f in (s.headline, s.headline_best)]
+    assert all(words in text for words in figures)
+    for summary in summaries:
+        assert f"{summary.correct} of {summary.tasks} ({summary.correctness:.0%})" in text
+    assert "…" not in text
+
+
+def test_what_is_slower_than_b_star_is_1_in_the_headline_and_itself_among_the_correct(tmp_path):
+    one = bench(tmp_path)
+    one.run(ListedJudge({"1_A": 1.0}))  # B* is 1.25
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(report_view(one.report()))
+    headline, _, correct = console.export_text().partition("correct tasks only")
+    assert "over all tasks, a failure counting 1.0" in headline
+    assert re.search(
+        r"max\(1, vs B\*\).*all tasks [^\n]* 1\.00x \[1\.00, 1\.00\]", headline, re.DOTALL
+    )
+    assert re.search(r" vs B\*.*all tasks [^\n]* 0\.80x", correct, re.DOTALL)
+    assert "max(1" not in correct
 
 
 def test_kernelbenchs_files_hold_every_problem_in_milliseconds_and_our_ratios(tmp_path):

@@ -255,6 +255,22 @@ def test_a_candidate_is_loaded_while_another_holds_the_device(evaluator: LocalEv
     assert found.seconds["wait"] >= 0.3
 
 
+def test_what_waits_while_another_task_is_prepared_alone_is_told_to_have_waited(
+    evaluator: LocalEvaluator,
+) -> None:
+    task = task_of(SCALE)
+    evaluator.prepare(task, SEARCH)
+    candidate = Candidate(task.id, Language.TORCH, forward("return y", top="print('later')"))
+    with ThreadPoolExecutor(1) as pool:
+        with evaluator._turns.alone():
+            asked = pool.submit(evaluator.evaluate, task, candidate, SEARCH, to_beat=1.0)
+            time.sleep(0.5)
+        found = asked.result(60)
+    assert found.seconds["wait"] >= 0.3
+    told_s = sum(s for stage, s in found.seconds.items() if stage != "total")
+    assert found.seconds["total"] - told_s < 0.3
+
+
 def test_a_slow_constructor_does_not_hold_the_device(evaluator: LocalEvaluator) -> None:
     task = task_of(SCALE)
     source = forward("return y").replace(
