@@ -14,7 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from typing import Any
 
 from agent.budget import CampaignConfig, first_candidates, search_seconds, share_seconds
@@ -25,7 +25,6 @@ from agent.decisions import (
     Confirm,
     End,
     Propose,
-    bar,
     next_round,
     next_step,
     search_over,
@@ -33,13 +32,13 @@ from agent.decisions import (
 from agent.engine import Engine, sandbox_error
 from agent.examine import ended, examine
 from agent.idle import Idle
+from agent.jobs import Jobs
 from agent.journal import Journal, Purpose, Recorded
-from agent.lanes import LaneLost, LanePool, NoLane
+from agent.lanes import LaneLost
 from agent.learner import Learner, learn_from, reward_of, rollouts
 from agent.model import AwaitingReplies, ModelError
 from agent.outcome import INTERRUPTED, CampaignResult, Stage, TaskReport, report
-from agent.rounds import proposing
-from agent.schedule import Job, Kind, Schedule, TaskRun
+from agent.schedule import Job, Kind, TaskRun
 from agent.timings import Heart, Pulse
 from agent.types import Proposal, Proposer
 from agent.waves import Waves
@@ -50,9 +49,6 @@ log = logging.getLogger(__name__)
 
 TASKS_AT_ONCE = 4
 """As many as an evaluator keeps prepared."""
-PROPOSERS_AT_ONCE = 8
-POLL_S = 0.2
-"""How soon an interrupt or the end of the time is noticed."""
 
 
 def run_campaign(
@@ -103,17 +99,12 @@ class _Campaign:
         apart: bool,
         began_s: float,
     ) -> None:
-        self.runs, self.engine, self.journal, self.config = runs, engine, journal, config
+        self.runs, self.journal, self.config = runs, journal, config
         self.on_event, self.interrupted = on_event, interrupted
         self.learner, self.began_s = learner, began_s
         self.heart = Heart(journal, engine.lanes, on_pulse)
-        places = engine.lanes * engine.depth
         self.tasks_at_once = config.tasks_at_once or max(TASKS_AT_ONCE, 2 * engine.lanes)
-        # What samples on the lanes' own device does so for all tasks at once.
-        thinkers = max(PROPOSERS_AT_ONCE, self.tasks_at_once if apart else 0)
-        self.schedule = Schedule(places, thinkers=thinkers, apart=apart)
-        self.thinkers = LanePool("propose", [NoLane] * thinkers)
-        self.running: dict[Future[Any], Job] = {}
+        self.jobs = Jobs(engine, journal, config, self.tasks_at_once, apart)
         self.waiting = deque(run for run in runs if run.proposers)
         self.waves = Waves(journal, config)
         self.searching = True
@@ -134,17 +125,18 @@ class _Campaign:
                 self._begin_tasks()
                 self._learn_if_all_rest()
                 self._grant_if_all_wait()
-                for job in self.schedule.begin():
-                    self._submit(job)
-                if not self.running or self._left_preparing():
+                for job in self.jobs.begin():
+                    self._enter(job.run, job.kind.stage)
+                if self.stopped is not None:
+                    self.jobs.abandon_preparing()  # Candidates will not come.
+                if not self.jobs.any:
                     break
-                done, _ = wait(self.running, timeout=POLL_S, return_when=FIRST_COMPLETED)
-                for future in sorted(done, key=lambda f: self.running[f]):
-                    self._finish(self.running.pop(future), future)
-                self.heart.beat(self.schedule.queued())
-            self.heart.beat(self.schedule.queued(), last=True)
+                for job, future in self.jobs.ended():
+                    self._finish(job, future)
+                self.heart.beat(self.jobs.queued())
+            self.heart.beat(self.jobs.queued(), last=True)
         finally:
-            self.thinkers.close(grace_s=0.0)
+            self.jobs.close()
         for run in self.runs:
             if not run.stage.final:
                 why = "awaiting other tasks' replies" if run.awaiting else SEARCH_OVER
@@ -174,7 +166,7 @@ class _Campaign:
             self._stop(f"max_seconds ({limit_s:g}) is over")
         elif self.searching and elapsed_s >= search_seconds(self.config):
             self.searching = False
-            self._drop([kind for kind in Kind if kind is not Kind.CONFIRM])
+            self.jobs.drop([kind for kind in Kind if kind is not Kind.CONFIRM])
             for run in self.runs:
                 if run.begun:
                     self._advance(run)
@@ -183,25 +175,7 @@ class _Campaign:
         """Begin nothing more; what is under way is awaited and recorded."""
         self.stopped, self.searching = reason, False
         self.waiting.clear()
-        self._drop(list(Kind))
-
-    def _drop(self, kinds: Sequence[Kind]) -> None:
-        """Jobs that wait, here or for a lane that is being opened."""
-        self.schedule.drop(kinds)
-        preparing = [future for future, job in self.running.items() if job.kind is Kind.PREPARE]
-        for future in preparing:
-            if future.cancel():
-                self.schedule.ended(self.running.pop(future))
-
-    def _left_preparing(self) -> bool:
-        """Only tasks are being prepared, whose candidates will not come: left, where it is safe."""
-        if self.stopped is None or any(j.kind is not Kind.PREPARE for j in self.running.values()):
-            return False
-        if not self.engine.abandon():
-            return False
-        while self.running:
-            self.schedule.ended(self.running.popitem()[1])
-        return True
+        self.jobs.drop(list(Kind))
 
     def _fail(self, error: WarpsmithError) -> None:
         self.failure = self.failure or error
@@ -328,7 +302,7 @@ class _Campaign:
         allowed = self.searching or (kind is Kind.CONFIRM and self.stopped is None)
         if allowed and not run.stage.final:
             record_id = 0 if record is None else record.id
-            self.schedule.push(Job(round, run.index, kind, record_id, run, record, retried))
+            self.jobs.push(Job(round, run.index, kind, record_id, run, record, retried))
 
     def _push_pending(self, run: TaskRun, records: Sequence[Recorded]) -> None:
         for record in records:
@@ -346,33 +320,8 @@ class _Campaign:
 
     # --- jobs -----------------------------------------------------------------------------------
 
-    def _submit(self, job: Job) -> None:
-        run, config = job.run, self.config.evaluation
-        job.begun_s = time.monotonic()
-        if job.kind is Kind.PREPARE:
-            future: Future[Any] = self.engine.submit_prepare(run.task, config)
-        elif job.kind is Kind.PROPOSE:
-            future = self.thinkers.submit(
-                proposing(self.journal, run, job.round, self.config.proposals_per_round)
-            )
-        else:
-            assert job.record is not None
-            candidate = job.record.proposal.candidate
-            if job.kind is Kind.BUILD:
-                future = self.engine.submit_build(run.task, candidate, config)
-            else:
-                to_beat = None
-                if job.kind is Kind.EVALUATE:
-                    to_beat = bar(self.journal.proposals(run.task.id), job.round, self.config)
-                future = self.engine.submit_evaluate(
-                    run.task, candidate, config, to_beat, elsewhere=job.kind is Kind.CONFIRM
-                )
-        self.running[future] = job
-        self._enter(run, job.kind.stage)
-
     def _finish(self, job: Job, future: Future[Any]) -> None:
         run = job.run
-        self.schedule.ended(job)
         self.journal.record_event(
             job.kind.name.lower(),
             task_id=run.task.id,
@@ -455,7 +404,7 @@ class _Campaign:
     # --- what others see ------------------------------------------------------------------------
 
     def _end(self, run: TaskRun, stage: Stage, reason: str) -> None:
-        self.schedule.drop(list(Kind), run)
+        self.jobs.drop(list(Kind), run)
         self._enter(run, stage, reason)
 
     def _enter(self, run: TaskRun, stage: Stage, reason: str = "") -> None:
