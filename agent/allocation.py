@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agent.confirm import best_of, lower_bound, refuted
-from agent.journal import Recorded
+from agent.recorded import Recorded
 from agent.types import Measured
 
 GRANTED = "granted"

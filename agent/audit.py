@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.confirm import agree, promising
-from agent.journal import Journal, Measurement, Purpose, Recorded
+from agent.journal import Journal, Measurement
 from agent.outcome import TaskReport, reports
+from agent.recorded import Purpose, Recorded
 from sandbox.records import from_record
 from sandbox.types import Interval, Status
 from sandbox.words import number_of

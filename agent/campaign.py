@@ -33,11 +33,12 @@ from agent.engine import Engine, sandbox_error
 from agent.examine import ended, examine
 from agent.idle import Idle
 from agent.jobs import Jobs
-from agent.journal import Journal, Purpose, Recorded
+from agent.journal import Journal
 from agent.lanes import LaneLost
 from agent.learner import Learner, learn_from, reward_of, rollouts
 from agent.model import AwaitingReplies, ModelError
 from agent.outcome import INTERRUPTED, CampaignResult, Stage, TaskReport, report
+from agent.recorded import Purpose, Recorded
 from agent.schedule import Job, Kind, TaskRun
 from agent.timings import Heart, Pulse
 from agent.types import Proposal, Proposer

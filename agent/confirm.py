@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent.journal import Recorded
+from agent.recorded import Recorded
 from sandbox.types import Evaluation, Interval
 
 DISAGREEMENT = 0.10

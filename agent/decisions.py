@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from agent.budget import CampaignConfig
 from agent.confirm import best_of, lower_bound, refuted, unlikely, winner_of
-from agent.journal import Recorded
 from agent.outcome import Stage
+from agent.recorded import Recorded
 from agent.schedule import TaskRun
 
 BARREN_ROUNDS = 3

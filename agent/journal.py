@@ -9,60 +9,25 @@ artefacts of builds, and it is not the place for logs.
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from agent.recorded import Purpose, Recorded, Recordings
 from agent.storage import TABLES, Database, Write
-from agent.types import Attempt, Measured, Proposal, Usage
+from agent.types import Attempt, Measured, Proposal
 from rewards.types import Reward
 from sandbox.errors import ConfigError
 from sandbox.records import from_record, to_record
-from sandbox.types import Candidate, Evaluation, Language, Task, digest
+from sandbox.types import Evaluation, Task, digest
 
 FILE = "journal.sqlite"
 COMMAND = "command"
 REPLAY = "replay"
 """Kind of the event for a command line that started or resumed the run; its detail is JSON."""
 EVENT = "INSERT INTO events VALUES (NULL, ?, ?, ?, ?, ?, ?)"
-
-
-class Purpose(StrEnum):
-    """Why a candidate was measured."""
-
-    SEARCH = "search"
-    CONFIRM = "confirm"
-    """Measured afresh after it was selected: the figure that may be published."""
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A proposal as the journal knows it."""
-
-    id: int
-    round: int
-    """Of its task, from 0."""
-    proposal: Proposal
-    duplicate: bool
-    """Its candidate was proposed before; it has no evaluation of its own."""
-    evaluation: Evaluation | None = None
-    reward: Reward | None = None
-    confirmation: Evaluation | None = None
-
-    @property
-    def pending(self) -> bool:
-        """Proposed and to be evaluated."""
-        return not self.duplicate and self.evaluation is None
-
-    @property
-    def attempt(self) -> Attempt | None:
-        if self.evaluation is None or self.reward is None or self.duplicate:
-            return None
-        return Attempt(self.proposal, self.evaluation, self.reward)
 
 
 @dataclass(frozen=True)
@@ -82,6 +47,7 @@ class Journal:
         self.folder = folder
         self.path = folder / FILE
         self._database = Database(self.path, read_only=read_only)
+        self._recordings = Recordings(self._database)
 
     def __enter__(self) -> Journal:
         return self
@@ -239,12 +205,7 @@ class Journal:
 
     def proposals(self, task_id: str) -> list[Recorded]:
         """Every proposal on the task in the order made, with what is known about it."""
-        rows = self._database.execute(
-            "SELECT p.*, c.language, c.source FROM proposals p "
-            "JOIN candidates c USING (candidate_id) WHERE p.task_id = ? ORDER BY p.id",
-            (task_id,),
-        )
-        return [self._recorded(row) for row in rows.fetchall()]
+        return self._recordings.of(task_id)
 
     def attempts(self, task_id: str) -> list[Attempt]:
         """What a proposer is told: evaluated proposals in the order made, duplicates left out."""
@@ -350,44 +311,6 @@ class Journal:
         query = "SELECT value FROM meta WHERE key = ?"
         row = self._database.execute(query, (key,)).fetchone()
         return None if row is None else json.loads(row["value"])
-
-    def _recorded(self, row: sqlite3.Row) -> Recorded:
-        candidate = Candidate(row["task_id"], Language(row["language"]), row["source"])
-        usage = Usage(
-            row["prompt_tokens"], row["completion_tokens"], row["cost_usd"], row["seconds"]
-        )
-        proposal = Proposal(
-            candidate,
-            row["proposer"],
-            row["strategy"],
-            tuple(json.loads(row["parents"])),
-            json.loads(row["features"]),
-            row["prompt"],
-            row["reply"],
-            usage,
-        )
-        recorded = Recorded(row["id"], row["round"], proposal, bool(row["duplicate"]))
-        if recorded.duplicate:
-            return recorded
-        evaluation, reward = self._evaluation(row["candidate_id"], Purpose.SEARCH)
-        confirmation, _ = self._evaluation(row["candidate_id"], Purpose.CONFIRM)
-        return Recorded(
-            recorded.id, recorded.round, proposal, False, evaluation, reward, confirmation
-        )
-
-    def _evaluation(
-        self, candidate_id: str, purpose: Purpose
-    ) -> tuple[Evaluation | None, Reward | None]:
-        row = self._database.execute(
-            "SELECT e.record, r.record AS reward FROM evaluations e "
-            "LEFT JOIN rewards r ON r.evaluation_id = e.id "
-            "WHERE e.candidate_id = ? AND e.purpose = ? ORDER BY e.id LIMIT 1",
-            (candidate_id, purpose.value),
-        ).fetchone()
-        if row is None:
-            return None, None
-        reward = None if row["reward"] is None else from_record(Reward, json.loads(row["reward"]))
-        return from_record(Evaluation, json.loads(row["record"])), reward
 
 
 def _proposal_row(round: int, proposal: Proposal, *, duplicate: bool) -> tuple[object, ...]:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agent.journal import Journal, Recorded
+from agent.journal import Journal
 from agent.model import Model
+from agent.recorded import Recorded
 from agent.strategies.types import REPAIR
 from rewards import speedup
 from rewards.types import Reward

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from agent.confirm import best_of, promising, upheld, wins
-from agent.journal import Journal, Recorded
+from agent.journal import Journal
+from agent.recorded import Recorded
 from agent.types import Attempt
 from sandbox.evidence import Kind
 from sandbox.types import Baseline, Evaluation, Interval, Language

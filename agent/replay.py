@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 from agent.campaign import run_campaign
 from agent.config import OptimizeConfig, validate
 from agent.features.proposer import FeatureProposer
-from agent.journal import FILE, REPLAY, Journal, Recorded
+from agent.journal import FILE, REPLAY, Journal
 from agent.models.replay import ReplayModel
 from agent.outcome import CampaignResult, Stage
 from agent.proposers import model_proposer
+from agent.recorded import Recorded
 from agent.runs import RUNS, check_name, open_run
 from agent.types import FIRST_TURN, Attempt, Measured, Proposal, Proposer, Turn
 from sandbox.errors import ConfigError, InvalidReference, SandboxFault

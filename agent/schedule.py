@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from agent.journal import Recorded
 from agent.outcome import Stage
+from agent.recorded import Recorded
 from agent.types import Proposer
 from sandbox.types import Task
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agent.journal import Journal, Recorded
+from agent.journal import Journal
+from agent.recorded import Recorded
 from agent.timings import held_seconds
 from sandbox.words import number_of
 

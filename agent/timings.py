@@ -11,7 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
-from agent.journal import Journal, Recorded
+from agent.journal import Journal
+from agent.recorded import Recorded
 from sandbox.types import Evaluation
 from sandbox.words import number_of
 

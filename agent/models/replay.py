@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agent.asks import arm_of, round_of
-from agent.journal import Journal, Recorded
+from agent.journal import Journal
 from agent.learner import POLICY_VERSION
 from agent.model import ModelError, Reply, answered
 from agent.model_proposer import CUT_OFF
 from agent.prompts.message import Message
+from agent.recorded import Recorded
 from agent.strategies.types import ARM
 
 

@@ -20,9 +20,10 @@ import yaml
 
 from agent.audit import audit
 from agent.confirm import promising
-from agent.journal import COMMAND, Journal, Recorded
+from agent.journal import COMMAND, Journal
 from agent.learner import LEARN
 from agent.outcome import Stage, report
+from agent.recorded import Recorded
 from agent.report.details import Allowance, pack, task_details
 from agent.report.figures import baseline_curves, by_stage, duration, fast_table, headline_tiles
 from agent.report.history import Step, progress, steps, training

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.audit import Audit
-from agent.journal import Recorded
 from agent.learner import POLICY_VERSION
+from agent.recorded import Recorded
 from agent.report.highlight import highlighted
 from agent.report.texts import Texts, visible
 from sandbox.evidence import Weight

@@ -7,8 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.journal import Journal, Recorded
+from agent.journal import Journal
 from agent.learner import LEARN
+from agent.recorded import Recorded
 from agent.report.page import Curve, thinned
 from agent.timings import evaluations, held_seconds
 from sandbox.words import number_of

@@ -13,8 +13,9 @@ import random
 from pathlib import Path
 
 from agent.config import OptimizeConfig
-from agent.journal import Journal, Purpose
+from agent.journal import Journal
 from agent.learner import LEARN, POLICY_VERSION, Lesson
+from agent.recorded import Purpose
 from agent.timings import EVENT
 from agent.types import Measured, Proposal, Usage
 from rewards.speedup import NAME, reward

@@ -20,7 +20,8 @@ from agent.budget import CampaignConfig
 from agent.campaign import run_campaign
 from agent.confirm import upheld
 from agent.engine import LocalEngine
-from agent.journal import Journal, Measurement, Purpose
+from agent.journal import Journal, Measurement
+from agent.recorded import Purpose
 from agent.scripted import scripted_evaluation
 from agent.types import FIRST_TURN, Attempt, Proposal, Turn
 from sandbox.build import build

@@ -9,10 +9,11 @@ import pytest
 from agent.budget import CampaignConfig
 from agent.campaign import run_campaign
 from agent.engine import LocalEngine
-from agent.journal import Journal, Purpose
+from agent.journal import Journal
 from agent.lanes import LaneLost
 from agent.learner import POLICY_VERSION
 from agent.outcome import Stage, reports
+from agent.recorded import Purpose
 from agent.scripted import ScriptedEvaluator, ScriptedProposer
 from agent.types import FIRST_TURN
 from rewards import speedup

@@ -8,8 +8,8 @@ import pytest
 
 from agent.budget import CampaignConfig
 from agent.decisions import SEARCH_OVER, Await, Confirm, End, Propose, bar, next_step
-from agent.journal import Recorded
 from agent.outcome import Stage
+from agent.recorded import Recorded
 from agent.schedule import TaskRun
 from agent.scripted import scripted_evaluation
 from agent.types import Proposal

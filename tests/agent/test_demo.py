@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.journal import FILE, Journal, Purpose
+from agent.journal import FILE, Journal
+from agent.recorded import Purpose
 from agent.replay import replay_run
 from agent.report.campaign import campaign_page
 from sandbox.types import Status

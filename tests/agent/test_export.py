@@ -9,7 +9,8 @@ import pytest
 
 from agent.export.folder import MANIFEST
 from agent.export.modelnew import export_run, file_name
-from agent.journal import Journal, Purpose
+from agent.journal import Journal
+from agent.recorded import Purpose
 from agent.scripted import scripted_evaluation
 from sandbox.errors import ConfigError
 from sandbox.types import EvalConfig, Status

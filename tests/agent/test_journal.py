@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.journal import FILE, Journal, Purpose
+from agent import recorded
+from agent.journal import FILE, Journal
+from agent.recorded import Purpose
 from agent.scripted import scripted_evaluation
 from agent.storage import SCHEMA_VERSION, RunLock, filesystem_type, is_network
 from agent.types import Proposal, Usage
 from rewards import speedup
 from sandbox.errors import ConfigError
+from sandbox.records import from_record
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status
 from tests.agent.scripts import make_task
 
@@ -49,6 +52,35 @@ def filled(folder: Path, *sources: str) -> Journal:
 def evaluate(journal: Journal, result: Evaluation) -> None:
     reward = speedup.reward(result)
     journal.record_evaluation(TASK, result, reward=reward, function=speedup.NAME)
+
+
+def test_a_reader_sees_what_its_writer_adds_to_proposals_it_has_read(tmp_path):
+    with filled(tmp_path, "x", "y", "x") as journal, Journal(tmp_path, read_only=True) as reader:
+        assert [r.pending for r in reader.proposals(TASK.id)] == [True, True, False]
+        evaluate(journal, evaluation("x"))
+        assert [r.pending for r in reader.proposals(TASK.id)] == [False, True, False]
+        journal.record_evaluation(TASK, evaluation("x"), purpose=Purpose.CONFIRM)
+        found = reader.proposals(TASK.id)
+        assert [r.confirmation is not None for r in found] == [True, False, False]
+        assert found == journal.proposals(TASK.id)
+    with Journal(tmp_path, read_only=True) as reader:
+        assert reader.proposals(TASK.id) == found
+
+
+def test_an_evaluation_is_decoded_once_however_often_proposals_are_read(tmp_path, monkeypatch):
+    decoded = []
+
+    def counted(kind, record):
+        decoded.append(kind)
+        return from_record(kind, record)
+
+    monkeypatch.setattr(recorded, "from_record", counted)
+    with filled(tmp_path, *map(str, range(20))) as journal:
+        for number in range(20):
+            evaluate(journal, evaluation(str(number)))
+            journal.proposals(TASK.id)
+            journal.attempts(TASK.id)
+    assert decoded.count(Evaluation) == 20
 
 
 def test_an_attempt_comes_back_as_it_went_in(tmp_path):

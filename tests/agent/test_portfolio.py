@@ -13,13 +13,14 @@ from agent.asks import answers
 from agent.campaign import run_campaign
 from agent.config import OptimizeConfig, load_optimize
 from agent.engine import LocalEngine
-from agent.journal import Journal, Recorded
+from agent.journal import Journal
 from agent.model import Reply, ScriptedModel
 from agent.models.mixture import Mixture
 from agent.models.settings import ModelConfig
 from agent.outcome import CampaignResult
 from agent.prompts.render import Scene
 from agent.proposers import open_proposers
+from agent.recorded import Recorded
 from agent.replay import differences, replay_run
 from agent.runs import open_run
 from agent.scripted import ScriptedEvaluator, scripted_evaluation

@@ -9,12 +9,13 @@ import pytest
 
 from agent.campaign import run_campaign
 from agent.config import OptimizeConfig, load_optimize
-from agent.journal import Journal, Recorded
+from agent.journal import Journal
 from agent.model import AwaitingReplies, ModelError, ScriptedModel
 from agent.model_proposer import ModelProposer
 from agent.models.settings import ModelConfig
 from agent.prompts.render import Scene
 from agent.proposers import open_proposers
+from agent.recorded import Recorded
 from agent.replay import replay_run
 from agent.runs import open_run
 from agent.scripted import scripted_evaluation
