@@ -55,7 +55,7 @@ def test_a_folder_is_scored_reported_and_gone_on_with(cli, folder):
     assert "builtin/relu sample 0: PASSED" in err
     assert "builtin/reverse sample 0: WRONG_VALUE" in err
     assert "rellu is no task of the suite" in out
-    assert "1 (33%)" in out
+    assert "1 of 3 (33%)" in out
     summary = json.loads((folder / "bench/kernels/summary.json").read_text())
     assert (summary["all"]["tasks"], summary["all"]["without_kernel"]) == (3, 1)
     code, out, err = cli(folder, "bench", "kernels", *REST, "--json")
