@@ -80,7 +80,17 @@ def run_campaign(
     if ended(able_runs, journal, config, waves.open):
         engine = Idle(engine.name)
     return _Campaign(
-        runs, engine, journal, config, on_event, interrupted, on_pulse, learner, apart, began_s
+        runs,
+        waves,
+        engine,
+        journal,
+        config,
+        on_event,
+        interrupted,
+        on_pulse,
+        learner,
+        apart,
+        began_s,
     ).run()
 
 
@@ -90,6 +100,7 @@ class _Campaign:
     def __init__(
         self,
         runs: Sequence[TaskRun],
+        waves: Waves,
         engine: Engine,
         journal: Journal,
         config: CampaignConfig,
@@ -100,14 +111,13 @@ class _Campaign:
         apart: bool,
         began_s: float,
     ) -> None:
-        self.runs, self.journal, self.config = runs, journal, config
+        self.runs, self.waves, self.journal, self.config = runs, waves, journal, config
         self.on_event, self.interrupted = on_event, interrupted
         self.learner, self.began_s = learner, began_s
         self.heart = Heart(journal, engine.lanes, on_pulse)
         self.tasks_at_once = config.tasks_at_once or max(TASKS_AT_ONCE, 2 * engine.lanes)
         self.jobs = Jobs(engine, journal, config, self.tasks_at_once, apart)
         self.waiting = deque(run for run in runs if run.proposers)
-        self.waves = Waves(journal, config)
         self.searching = True
         self.stopped: str | None = None
         self.cut_short = False
