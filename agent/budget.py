@@ -15,6 +15,7 @@ LEAST = {
     "proposals_per_round": Least(1),
     "max_candidates_per_task": Least(1),
     "max_candidates": Least(1),
+    "max_updates": Least(1),
     "max_seconds": ABOVE_0,
     "tasks_at_once": Least(1),
 }
@@ -28,6 +29,8 @@ class CampaignConfig:
     max_candidates_per_task: int = 6
     max_candidates: int | None = None
     """Over all tasks, shared evenly before the start."""
+    max_updates: int | None = None
+    """Of a learner's weights; nothing is proposed after the last."""
     max_seconds: float | None = None
     """Of this call; what is under way when it ends is still recorded."""
     tasks_at_once: int | None = None

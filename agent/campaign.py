@@ -35,7 +35,7 @@ from agent.idle import Idle
 from agent.jobs import Jobs
 from agent.journal import Journal
 from agent.lanes import LaneLost
-from agent.learner import Learner, learn_from, reward_of, rollouts
+from agent.learner import Learner, learn_from, reward_of, rollouts, taught
 from agent.model import AwaitingReplies, ModelError
 from agent.outcome import INTERRUPTED, CampaignResult, Stage, TaskReport, report
 from agent.recorded import Purpose, Recorded
@@ -77,6 +77,7 @@ def run_campaign(
     waves = Waves(journal, config)
     for run, share in zip(able_runs, first_candidates(config, len(able_runs)), strict=True):
         run.budget = share + waves.granted(run.task.id)
+        run.taught = taught(learner, config.max_updates)
     if ended(able_runs, journal, config, waves.open):
         engine = Idle(engine.name)
     return _Campaign(
@@ -154,7 +155,7 @@ class _Campaign:
                 self._enter(run, Stage.STOPPED, self.stopped or why)
         if self.failure is not None:
             raise self.failure
-        if self.cut_short or (self.stopped is None and self.searching):
+        if (self.cut_short or (self.stopped is None and self.searching)) and not self._taught:
             learn_from(self.journal, self.learner)  # What was judged in time is not for nothing.
         rows = tuple(self._report(run) for run in self.runs)
         cut = next((row.reason for row in rows if row.reason == SEARCH_OVER), None)
@@ -269,8 +270,15 @@ class _Campaign:
         if not once_more:
             learn_from(self.journal, self.learner)
         for run in once_more or active:
-            run.resting = False
-            self._push(run, Kind.PROPOSE, next_round(self.journal.proposals(run.task.id)))
+            run.resting, run.taught = False, self._taught
+            if run.taught:
+                self._advance(run)
+            else:
+                self._push(run, Kind.PROPOSE, next_round(self.journal.proposals(run.task.id)))
+
+    @property
+    def _taught(self) -> bool:
+        return taught(self.learner, self.config.max_updates)
 
     def _grant_if_all_wait(self) -> None:
         """A wave is decided on when every task has had its share: whose round it is must not depend

@@ -98,6 +98,7 @@ class OptimizeConfig:
     proposals_per_round: int = 3
     max_candidates_per_task: int = 6
     max_candidates: int | None = None
+    max_updates: int | None = None
     max_seconds: float | None = None
     tasks_at_once: int | None = None
     confirm: bool = True
@@ -161,7 +162,7 @@ class OptimizeConfig:
 
 
 WHERE = ("engine", "ray_address", "gpu_type", "lanes", "tasks_at_once")
-HOW_MUCH = ("max_candidates_per_task", "max_candidates", "max_seconds", "confirm")
+HOW_MUCH = ("max_candidates_per_task", "max_candidates", "max_updates", "max_seconds", "confirm")
 CAPS = ("max_requests", "max_tokens", "max_usd", "max_reply_tokens")
 COSTS = ("prices", *CAPS, "keep_replies")
 MAY_CHANGE = frozenset((*WHERE, *HOW_MUCH, *COSTS))

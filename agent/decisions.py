@@ -69,7 +69,7 @@ def next_step(
     if run.halted is not None:
         return End(Stage.STOPPED, run.halted)
     if over:
-        return End(Stage.DONE, "no more proposals" if run.exhausted else _early(records, config))
+        return End(Stage.DONE, _why(run, records, config))
     return End(Stage.STOPPED, SEARCH_OVER)
 
 
@@ -97,8 +97,17 @@ def bar(records: Sequence[Recorded], round: int, config: CampaignConfig) -> floa
 def _spent(run: TaskRun, records: Sequence[Recorded], config: CampaignConfig) -> bool:
     """Nothing more is worth asking for, whatever budget is left."""
     barren = next_round(records) - next_round(fresh(records))
-    ended = run.exhausted or run.halted is not None or bool(_early(records, config))
+    ended = run.exhausted or run.taught or run.halted is not None or bool(_early(records, config))
     return ended or barren >= BARREN_ROUNDS
+
+
+def _why(run: TaskRun, records: Sequence[Recorded], config: CampaignConfig) -> str:
+    """A task is done; empty where it has had all its candidates."""
+    if run.exhausted:
+        return "no more proposals"
+    return (
+        f"max_updates ({config.max_updates}) is reached" if run.taught else _early(records, config)
+    )
 
 
 def _early(records: Sequence[Recorded], config: CampaignConfig) -> str:

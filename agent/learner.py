@@ -143,6 +143,11 @@ def learn_from(journal: Journal, learner: Learner | None) -> None:
         journal.record_event(LEARN, seconds=time.monotonic() - began_s, detail=detail)
 
 
+def taught(learner: Learner | None, most: int | None) -> bool:
+    """Whether its weights have had as many updates as a run may give them."""
+    return learner is not None and most is not None and learner.version >= most
+
+
 def reward_of(
     learner: Learner | None, record: Recorded, evaluation: Evaluation
 ) -> tuple[Reward, str]:

@@ -65,6 +65,8 @@ class TaskRun:
     """Clock when its share of the time is over: no round begins after it."""
     exhausted: bool = False
     """No proposer has anything more."""
+    taught: bool = False
+    """The weights that propose for it have had all their updates."""
     halted: str | None = None
     """Why its models could not be asked any further; what was found is still confirmed."""
 

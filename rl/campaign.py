@@ -70,14 +70,16 @@ def reinforcing(
 ) -> OptimizeConfig:
     """The campaign of `train rl`."""
     rl = train.rl
-    candidates = None if rl.updates is None else rl.updates * rl.group * rl.turns
+    # Enough for those that are sampled again; the updates are what ends it.
+    rounds = None if rl.updates is None else rl.updates * rl.turns * (1 + rl.resample)
     return load_optimize(
         train.campaign,
         tasks=tasks_of(train, (TRAIN,), rl.tasks),
         model=f"{LOCAL}{policy}",
         learn=True,
         train=preset,
-        max_candidates_per_task=candidates,
+        max_candidates_per_task=None if rounds is None else rounds * rl.group,
+        max_updates=rl.updates,
         device=train.device,
         max_seconds=max_seconds,
         seed=train.seed,

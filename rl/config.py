@@ -107,8 +107,7 @@ class GrpoConfig:
     tasks: int | None = None
     """Of a run, drawn from those to train on; by default all of them, each in every update."""
     updates: int | None = None
-    """Of each task in one run of `train rl`, at most: what is sampled again counts too. By default
-    as many as the campaign's candidates."""
+    """Of the weights in one run of `train rl`; by default as many as the campaign's candidates."""
     learning_rate: float = 1e-6
     iterations: int = 1
     """mu: optimizer steps on each generation of rollouts (GRPO, arXiv 2402.03300, algorithm 1).

@@ -103,7 +103,9 @@ class GrpoLearner:
             return None
         began_s = time.monotonic()
         seen = self._groups(fresh, rollouts)
-        groups = [group for group in seen if _varies(group)]
+        # What a few replies say of each other, against a whole step of the optimizer, is chance.
+        least = self.config.rl.group / 2
+        groups = [group for group in seen if _varies(group) and len(group.replies) >= least]
         figures = summary(fresh, self.config.reward) | spread(seen)
         if groups:
             scratch = self.folder / "trainer"

@@ -76,7 +76,8 @@ def excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
         scatter += [abs(seconds - usual) for seconds in alone if len(alone) > 1]
         # A reference that seems quicker alone was disturbed in its batches: no reason to convict.
         overhead = max(0.0, usual - base_reference)
-        lone = statistics.median(r.candidate_s / r.calls for r in single)
+        # Of two the lesser: what disturbs a call makes it longer, and who merges pays in each.
+        lone = statistics.median_low(r.candidate_s / r.calls for r in single)
         excesses.append(lone - base_candidate - overhead)
     if not excesses:
         return None

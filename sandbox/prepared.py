@@ -9,7 +9,7 @@ import torch
 from sandbox.errors import InvalidReference
 from sandbox.prepare import Preparation
 
-KEPT_SHARE = 0.15
+KEPT_SHARE = 0.2
 """Of the device's memory that the secret cases of prepared tasks may hold."""
 
 

@@ -358,6 +358,26 @@ def test_a_task_that_taught_nothing_has_another_round_before_the_weights_change(
     assert sorted(learner.generations[1]) == ["test/a", "test/a", "test/b"]
 
 
+def test_a_run_ends_with_the_last_update_and_goes_no_further_when_called_again(tmp_path):
+    learner = Unsatisfied()
+    attempts = [script(n, speedup=1 + n / 10) for n in range(5)]
+    config = CampaignConfig(
+        proposals_per_round=1, max_candidates_per_task=5, max_updates=1, confirm=False
+    )
+    for _ in range(2):
+        engine = LocalEngine(ScriptedEvaluator)
+        asking = Versioned({"a": attempts, "b": attempts}, learner)
+        with Journal(tmp_path) as journal:
+            result = run_campaign(
+                [make_task("a"), make_task("b")], [asking], engine, journal, config, learner=learner
+            )
+            tried = [len(journal.proposals(f"test/{name}")) for name in "ab"]
+        engine.close()
+        assert len(learner.generations) == 1
+        assert tried == [2, 1]
+        assert {row.reason for row in result.tasks} == {"max_updates (1) is reached"}
+
+
 def test_nothing_is_learned_while_winners_are_confirmed(tmp_path):
     learner, engine = CountingLearner(), LocalEngine(Waits, lanes=2)
 

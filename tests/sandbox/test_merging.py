@@ -58,6 +58,24 @@ def test_a_reference_slowed_in_its_batches_convicts_nobody() -> None:
     assert found == (pytest.approx(0), pytest.approx(0))
 
 
+def test_one_disturbed_lone_call_a_pair_convicts_nobody() -> None:
+    """As on an H100 whose host worked for another as well: 73 us where 72 were allowed."""
+    timing = Timing(0.150, 0.031, Interval(4.7, 0.9, 24.9, 0.95), 0.1, (), 10)
+    rounds = []
+    for pair in range(2):
+        rounds += [RoundObservation(pair, False, 137, 137 * 150e-6, 137 * 31e-6)] * 4
+        for lone_s in (35e-6, 180e-6):
+            rounds.append(RoundObservation(pair, True, 1, 150e-6, lone_s, rung=True))
+    found = convicted(rounds, timing)
+    assert found is not None
+    assert not found[0]
+    # Who merges pays in each.
+    merged = [replace(r, candidate_s=180e-6) if r.single else r for r in rounds]
+    found = convicted(merged, timing)
+    assert found is not None
+    assert found[0]
+
+
 @pytest.mark.parametrize("single", [True, False])
 def test_merging_cannot_be_seen_in_one_kind_of_round(single: bool) -> None:
     rounds = [RoundObservation(0, single, 4, 1.0, 1.0)]
