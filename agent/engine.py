@@ -18,7 +18,7 @@ from agent.lanes import LanePool, NoLane
 from agent.types import Measured
 from sandbox.device import DeviceFacts
 from sandbox.errors import SandboxFault, WarpsmithError
-from sandbox.prepare import Preparation
+from sandbox.prepare import Figures
 from sandbox.types import Candidate, EvalConfig, Evaluation, Evaluator, Status, Task
 
 log = logging.getLogger(__name__)
@@ -27,8 +27,10 @@ log = logging.getLogger(__name__)
 class LaneEvaluator(Evaluator, Protocol):
     """An evaluator that can also check a task before any candidate of it runs."""
 
-    def prepare(self, task: Task, config: EvalConfig) -> object:
-        """Validate the reference and time the baselines; raises InvalidReference or TaskError."""
+    def figures(self, task: Task, config: EvalConfig) -> object:
+        """Validate the reference and time the baselines, where neither was done before; raises
+        InvalidReference or TaskError.
+        """
         ...
 
 
@@ -168,7 +170,7 @@ class LocalLane:
         """Validates the task; of what the evaluator returns, the figures leave the lane."""
         fault = ""
         try:
-            found = self._evaluator.prepare(task, config)
+            found = self._evaluator.figures(task, config)
         except WarpsmithError:
             raise
         except Exception as error:  # the pool's edge: one bad task must not end the campaign
@@ -196,18 +198,18 @@ class LocalLane:
         self._evaluator.close()
 
 
-def measured_of(preparation: object, facts: object) -> Measured:
-    """The figures of a LocalEvaluator's preparation; empty for evaluators that measure nothing."""
+def measured_of(figures: object, facts: object) -> Measured:
+    """What a LocalEvaluator measured; empty for evaluators that measure nothing."""
     found = Measured()
-    if isinstance(preparation, Preparation):
-        timed = [(b.name, b.latency_ms, b.speedup) for b in preparation.baselines]
+    if isinstance(figures, Figures):
+        timed = [(b.name, b.latency_ms, b.speedup) for b in figures.baselines]
         eager = next((ms * s.value for _, ms, s in timed if ms is not None and s), None)
-        floor_s = preparation.floor_s
+        floor_s = figures.floor_s
         found = Measured(
             eager_ms=eager,
             baselines_ms={name: ms for name, ms, _ in timed if ms is not None},
             floor_ms=None if floor_s is None else floor_s * 1e3,
-            seconds=preparation.seconds,
+            seconds=figures.seconds,
         )
     if isinstance(facts, DeviceFacts):
         found = replace(

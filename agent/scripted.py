@@ -46,7 +46,7 @@ class ScriptedEvaluator:
     """Appended to, one line per call: `evaluate CANDIDATE PID`; survives a kill -9."""
     closed: bool = field(default=False, init=False)
 
-    def prepare(self, task: Task, config: EvalConfig) -> None:
+    def figures(self, task: Task, config: EvalConfig) -> None:
         """Raises InvalidReference for the tasks named so."""
         self._write(f"prepare {task.id} {os.getpid()}")
         if task.id in self.invalid:

@@ -87,7 +87,9 @@ def run(
         depth=ahead(device),
     )
     try:
-        wait([engine.submit_prepare(task, CONFIG) for task in tasks[: engine.lanes]])
+        # Of every lane: its processes and the device's libraries take seconds to begin.
+        first = mixed(tasks, engine.lanes, f"first {time.time_ns()} ")
+        wait([engine.submit_evaluate(s.task, s.candidate, CONFIG, 1.0) for s in first])
         began = time.monotonic()
         futures = [
             engine.submit_evaluate(sample.task, sample.candidate, CONFIG, 1.0) for sample in samples

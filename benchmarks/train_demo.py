@@ -56,7 +56,7 @@ ABLATION: Mapping[str, Mapping[str, object]] = {
 }
 """Of RL, by what differs in its config."""
 JUDGING_S = 150.0
-SEARCHED = 4
+SEARCHED = 2
 """Training tasks of which kernels are measured: to know the machine by, and what contrasts with
 scores look like."""
 QUICK = {"confirm": False, "search_figures": True}
@@ -127,7 +127,7 @@ class Demo:
     def steps(self) -> list[Step]:
         """In order; a policy by which a stage ends is the newest once that stage has ended."""
         made = [word for spec in self.settings.tasks for word in ("--made", spec)]
-        data = ["data", "examples", f"{self.run}-search", *made, "--made-per-task", "1"]
+        data = ["data", "examples", f"{self.run}-search", *made]
         sft = ["train", "sft", "--data", str(self.data)]
         successes = ["train", "self", "--start", str(self.sft), "--name", f"{self.run}-self"]
         found = [

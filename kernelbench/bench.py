@@ -36,14 +36,9 @@ REPORT_EVERY_S = 20.0
 """Between rewritten reports while evaluations go on."""
 
 
-class Signature(Protocol):
+class Figures(Protocol):
     @property
     def latency_s(self) -> float: ...
-
-
-class Prepared(Protocol):
-    @property
-    def signature(self) -> Signature: ...
     @property
     def baselines(self) -> tuple[Baseline, ...]: ...
 
@@ -53,7 +48,7 @@ class Judge(Protocol):
 
     def evaluate_many(self, requests: Iterator[Request]) -> Iterator[Evaluation]: ...
 
-    def prepare(self, task: Task, config: EvalConfig) -> Prepared: ...
+    def figures(self, task: Task, config: EvalConfig) -> Figures: ...
 
 
 @dataclass(frozen=True)
@@ -200,8 +195,8 @@ class Bench:
             baselines: tuple[Baseline, ...] = ()
             detail = ""
             try:
-                prepared = judge.prepare(task, self.config)
-                eager_ms, baselines = 1e3 * prepared.signature.latency_s, prepared.baselines
+                found = judge.figures(task, self.config)
+                eager_ms, baselines = 1e3 * found.latency_s, found.baselines
             except InvalidReference as error:
                 detail = str(error)
             # RuntimeError: torch tells a full device so, and this module does without torch.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -29,21 +29,23 @@ from sandbox.types import Evaluation, Language, Task, digest
 
 CHUNK = 16
 """Tasks that a process is handed at once, and traces in one go."""
+Wanted = tuple[Task, int]
+"""With how many kernels of it."""
 CONTRASTED = 4
 """Of so many tasks one has a contrast too: those are three times as long as a proposal."""
 
 
 def made_examples(
-    specs: Sequence[str],
+    specs: Mapping[str, int],
     like: Path,
-    per_task: int,
     against: Sequence[str] = (),
     exemplars: int = 0,
 ) -> Iterator[Example]:
-    """For each of these tasks that the proposer covers, kernels of it whose features are drawn by
-    chance, asked for as on the machine of the run in `like`; not for tasks too like those of the
-    suites in `against`. One task of `CONTRASTED` also teaches the form of a contrast with up to so
-    many `exemplars`, which have the figures of kernels that the run measured, drawn by chance.
+    """For each task of these suites that the proposer covers, as many kernels of it as its suite is
+    to have, features drawn by chance, asked for as on the machine of the run in `like`; not for
+    tasks too like those of the suites in `against`. One task of `CONTRASTED` also teaches the form
+    of a contrast with up to so many `exemplars`, which have the figures of kernels that the run
+    measured, drawn by chance.
     """
     with Journal(like, read_only=True) as journal:
         scenes = (scene_of(journal, task) for task in journal.tasks())
@@ -58,16 +60,16 @@ def made_examples(
         raise ConfigError(f"{like}: a run that measured nothing tells of no machine; name another")
     device = machine.task.device
     known = known_of(against, device)
-    listed = [task for spec in specs for task in load_tasks(spec, device)]
-    tasks = [task for task in listed if known.too_alike(task.source) is None]
-    lesson = _Lesson(machine, per_task, exemplars, figures)
+    listed = [(task, count) for spec, count in specs.items() for task in load_tasks(spec, device)]
+    tasks = [(task, count) for task, count in listed if known.too_alike(task.source) is None]
+    lesson = _Lesson(machine, exemplars, figures)
     processes = max(1, min(len(os.sched_getaffinity(0)), len(tasks) // CHUNK))
     with ProcessPoolExecutor(processes, get_context("spawn"), _alone) as pool:
         for found in pool.map(lesson.of_each, _batched(tasks, CHUNK)):
             yield from found
 
 
-def _batched(tasks: Sequence[Task], count: int) -> list[Sequence[Task]]:
+def _batched(tasks: Sequence[Wanted], count: int) -> list[Sequence[Wanted]]:
     return [tasks[first : first + count] for first in range(0, len(tasks), count)]
 
 
@@ -80,21 +82,20 @@ class _Lesson:
     """What all tasks' examples have in common."""
 
     machine: Scene
-    per_task: int
     exemplars: int
     figures: Sequence[Evaluation]
     """Of kernels that passed and were timed."""
 
-    def of_each(self, tasks: Sequence[Task]) -> list[Example]:
-        trace_ahead(tasks)
-        return [example for task in tasks for example in self.of(task)]
+    def of_each(self, tasks: Sequence[Wanted]) -> list[Example]:
+        trace_ahead([task for task, _ in tasks])
+        return [example for task, count in tasks for example in self.of(task, count)]
 
-    def of(self, task: Task) -> list[Example]:
+    def of(self, task: Task, count: int) -> list[Example]:
         dice = random.Random(digest(f"contrast {task.id}"))
         most = min(self.exemplars, len(self.figures))
         contrasted = most > 0 and dice.randrange(CONTRASTED) == 0
         shown_count = dice.randint(1, most) if contrasted else 0
-        wanted = self.per_task + (shown_count + 1 if contrasted else 0)
+        wanted = count + (shown_count + 1 if contrasted else 0)
         # By chance: of two defaults a policy learns nothing that rewards could choose among.
         proposals = FeatureProposer(order="random").propose(task, [], wanted)
         if not proposals:
@@ -103,10 +104,10 @@ class _Lesson:
         asked = render_propose(scene)
         found = [
             Example(task.id, family, "propose", asked, reply_of(task, p, "propose"), None, "")
-            for p in proposals[: self.per_task]
+            for p in proposals[:count]
         ]
-        if len(proposals) == wanted > self.per_task:
-            *shown, answer = proposals[self.per_task :]
+        if len(proposals) == wanted > count:
+            *shown, answer = proposals[count:]
             drawn = sorted(dice.sample(self.figures, shown_count), key=_speed)
             exemplars = [plainly(_told(p, e)) for p, e in zip(shown, drawn, strict=True)]
             reply = reply_of(task, answer, "contrast")

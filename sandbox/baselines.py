@@ -34,7 +34,7 @@ WIDE = 3.0
 WIDE_KEPT_S = 3600.0
 """How long such a one serves, or a failure that may pass: where all is always busy, a new one would
 be no better."""
-NULL = "null"
+NULL, FIGURES = "null", "figures"
 TIMING_FIELDS = (
     "tf32",
     "torch_default_precision",
@@ -81,6 +81,16 @@ class Baselines:
         if null is None or None in found:
             return None
         return null, tuple(baseline for baseline in found if baseline is not None)
+
+    def figures(self, task: Task, config: EvalConfig) -> tuple[float, float | None] | None:
+        """Seconds a call of the reference took when the task was prepared, and its floor."""
+        kept = self._kept(task, config, FIGURES)
+        return None if kept is None else (kept[0], kept[1])
+
+    def keep_figures(
+        self, task: Task, config: EvalConfig, latency_s: float, floor_s: float | None
+    ) -> None:
+        self._keep(task, config, FIGURES, [latency_s, floor_s], lasting=True)
 
     def measured(
         self,
@@ -142,7 +152,7 @@ class Baselines:
         except WorkerFailed as failed:
             raise reference_failed(races.task, failed) from failed
         null = Null(tuple(pair.log_speedup for pair in summarise(rounds)))
-        self._keep(races, NULL, null.log_ratios, lasting=not _loud(null))
+        self._keep(races.task, races.config, NULL, null.log_ratios, lasting=not _loud(null))
         return null
 
     def baseline(self, races: Races, name: str, null: Null, ready: deque[Subject]) -> Baseline:
@@ -150,7 +160,8 @@ class Baselines:
         far as there are any.
         """
         found, lasting = self._raced(races, name, null, ready)
-        self._keep(races, name, to_record(found), lasting=lasting and not _loud(null))
+        lasting = lasting and not _loud(null)
+        self._keep(races.task, races.config, name, to_record(found), lasting=lasting)
         return found
 
     def _raced(
@@ -184,10 +195,11 @@ class Baselines:
             return None
         return record["found"]
 
-    def _keep(self, races: Races, name: str, found: object, *, lasting: bool) -> None:
-        task = races.task
+    def _keep(
+        self, task: Task, config: EvalConfig, name: str, found: object, *, lasting: bool
+    ) -> None:
         record = {"task": task.id, "at": time.time(), "found": found, "wide": not lasting}
-        write_json(self._path(task, races.config, name), record)
+        write_json(self._path(task, config, name), record)
 
     def _path(self, task: Task, config: EvalConfig, name: str) -> Path:
         protocol = [getattr(config, field) for field in TIMING_FIELDS]

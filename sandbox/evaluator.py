@@ -36,7 +36,7 @@ from sandbox.handle import WorkerFailed
 from sandbox.invalid import NoRoom, reference_failed
 from sandbox.language import no_gpu
 from sandbox.observation import FailureKind
-from sandbox.prepare import Preparation, Preparer
+from sandbox.prepare import Figures, Preparation, Preparer
 from sandbox.prepared import Prepared, valid
 from sandbox.quiet import Quiet, Turns
 from sandbox.run import Run
@@ -157,6 +157,16 @@ class LocalEvaluator:
         if found is not None:
             return valid(found)
         return self._ours(task, partial(self._prepare, key, task, config))
+
+    def figures(self, task: Task, config: EvalConfig) -> Figures:
+        """What preparing the task tells: from when that was done, else by doing it. The first
+        candidate of a task that was not done here prepares it again, for its secret cases.
+
+        Raises what `prepare` raises.
+        """
+        self._refuse_other_device(task)
+        known = self._preparer.figures(task, config)
+        return self.prepare(task, config).figures if known is None else known
 
     def _prepare(self, key: str, task: Task, config: EvalConfig) -> Preparation:
         if self._preparer.is_timed(task, config):

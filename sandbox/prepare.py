@@ -42,6 +42,18 @@ LESS_SHARE = 0.5
 
 
 @dataclass(frozen=True)
+class Figures:
+    """What preparing a task measured."""
+
+    latency_s: float
+    """Of a call of the reference."""
+    floor_s: float | None
+    baselines: tuple[Baseline, ...]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """By stage; none where all of it was known."""
+
+
+@dataclass(frozen=True)
 class Preparation:
     """Everything evaluations of one task share."""
 
@@ -65,6 +77,11 @@ class Preparation:
     def bytes(self) -> int:
         """Memory that its stored cases hold."""
         return sum(pool.bytes for pool in self.pools)
+
+    @property
+    def figures(self) -> Figures:
+        latency_s = self.signature.latency_s
+        return Figures(latency_s, self.floor_s, self.baselines, self.seconds)
 
     @property
     def signature(self) -> Signature:
@@ -109,6 +126,13 @@ class Preparer:
         """Whether null experiment and baselines are known, so that preparing times nothing."""
         return self.baselines.known(task, config) is not None
 
+    def figures(self, task: Task, config: EvalConfig) -> Figures | None:
+        """Of a task that was prepared before, here or by another process; None where something of
+        it is still to be timed.
+        """
+        known, kept = self.baselines.known(task, config), self.baselines.figures(task, config)
+        return None if known is None or kept is None else Figures(*kept, known[1])
+
     def prepare(
         self, task: Task, config: EvalConfig, started: Subject | None = None
     ) -> Preparation:
@@ -122,6 +146,7 @@ class Preparer:
             try:
                 with self.stage.other():
                     found = self._prepare(task, config, started, share)
+                self.baselines.keep_figures(task, config, found.signature.latency_s, found.floor_s)
                 return replace(found, seconds=dict(self.stage.seconds))
             except NoRoom as error:  # whose frames hold gigabytes of cases
                 refused: Exception = NoRoom(str(error))

@@ -9,8 +9,9 @@ import torch
 from sandbox.errors import InvalidReference
 from sandbox.prepare import Preparation
 
-KEPT_SHARE = 0.2
-"""Of the device's memory that the secret cases of prepared tasks may hold."""
+KEPT_SHARE = {"cpu": 0.15, "cuda": 0.3}
+"""Of the device's memory that the secret cases of prepared tasks may hold: on a GPU one task's are
+up to 4 GiB, and the ten of a learning campaign are needed again in every generation."""
 
 
 def valid(found: Preparation | str) -> Preparation:
@@ -24,7 +25,7 @@ class Prepared:
     """By task and configuration: what evaluations share, or why there are none."""
 
     def __init__(self, device: str, memory_bytes: int) -> None:
-        self._cuda, self._room = device == "cuda", KEPT_SHARE * memory_bytes
+        self._cuda, self._room = device == "cuda", KEPT_SHARE[device] * memory_bytes
         self._known: OrderedDict[str, Preparation | str] = OrderedDict()
 
     def get(self, key: str) -> Preparation | str | None:

@@ -182,6 +182,10 @@ def test_options_for_models_are_refused_before_torch_is_loaded(tmp_path):
         (("data", "tasks", "--to", "o", "--seed", "-1"), "--seed is -1; expected at least 0"),
         (("data", "examples", "r", "--to", "o", "--per-task", "0"), "--per-task is 0; expected at"),
         (
+            ("data", "examples", "r", "--to", "o", "--made", "builtin=0"),
+            "--made is 'builtin=0'; expected SUITE=COUNT, such as builtin=20",
+        ),
+        (
             ("data", "tasks", "--to", "o", "--kind", "row"),
             "--kind is 'row'; expected 'rows' or 'any'",
         ),

@@ -75,26 +75,35 @@ def make_examples(
     ] = None,
     made: Annotated[
         list[str] | None,
-        typer.Option(help="Suites for which the feature proposer's kernels are taken unjudged."),
+        typer.Option(
+            help="SUITE=COUNT: so many kernels of the feature proposer's for each task, unjudged."
+        ),
     ] = None,
-    made_per_task: Annotated[
-        int, typer.Option(help="So many kernels of each.", callback=bounded(Least(1)))
-    ] = 2,
 ) -> None:
     """Training data from journals: verified kernels, repairs and contrasts, split and distinct."""
     from agent.runs import find_run
     from rl.opening import open_training
 
+    wanted = dict(map(_counted, made or ()))
     settings = open_training(config)
     from rl.data import dataset_of, save_dataset
     from rl.made import made_examples
 
     folders = [find_run(run) for run in runs]
     left_out, shown = against or (), settings.exemplars
-    kernels = made_examples(made, folders[0], made_per_task, left_out, shown) if made else ()
+    kernels = made_examples(wanted, folders[0], left_out, shown) if wanted else ()
     dataset = dataset_of(folders, settings, per_task, left_out, kernels)
     save_dataset(dataset, to)
     say(f"{name}: {number_of(len(rows), 'example')}" for name, rows in dataset.items())
+
+
+def _counted(made: str) -> tuple[str, int]:
+    suite, _, count = made.rpartition("=")
+    if not suite:
+        return made, 1
+    if not count.isdigit() or int(count) < 1:
+        raise ConfigError(f"--made is {made!r}; expected SUITE=COUNT, such as builtin=20")
+    return suite, int(count)
 
 
 def train_sft(

@@ -58,8 +58,8 @@ def local_engine(**evaluator: Any) -> LocalEngine:
 class SlowToPrepare(ScriptedEvaluator):
     """For longer than any test waits."""
 
-    def prepare(self, task: Task, config: EvalConfig) -> None:
-        super().prepare(task, config)
+    def figures(self, task: Task, config: EvalConfig) -> None:
+        super().figures(task, config)
         time.sleep(600)
 
 

@@ -215,8 +215,8 @@ class Unprepared(ScriptedEvaluator):
     error: Exception = KeyError("a bug of ours")
     times = 99
 
-    def prepare(self, task, config):
-        super().prepare(task, config)
+    def figures(self, task, config):
+        super().figures(task, config)
         if task.id == "test/b" and calls(self.log, "prepare").count(task.id) <= self.times:
             raise self.error
 

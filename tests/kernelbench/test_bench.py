@@ -31,14 +31,14 @@ CONFIG = EvalConfig()
 class ListedJudge:
     """Speedups by task number; others fail; "fault" is a fault of ours, "invalid" no task."""
 
-    figures: dict[str, float | str]
+    speedups: dict[str, float | str]
     asked: list[str] = field(default_factory=list)
 
     def evaluate_many(self, requests: Iterator[Request]) -> Iterator[Evaluation]:
         for request in requests:
             name = request.task.id.rpartition("/")[2]
             self.asked.append(name)
-            figure = self.figures.get(name)
+            figure = self.speedups.get(name)
             if isinstance(figure, str):
                 status = {"fault": Status.SANDBOX_ERROR, "invalid": Status.INVALID_REFERENCE}
                 found = row(request.task.id, status=status[figure]).evaluation
@@ -47,10 +47,10 @@ class ListedJudge:
             ids = {"candidate_id": request.candidate.id, "config_id": request.config.id}
             yield replace(found, **ids)
 
-    def prepare(self, task: Task, config: EvalConfig) -> SimpleNamespace:
-        if self.figures.get(task.id.rpartition("/")[2]) == "invalid":
+    def figures(self, task: Task, config: EvalConfig) -> SimpleNamespace:
+        if self.speedups.get(task.id.rpartition("/")[2]) == "invalid":
             raise InvalidReference("constant output")
-        return SimpleNamespace(signature=SimpleNamespace(latency_s=4e-3), baselines=())
+        return SimpleNamespace(latency_s=4e-3, baselines=())
 
 
 def bench(folder: Path, names: str = "1_A 2_B 23_C", **changes) -> Bench:

@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_kernel_taken_as_made_answers_the_prompt_of_a_campaign(run):
     [task] = load_tasks("builtin/residual_add_layer_norm", "cuda")
-    found = list(made_examples([task.id], run, 2))
+    found = list(made_examples({task.id: 2}, run))
     drawn = FeatureProposer(order="random").propose(task, [], 2)
     sources = [plain(p.candidate.source) for p in drawn]
     assert [extract(e.reply).source for e in found] == sources
@@ -59,7 +59,7 @@ def test_a_kernel_taken_as_made_answers_the_prompt_of_a_campaign(run):
 
 
 def test_kernels_taken_as_made_are_told_from_verified_ones_on_disk(run, tmp_path):
-    found = list(made_examples(["synthetic:rows:12"], run, 1))
+    found = list(made_examples({"synthetic:rows:12": 1}, run))
     assert len(found) == 12
     save_dataset(build_dataset(found, HeldOut(0.0, 0.0)), tmp_path / "data")
     kept = load_examples(tmp_path / "data")
@@ -69,7 +69,7 @@ def test_kernels_taken_as_made_are_told_from_verified_ones_on_disk(run, tmp_path
 
 
 def test_some_tasks_teach_the_form_of_a_contrast_with_figures_of_measured_kernels(run):
-    before = made_examples(["synthetic:rows:24"], run, 1, (), 2)
+    before = made_examples({"synthetic:rows:24": 1}, run, (), 2)
     assert {e.kind for e in before} == {"propose"}
     with Journal(run) as journal:
         [task] = journal.tasks()
@@ -78,7 +78,7 @@ def test_some_tasks_teach_the_form_of_a_contrast_with_figures_of_measured_kernel
         for factor, proposal in enumerate(proposals, 1):
             figure = scripted_evaluation(proposal.candidate, EvalConfig(), Status.PASSED, factor)
             journal.record_evaluation(task, figure, reward=speedup.reward(figure))
-    found = list(made_examples(["synthetic:rows:24"], run, 1, (), 2))
+    found = list(made_examples({"synthetic:rows:24": 1}, run, (), 2))
     contrasts = [e for e in found if e.kind == "contrast"]
     assert [e.kind for e in found].count("propose") == 24
     assert 1 <= len(contrasts) < 12
@@ -98,7 +98,7 @@ def test_some_tasks_teach_the_form_of_a_contrast_with_figures_of_measured_kernel
 
 
 def test_kernels_of_tasks_like_an_evaluated_suite_are_not_made(run):
-    assert not list(made_examples(["builtin/softmax"], run, 1, ["builtin"]))
+    assert not list(made_examples({"builtin/softmax": 1}, run, ["builtin"]))
 
 
 def test_a_run_that_measured_nothing_tells_of_no_machine(tmp_path):
@@ -106,4 +106,4 @@ def test_a_run_that_measured_nothing_tells_of_no_machine(tmp_path):
     with Journal(tmp_path / "empty"):
         pass
     with pytest.raises(ConfigError, match="tells of no machine"):
-        list(made_examples(["builtin/relu"], tmp_path / "empty", 1))
+        list(made_examples({"builtin/relu": 1}, tmp_path / "empty"))

@@ -223,6 +223,23 @@ def test_facts_and_null_experiments_are_kept_on_disk(
     assert list((cache / "baselines").glob("*.json"))
 
 
+def test_what_preparing_told_is_told_without_it_the_next_time(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_of(SCALE.replace("+ 1.0", "+ 1.25"))
+    prepared = evaluator.prepare(task, FAST)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("prepared again")
+
+    monkeypatch.setattr(evaluator._preparer, "prepare", refuse)
+    again = evaluator.figures(task, FAST)
+    assert again == replace(prepared.figures, seconds={})
+    assert again.latency_s > 0
+    with pytest.raises(AssertionError, match="prepared again"):
+        evaluator.figures(task, replace(FAST, rounds=FAST.rounds + 1))
+
+
 @pytest.mark.parametrize(
     ("wide", "age_s", "kept"), [(0, 1e6, True), (1, 60, True), (1, 1e6, False)]
 )

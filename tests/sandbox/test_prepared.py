@@ -21,7 +21,7 @@ class Of(Preparation):
 @pytest.fixture
 def kept() -> Prepared:
     """With room for 100 bytes."""
-    return Prepared("cpu", int(100 / KEPT_SHARE) + 1)
+    return Prepared("cpu", int(100 / KEPT_SHARE["cpu"]) + 1)
 
 
 def test_what_was_used_longest_ago_makes_room(kept: Prepared) -> None:
