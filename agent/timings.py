@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -100,7 +101,7 @@ def evaluations(records: Sequence[Recorded]) -> list[Evaluation]:
 
 def timings(journal: Journal) -> dict[str, Any]:
     """JSON-ready: by device, seconds of each stage; the last pulse of every call of the run; and
-    seconds for which each task was prepared when that was done first.
+    seconds by stage for which each task was prepared when that was done first.
     """
     tasks = journal.tasks()
     done = [e for task in tasks for e in evaluations(journal.proposals(task.id))]
@@ -111,7 +112,7 @@ def timings(journal: Journal) -> dict[str, Any]:
         devices[name] = {"evaluations": len(mine), "stages": stages(mine)}
     return {
         "devices": devices,
-        "prepared_s": {k: sum(m.seconds.values()) for k, m in measured.items() if m is not None},
+        "prepared_s": {k: dict(m.seconds) for k, m in measured.items() if m is not None},
         "pulses": [json.loads(p) for p in journal.last_of_calls(EVENT)],
     }
 
@@ -161,9 +162,19 @@ def timing_tables(record: Mapping[str, Any]) -> list[Table | str]:
             table.add_row(stage, str(s["count"]), *figures)
         shown.append(table)
     if prepared := record["prepared_s"].values():
-        tasks = number_of(len(prepared), "task")
-        shown.append(f"{tasks} prepared, the first time in {sum(prepared):.0f} s")
+        shown.append(_prepared_line(prepared))
     return [*shown, *call_lines([pulse_of(pulse) for pulse in record["pulses"]])]
+
+
+def _prepared_line(prepared: Collection[Mapping[str, float]]) -> str:
+    by_stage = Counter[str]()
+    for seconds in prepared:
+        by_stage.update(seconds)
+    line = (
+        f"{number_of(len(prepared), 'task')} prepared, the first time in {by_stage.total():.0f} s"
+    )
+    told = ", ".join(f"{name} {s:.0f}" for name, s in by_stage.most_common() if s >= 1)
+    return f"{line} ({told})" if told else line
 
 
 def pulse_of(record: Mapping[str, Any]) -> Pulse:
