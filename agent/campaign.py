@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from agent.budget import CampaignConfig, first_candidates, search_seconds, share_seconds
@@ -95,30 +96,28 @@ def run_campaign(
     ).run()
 
 
+@dataclass(eq=False)
 class _Campaign:
     """The state of one call of `run_campaign`; all of it is touched by one thread only."""
 
-    def __init__(
-        self,
-        runs: Sequence[TaskRun],
-        waves: Waves,
-        engine: Engine,
-        journal: Journal,
-        config: CampaignConfig,
-        on_event: Callable[[TaskReport], None],
-        interrupted: Callable[[], bool],
-        on_pulse: Callable[[Pulse], None],
-        learner: Learner | None,
-        apart: bool,
-        began_s: float,
-    ) -> None:
-        self.runs, self.waves, self.journal, self.config = runs, waves, journal, config
-        self.on_event, self.interrupted = on_event, interrupted
-        self.learner, self.began_s = learner, began_s
-        self.heart = Heart(journal, engine.lanes, on_pulse)
+    runs: Sequence[TaskRun]
+    waves: Waves
+    engine: Engine
+    journal: Journal
+    config: CampaignConfig
+    on_event: Callable[[TaskReport], None]
+    interrupted: Callable[[], bool]
+    on_pulse: Callable[[Pulse], None]
+    learner: Learner | None
+    apart: bool
+    began_s: float
+
+    def __post_init__(self) -> None:
+        engine, config = self.engine, self.config
+        self.heart = Heart(self.journal, engine.lanes, self.on_pulse)
         self.tasks_at_once = config.tasks_at_once or max(TASKS_AT_ONCE, 2 * engine.lanes)
-        self.jobs = Jobs(engine, journal, config, self.tasks_at_once, apart)
-        self.waiting = deque(run for run in runs if run.proposers)
+        self.jobs = Jobs(engine, self.journal, config, self.tasks_at_once, self.apart)
+        self.waiting = deque(run for run in self.runs if run.proposers)
         self.searching = True
         self.stopped: str | None = None
         self.cut_short = False
