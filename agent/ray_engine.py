@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ OBJECT_STORE_BYTES = 100 << 20
 """Sources and evaluations are small; Ray's default is 30 % of the memory."""
 START_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 5.0
+KNOCK_S = 5.0
 
 
 class LaneActor:
@@ -181,8 +183,9 @@ def _connect(address: str | None, cpus: int | None, gpus: int | None) -> None:
     }
     if address is not None:
         try:
+            _knock(address)
             ray.init(address=address, **common)
-        except (ConnectionError, ValueError) as error:  # ValueError: no such form of address
+        except (OSError, ValueError) as error:  # ValueError: no such form of address
             raise DeviceError(f"no Ray cluster answers at {address}: {error}") from error
         return
     ray.init(
@@ -193,6 +196,15 @@ def _connect(address: str | None, cpus: int | None, gpus: int | None) -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         **common,
     )
+
+
+def _knock(address: str) -> None:
+    """Raises OSError where nothing listens: Ray itself tries for more than a minute. What names no
+    port is left to Ray.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
 
 
 def _gpu_lanes(gpu_type: str | None) -> list[dict[str, Any]]:

@@ -109,6 +109,10 @@ def test_an_empty_run_is_shown_as_such(run, cli):
         (("--model", "m", "--import-replies", "none.jsonl"), "none.jsonl: cannot be read"),
         (("--model", "local:none"), "none: no such folder; expected a transformers checkpoint's"),
         (("--ray-address", "none", "--engine", "ray"), "no Ray cluster answers at none: Invalid"),
+        (
+            ("--ray-address", "127.0.0.1:1", "--engine", "ray"),
+            "no Ray cluster answers at 127.0.0.1:1: [Errno 111] Connection refused",
+        ),
     ],
 )
 def test_a_start_that_fails_is_one_line_and_leaves_no_run(tmp_path, cli, options, told):
