@@ -11,8 +11,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kernelbench.builtin import builtin_names, builtin_task, nearest_builtin
@@ -20,7 +21,7 @@ from kernelbench.checkout import checkout_tasks, checkout_version
 from kernelbench.hub import hub_tasks
 from kernelbench.problem import DEVICE_KEYS, first_line, make_task, read_problem
 from kernelbench.selection import Selection, parse_selection
-from kernelbench.synthetic import SCHEME, synthetic_task, synthetic_tasks
+from kernelbench.synthetic import SCHEME, synthetic_ids, synthetic_task, synthetic_tasks
 from sandbox.errors import ConfigError, TaskError
 from sandbox.types import Task
 
@@ -65,6 +66,22 @@ def load_tasks(spec: str, device: str, dtype: str | None = None) -> list[Task]:
     if spec.removeprefix("builtin/") in builtin_names():
         return [builtin_task(spec.removeprefix("builtin/"), device, dtype)]
     return [_file_task(path, device, dtype) for path in _files(spec)]
+
+
+def loaders(spec: str, device: str) -> dict[str, Callable[[], Task]]:
+    """How each of the tasks that `spec` names is loaded, by id, in order: of thousands that are
+    composed only those that are asked for are.
+
+    Raises what `load_tasks` raises.
+    """
+    scheme, _, rest = spec.partition(":")
+    if scheme == SCHEME:
+        return {id: partial(load_task, id, device) for id in synthetic_ids(rest)}
+    return {task.id: partial(_itself, task) for task in load_tasks(spec, device)}
+
+
+def _itself(task: Task) -> Task:
+    return task
 
 
 def load_task(spec: str, device: str) -> Task:

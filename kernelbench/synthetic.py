@@ -107,11 +107,22 @@ PARAMETERS = {
 
 def synthetic_tasks(spec: str, device: str, dtype: str | None) -> list[Task]:
     """Of `rows:COUNT@SEED`, in order; the first so many of a seed are the same for every COUNT."""
+    kind, seed, numbers = _named(spec)
+    return [_task(kind, seed, number, device, dtype) for number in numbers]
+
+
+def synthetic_ids(spec: str) -> list[str]:
+    """Of the same tasks, without composing them, which takes two thirds of the time."""
+    kind, seed, numbers = _named(spec)
+    return [_id(kind, seed, number) for number in numbers]
+
+
+def _named(spec: str) -> tuple[str, int, Sequence[int]]:
     found = SPEC.fullmatch(spec)
     if found is None:
         raise TaskError(f"{SCHEME}:{spec} is no such suite; expected {FORM}")
-    kind, seed, count = found["kind"], int(found["seed"] or 0), int(found["count"])
-    return [_task(kind, seed, n, device, dtype) for n in _numbers(kind, seed, count)]
+    kind, seed = found["kind"], int(found["seed"] or 0)
+    return kind, seed, _numbers(kind, seed, int(found["count"]))
 
 
 def synthetic_task(task_id: str, device: str, dtype: str | None) -> Task | None:
@@ -147,8 +158,12 @@ def _numbers(kind: str, seed: int, count: int) -> tuple[int, ...]:
 
 
 def _task(kind: str, seed: int, number: int, device: str, dtype: str | None) -> Task:
-    task_id = f"{SCHEME}/{kind}-{seed}-{number}"
+    task_id = _id(kind, seed, number)
     return make_task(task_id, parse_problem(compose(kind, seed, number), task_id), device, dtype)
+
+
+def _id(kind: str, seed: int, number: int) -> str:
+    return f"{SCHEME}/{kind}-{seed}-{number}"
 
 
 def _chain(kind: str, dice: random.Random) -> list[Operator]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from agent.config import LOCAL, OptimizeConfig, load_optimize
 from agent.learner import LocalPolicy
 from agent.strategies.contrastive import Contrastive
-from kernelbench.suite import load_tasks
+from kernelbench.suite import loaders
 from rl.config import SPLITS, TrainConfig
 from rl.data import TRAIN, family_of
 from rl.grpo import GrpoLearner
@@ -123,19 +123,22 @@ def tasks_of(
     where it may be, else task by task.
     """
     device = resolve_device(train.device)
-    held_out = train.held_out
-    loaded = {spec: load_tasks(spec, device) for spec in train.tasks}
-    shuffled = sorted((t for tasks in loaded.values() for t in tasks), key=lambda t: digest(t.id))
+    known = {spec: loaders(spec, device) for spec in train.tasks}
+    shuffled = sorted((pair for each in known.values() for pair in each.items()), key=_by_hash)
     # No further than needed: families of thousands take seconds.
-    kept = (t.id for t in shuffled if held_out.split(t.id, family_of(t)) in splits)
+    kept = (id for id, load in shuffled if train.held_out.split(id, family_of(load())) in splits)
     chosen = set(itertools.islice(kept, count))
     if not chosen:
         raise ConfigError(f"no task is {' or '.join(splits)}; name more tasks, or change held_out")
     specs: list[str] = []
-    for spec, tasks in loaded.items():
-        own = [task.id for task in tasks if task.id in chosen]
+    for spec, tasks in known.items():
+        own = [id for id in tasks if id in chosen]
         specs += [spec] if len(own) == len(tasks) else own
     return tuple(specs)
+
+
+def _by_hash(pair: tuple[str, object]) -> str:
+    return digest(pair[0])
 
 
 def open_policy(config: OptimizeConfig, train: TrainConfig, run: Path) -> LocalPolicy:

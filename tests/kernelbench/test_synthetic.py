@@ -5,8 +5,9 @@ import ast
 import pytest
 
 from agent.features.proposer import FeatureProposer
+from kernelbench import synthetic
 from kernelbench.similarity import Known, shape_of, similarity
-from kernelbench.suite import load_tasks
+from kernelbench.suite import load_tasks, loaders
 from kernelbench.synthetic import compose
 from kernelbench.synthetic_folder import RECORD, Folder
 from sandbox.admission import Admission, Level
@@ -110,3 +111,21 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="holds other files"):
         Folder(tmp_path).fill([], [], Validator(), {}, CONFIG)
     assert not (tmp_path / RECORD).exists()
+
+
+def test_tasks_are_loaded_one_by_one_as_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = {task.id: task for task in load_tasks("synthetic:any:20@3", "cpu")}
+    composed: list[int] = []
+    compose = synthetic.compose
+
+    def counted(kind: str, seed: int, number: int) -> str:
+        composed.append(number)
+        return compose(kind, seed, number)
+
+    monkeypatch.setattr(synthetic, "compose", counted)
+    apart = loaders("synthetic:any:20@3", "cpu")
+    assert (list(apart), composed) == (list(together), [])
+    chosen = list(apart)[7]
+    assert apart[chosen]() == together[chosen]
+    assert len(composed) == 1
+    assert [load() for load in loaders("builtin/relu", "cpu").values()] == load_tasks("relu", "cpu")
