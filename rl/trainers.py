@@ -33,6 +33,8 @@ from sandbox.errors import ConfigError
 
 MANY = 1000
 """Examples that are put into batches by processes of their own, on a GPU."""
+IGNORED = -100
+"""A label of no token."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def fine_tune(
     settings = config.sft
     rows = {
         "input_ids": [e.prompt + e.reply for e in examples],
-        "completion_mask": [[0] * len(e.prompt) + [1] * len(e.reply) for e in examples],
+        # As TRL would make them of a mask, token by token, in 7 s for 12,000 examples.
+        "labels": [[IGNORED] * len(e.prompt) + e.reply for e in examples],
     }
     # Not of few: their processes would be forked from one that had many threads to sample with.
     beside = policy.model.device.type == "cuda" and len(examples) >= MANY
@@ -89,7 +92,6 @@ def fine_tune(
         lr_scheduler_type="cosine",
         adam_beta2=settings.adam_beta2,
         max_length=None,
-        completion_only_loss=True,
         save_strategy="steps",
         save_steps=settings.save_steps,
         save_total_limit=1,
