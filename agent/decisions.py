@@ -105,9 +105,9 @@ def _why(run: TaskRun, records: Sequence[Recorded], config: CampaignConfig) -> s
     """A task is done; empty where it has had all its candidates."""
     if run.exhausted:
         return "no more proposals"
-    return (
-        f"max_updates ({config.max_updates}) is reached" if run.taught else _early(records, config)
-    )
+    if run.taught:
+        return f"max_updates ({config.max_updates}) is reached"
+    return _early(records, config)
 
 
 def _early(records: Sequence[Recorded], config: CampaignConfig) -> str:
