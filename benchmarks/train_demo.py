@@ -50,6 +50,8 @@ from sandbox.types import Evaluation  # noqa: E402
 STAGES = ("sft", "self", "rl")
 ARMS = {"features": "search", "random": "random"}
 """How the feature proposer chooses what the policy is compared with."""
+OPTIONAL = ("judge-sft", *(f"arm-{arm}" for arm in ARMS))
+"""Steps on which no other builds."""
 ABLATION: Mapping[str, Mapping[str, object]] = {
     "rl-unshown": {"unshown_share": 1.0},
     "rl-random": {"selection": "random"},
@@ -74,6 +76,7 @@ def main() -> None:
     parser.add_argument("--self-s", type=float, default=100.0, help="of a self-supervised round")
     parser.add_argument("--rl-s", type=float, default=420.0)
     parser.add_argument("--ablation", action="store_true", help="RL in other ways as well")
+    parser.add_argument("--skip", nargs="+", choices=OPTIONAL, default=[], help="what only tells")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     given.to.mkdir(parents=True, exist_ok=True)
@@ -143,7 +146,7 @@ class Demo:
         ]
         for arm in ARMS:
             found.append(self.campaign(arm, self.judged_on, f"arm-{arm}", JUDGING_S))
-        return found
+        return [step for step in found if step.name not in self.given.skip]
 
     def ablation(self) -> list[Step]:
         return [step for name in ABLATION for step in self.reinforced(name, name)]
@@ -193,7 +196,7 @@ def report(demo: Demo) -> None:
     """Prints and writes what came of it."""
     settings, to = demo.settings, demo.to
     seconds = seconds_of([*demo.steps(), *demo.ablation()], to)
-    runs = {arm: f"{to.name}-arm-{arm}" for arm in ARMS}
+    runs = {arm: f"{to.name}-arm-{arm}" for arm in ARMS if f"arm-{arm}" in seconds}
     stages = [name for name in (*STAGES, *ABLATION) if f"judge-{name}" in seconds]
     runs |= {stage: f"{to.name}-after-{stage}" for stage in stages}
     tables, firsts = {}, {}

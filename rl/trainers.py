@@ -33,6 +33,12 @@ from sandbox.errors import ConfigError
 
 MANY = 1000
 """Examples that are put into batches by processes of their own, on a GPU."""
+CHECKPOINTING = next(
+    name
+    for name in ("activation_checkpointing", "gradient_checkpointing")
+    if name in TrainingArguments.__dataclass_fields__
+)
+"""What transformers calls it, since 5.2x otherwise."""
 IGNORED = -100
 """A label of no token."""
 
@@ -235,7 +241,7 @@ def common(
         "bf16": not cpu
         and (config.dtype == "bfloat16" or (mixed and torch.cuda.is_bf16_supported())),
         "tf32": True if not cpu and is_torch_tf32_available() else None,
-        "gradient_checkpointing": config.gradient_checkpointing,
+        CHECKPOINTING: config.gradient_checkpointing,
         "seed": config.seed,
         "report_to": [],
         "disable_tqdm": True,
