@@ -38,7 +38,7 @@ CHECKPOINTING = next(
     for name in ("activation_checkpointing", "gradient_checkpointing")
     if name in TrainingArguments.__dataclass_fields__
 )
-"""What transformers calls it, since 5.2x otherwise."""
+"""As this version of transformers calls it: the older name is on its way out."""
 IGNORED = -100
 """A label of no token."""
 
