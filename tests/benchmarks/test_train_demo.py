@@ -83,7 +83,7 @@ def test_rl_begins_and_is_judged_from_the_newest_checkpoint_there_is(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     asked = argparse.Namespace(
-        config="cpu", to=tmp_path / "demo", seed=3, search_s=1.0, self_s=1.0, rl_s=1.0
+        config="cpu", to=tmp_path / "demo", seed=3, search_s=1.0, self_s=1.0, rl_s=1.0, skip=[]
     )
     asked.to.mkdir()
     demo = Demo(asked)
@@ -97,6 +97,9 @@ def test_rl_begins_and_is_judged_from_the_newest_checkpoint_there_is(
         (tmp_path / f"runs/demo-rl/learner/{version}").mkdir(parents=True)
         (tmp_path / f"runs/demo-rl/learner/{version}" / FILE).write_text("{}")
     assert judged_after_rl() == "runs/demo-rl/learner/2"
+    every = {step.name for step in demo.steps()}
+    asked.skip = ["judge-sft", "arm-random"]
+    assert every - {step.name for step in demo.steps()} == set(asked.skip)
     names = [step.name for step in demo.ablation()]
     assert names == ["rl-unshown", "judge-rl-unshown", "rl-random", "judge-rl-random"]
     for name, different in ABLATION.items():
