@@ -6,7 +6,7 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -161,20 +161,23 @@ def timing_tables(record: Mapping[str, Any]) -> list[Table | str]:
             figures = (f"{s[key]:.2f}" for key in ("total_s", "median_s", "most_s"))
             table.add_row(stage, str(s["count"]), *figures)
         shown.append(table)
-    if prepared := record["prepared_s"].values():
-        shown.append(_prepared_line(prepared))
+    shown += _prepared_lines(record["prepared_s"].values())
     return [*shown, *call_lines([pulse_of(pulse) for pulse in record["pulses"]])]
 
 
-def _prepared_line(prepared: Collection[Mapping[str, float]]) -> str:
-    by_stage = Counter[str]()
-    for seconds in prepared:
-        by_stage.update(seconds)
-    line = (
-        f"{number_of(len(prepared), 'task')} prepared, the first time in {by_stage.total():.0f} s"
-    )
-    told = ", ".join(f"{name} {s:.0f}" for name, s in by_stage.most_common() if s >= 1)
-    return f"{line} ({told})" if told else line
+def _prepared_lines(prepared: Collection[Mapping[str, float]]) -> Iterator[str]:
+    here = [seconds for seconds in prepared if seconds]
+    if here:
+        by_stage = Counter[str]()
+        for seconds in here:
+            by_stage.update(seconds)
+        told = ", ".join(f"{name} {s:.0f}" for name, s in by_stage.most_common() if s >= 1)
+        line = (
+            f"{number_of(len(here), 'task')} prepared, the first time in {by_stage.total():.0f} s"
+        )
+        yield f"{line} ({told})" if told else line
+    if known := len(prepared) - len(here):
+        yield f"{number_of(known, 'task')} known from an earlier run"
 
 
 def pulse_of(record: Mapping[str, Any]) -> Pulse:

@@ -52,10 +52,13 @@ def test_seconds_are_told_apart_by_stage_and_device(tmp_path):
     }
     table, prepared, line = timing_tables(json.loads(json.dumps(found)))
     assert [str(cell) for cell in table.columns[0].cells] == ["verify", "time", "held"]
-    assert prepared == "2 tasks prepared, the first time in 0 s"
+    assert prepared == "2 tasks known from an earlier run"
     found["prepared_s"] = {"a": {"null": 2.0, "cases": 0.4}, "b": {"null": 1.5, "cases": 0.4}}
-    prepared = timing_tables(found)[1]
-    assert prepared == "2 tasks prepared, the first time in 4 s (null 4)"
+    found["prepared_s"]["c"] = {}
+    assert timing_tables(found)[1:3] == [
+        "2 tasks prepared, the first time in 4 s (null 4)",
+        "1 task known from an earlier run",
+    ]
     assert "candidates/min" in line
 
 
