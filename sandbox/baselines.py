@@ -34,9 +34,6 @@ WIDE = 3.0
 WIDE_KEPT_S = 3600.0
 """How long such a one serves, or a failure that may pass: where all is always busy, a new one would
 be no better."""
-SCATTERED = 0.1
-"""Of equal code, in logs: one task in eight had as much on an H100 whose host worked for another as
-well, and there a kernel of twice the speed had a lower bound of 1.1x."""
 NULL, FIGURES = "null", "figures"
 TIMING_FIELDS = (
     "tf32",
@@ -149,16 +146,12 @@ class Baselines:
         return Races(self.stand, self.compiling, task, config, signature, scheme, self.synchronize)
 
     def null(self, races: Races) -> Null:
-        """The reference against itself, over distinct process pairs: twice as many of a task whose
-        pairs scatter, since three that one disturbance fell among tell little of how often it does.
-        """
+        """The reference against itself, over distinct process pairs."""
         try:
-            null = Null(_ratios(races))
-            if null.floor > SCATTERED:
-                races.end()
-                null = Null((*null.log_ratios, *_ratios(races)))
+            rounds = races.race(None, deque())
         except WorkerFailed as failed:
             raise reference_failed(races.task, failed) from failed
+        null = Null(tuple(pair.log_speedup for pair in summarise(rounds)))
         self._keep(races.task, races.config, NULL, null.log_ratios, lasting=not _loud(null))
         return null
 
@@ -212,10 +205,6 @@ class Baselines:
         protocol = [getattr(config, field) for field in TIMING_FIELDS]
         key = digest([task.hash, protocol, name, self.environment, SCHEMA_VERSION])
         return self.cache / "baselines" / f"{key}.json"
-
-
-def _ratios(races: Races) -> tuple[float, ...]:
-    return tuple(pair.log_speedup for pair in summarise(races.race(None, deque())))
 
 
 def _loud(null: Null) -> bool:

@@ -146,7 +146,9 @@ class Preparer:
             try:
                 with self.stage.other():
                     found = self._prepare(task, config, started, share)
-                self.baselines.keep_figures(task, config, found.signature.latency_s, found.floor_s)
+                if self.baselines.figures(task, config) is None:
+                    latency_s = found.signature.latency_s
+                    self.baselines.keep_figures(task, config, latency_s, found.floor_s)
                 return replace(found, seconds=dict(self.stage.seconds))
             except NoRoom as error:  # whose frames hold gigabytes of cases
                 refused: Exception = NoRoom(str(error))

@@ -129,11 +129,6 @@ class Races:
             self.stand.settle()
         return rounds
 
-    def end(self) -> None:
-        """The references: no process of a further race has been in one before."""
-        for number in list(self.references):
-            self._drop(number)
-
     def __enter__(self) -> Races:
         return self
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import threading
@@ -19,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 
-from sandbox import baselines as timed_before
 from sandbox import memory
 from sandbox.baselines import DEVICE_BASELINES, NULL, Baselines
 from sandbox.compiling import Compiling
@@ -318,23 +316,6 @@ def test_only_what_will_stay_so_is_kept_for_good(
     assert (baselines.known(task, config) is not None) is for_good
 
 
-@pytest.mark.parametrize(("ratio", "pairs"), [(1.05, 2), (1.2, 4)])
-def test_a_null_experiment_that_scatters_has_as_many_pairs_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ratio: float, pairs: int
-) -> None:
-    ended = list[Races]()
-    monkeypatch.setattr(Races, "race", as_given((1.0, ratio), None))
-    monkeypatch.setattr(Races, "end", lambda races: ended.append(races))
-    stand, task = SimpleNamespace(retire=None), task_of(SCALE)
-    baselines = Baselines(stand, stand, "cpu", tmp_path, lambda: None)  # type: ignore[arg-type]
-    signature = SimpleNamespace(input_bytes=4, output_bytes=4, state_bytes=0)
-    null = baselines.null(
-        baselines.races(task, FAST, signature, Plan(1, 1))  # type: ignore[arg-type]
-    )
-    assert (len(null.log_ratios), len(ended)) == (pairs, pairs // 2 - 1)
-    assert baselines.known(task, FAST) == (null, ())
-
-
 def test_a_baseline_asked_for_later_is_timed_beside_the_same_null_experiment(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,7 +326,6 @@ def test_a_baseline_asked_for_later_is_timed_beside_the_same_null_experiment(
         return race(races, wrap, *given, **more)
 
     monkeypatch.setattr(Races, "race", seen)
-    monkeypatch.setattr(timed_before, "SCATTERED", math.inf)
     monkeypatch.setitem(DEVICE_BASELINES, "cpu", ("cuda_graph",))  # which a CPU has none of
     task = task_of(SCALE.replace("1.0", "1.875"))
     first = evaluator.prepare(task, FAST)
@@ -394,9 +374,8 @@ def test_races_share_their_processes_and_the_pairs_of_a_race_do_not(
 
 
 def test_a_process_whose_task_is_over_serves_the_next_but_no_reported_figure(
-    evaluator: LocalEvaluator, as_on_a_gpu: Ready, paired: Pids, monkeypatch: pytest.MonkeyPatch
+    evaluator: LocalEvaluator, as_on_a_gpu: Ready, paired: Pids
 ) -> None:
-    monkeypatch.setattr(timed_before, "SCATTERED", math.inf)
     first, second = (task_of(SCALE.replace("1.0", f"2.{i}"), f"test/{i}") for i in (25, 75))
     evaluator.prepare(first, FAST)
     evaluator._stand.settle()
