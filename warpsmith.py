@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from agent.extraction.extract import Extracted
     from agent.outcome import CampaignResult
     from agent.replay import Difference
+    from agent.scoring import Told
     from agent.substitution.report import Application
     from kernelbench.bench import Report
-    from kernelbench.results import Row
     from sandbox.types import Evaluation
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
@@ -192,34 +192,47 @@ def apply(
 
 
 def bench(
-    given: str | Path,
+    given: str | Path | None = None,
     suite: Sequence[str] = ("builtin",),
     *,
     out: str | Path | None = None,
     device: str = "auto",
     preset: str = "quick",
+    engine: str | None = None,
+    ray_address: str | None = None,
+    gpu_type: str | None = None,
     seconds: float | None = None,
     interrupted: Callable[[], bool] = lambda: False,
-    on_row: Callable[[Row, int], None] = lambda _, __: None,
-    on_fault: Callable[[str, str], None] = lambda _, __: None,
+    told: Told | None = None,
 ) -> Report:
     """Score a set of kernels on a suite, as `warpsmith bench` does; goes on where `out` stopped.
 
-    `given` is a folder, a KernelBench run, a file of JSON lines, or a campaign's name or folder.
+    `given` is a folder, a KernelBench run, a file of JSON lines, or a campaign's name or folder;
+    without it the suite's references and baselines are timed. `engine` is `ray` or `local`, by
+    default Ray where there are several GPUs.
     """
-    from agent.scoring import score
-    from sandbox.doctor import resolve_device
+    from agent.config import load_optimize
+    from agent.scoring import Told, score
+    from sandbox.doctor import gpu_count, resolve_device
 
+    resolved = resolve_device(device)
+    if engine is None:
+        several = resolved == "cuda" and gpu_count() > 1
+        engine = "ray" if several or ray_address or gpu_type else "local"
+    where = load_optimize(
+        typed=True, device=resolved, engine=engine, ray_address=ray_address, gpu_type=gpu_type
+    )
     return score(
         given,
         suite,
-        Path("bench", Path(given).resolve().stem) if out is None else Path(out),
-        resolve_device(device),
+        Path("bench", "baselines" if given is None else Path(given).resolve().stem)
+        if out is None
+        else Path(out),
+        where,
         preset,
         seconds=seconds,
         interrupted=interrupted,
-        on_row=on_row,
-        on_fault=on_fault,
+        told=told or Told(),
     )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -88,6 +89,8 @@ class Engine(Protocol):
 class Lane(Protocol):
     """What jobs run on: one device, wherever it is."""
 
+    def environment(self) -> Mapping[str, str]: ...
+
     def prepare(self, task: Task, config: EvalConfig) -> Measured: ...
 
     def evaluate(
@@ -97,8 +100,8 @@ class Lane(Protocol):
     def close(self) -> None: ...
 
 
-class LaneEngine:
-    """What engines share: jobs for lanes. Where builds run is for each to say."""
+class LaneEngine(ABC):
+    """What engines share: jobs for lanes."""
 
     def __init__(
         self, name: str, openers: Sequence[Callable[[], Lane]], *, depth: int, builders: int
@@ -107,8 +110,16 @@ class LaneEngine:
         self._pool = LanePool[Lane](f"{name}-lane", openers, depth=depth)
         self._builders = LanePool(f"{name}-build", [NoLane] * builders)
 
+    def submit_environment(self) -> Future[Mapping[str, str]]:
+        """Of a lane: what its figures depend on (sandbox/device.py)."""
+        return self._pool.submit(lambda lane: lane.environment())
+
     def submit_prepare(self, task: Task, config: EvalConfig) -> Future[Measured]:
         return self._pool.submit(lambda lane: lane.prepare(task, config), affinity=task.id)
+
+    @abstractmethod
+    def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:
+        """As Engine's; where builds run is for each to say."""
 
     def submit_evaluate(
         self,
@@ -166,6 +177,11 @@ class LocalLane:
     def open(cls, make_evaluator: MakeEvaluator, index: int) -> LocalLane:
         return cls(make_evaluator(index))
 
+    def environment(self) -> Mapping[str, str]:
+        """Empty for evaluators that measure nothing."""
+        facts = getattr(self._evaluator, "facts", None)
+        return facts.environment if isinstance(facts, DeviceFacts) else {}
+
     def prepare(self, task: Task, config: EvalConfig) -> Measured:
         """Validates the task; of what the evaluator returns, the figures leave the lane."""
         fault = ""
@@ -208,6 +224,8 @@ def measured_of(figures: object, facts: object) -> Measured:
         found = Measured(
             eager_ms=eager,
             baselines_ms={name: ms for name, ms, _ in timed if ms is not None},
+            timed=figures.baselines,
+            estimate_ms=figures.latency_s * 1e3,
             floor_ms=None if floor_s is None else floor_s * 1e3,
             seconds=figures.seconds,
         )

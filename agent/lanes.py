@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from sandbox.errors import WarpsmithError
@@ -22,6 +23,10 @@ log = logging.getLogger(__name__)
 
 MAX_LOST = 3
 """Lanes one job may lose: by the third it is more likely the cause than the victim."""
+
+
+KNOWN = 32
+"""Affinities that a lane is taken to know."""
 
 
 class LaneLost(WarpsmithError):
@@ -71,11 +76,14 @@ class _Lane(Generic[L]):
     alone: bool = False
     """The job under way once lost a lane: no other beside it."""
     warm: str = ""
+    known: deque[str] = field(default_factory=lambda: deque(maxlen=KNOWN))
+    """Of its latest jobs: it may still hold what it prepared for them."""
 
 
 class LanePool(Generic[L]):
-    """Runs jobs oldest first, but a lane prefers the task whose reference it keeps warm, then tasks
-    that no other lane keeps warm. An idle lane takes any, and first.
+    """Runs jobs oldest first, but a lane prefers the task whose reference it keeps warm, then those
+    it knows, those nobody knows, those that no other lane keeps warm. An idle lane takes any, and
+    first.
     """
 
     def __init__(self, name: str, openers: Sequence[Callable[[], L]], *, depth: int = 1) -> None:
@@ -155,6 +163,7 @@ class LanePool(Generic[L]):
             self._give_up(lane, error)
         with self._wake:
             lane.value, lane.lost, lane.opening = value, False, False
+            lane.known.clear()
             self._wake.notify_all()
         return value is not None
 
@@ -172,6 +181,8 @@ class LanePool(Generic[L]):
                 if job.lost or job.future.set_running_or_notify_cancel():
                     lane.running += 1
                     lane.alone, lane.warm = bool(job.lost), job.affinity
+                    if job.affinity and job.affinity not in lane.known:
+                        lane.known.append(job.affinity)
                     if job.subject:
                         self._ran_on.setdefault(job.subject, []).append(lane)
                     return job
@@ -183,10 +194,13 @@ class LanePool(Generic[L]):
             return None if lane.running else self._jobs[0]
         others = [other for other in self._lanes if other is not lane and not other.ended]
         elsewhere = {other.warm for other in others}
+        known = {affinity for other in others for affinity in other.known}
         may_begin = not lane.running or all(other.running for other in others)
         for wanted in (
             lambda job: job.affinity == lane.warm,
-            lambda job: may_begin and (not job.affinity or job.affinity not in elsewhere),
+            lambda job: job.affinity in lane.known and job.affinity not in elsewhere,
+            lambda job: may_begin and (not job.affinity or job.affinity not in known),
+            lambda job: may_begin and job.affinity not in elsewhere,
             lambda job: not lane.running,
         ):
             job = next((j for j in self._jobs if wanted(j) and self._may(lane, j)), None)

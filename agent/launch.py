@@ -18,7 +18,7 @@ from rich.console import Console
 
 from agent.campaign import run_campaign
 from agent.config import OptimizeConfig
-from agent.engine import Engine, LocalEngine
+from agent.engine import LaneEngine, LocalEngine
 from agent.idle import Deferred
 from agent.journal import COMMAND
 from agent.learner import OpenPolicy
@@ -89,7 +89,7 @@ def launch(
     return result
 
 
-def open_engine(config: OptimizeConfig) -> Engine:
+def open_engine(config: OptimizeConfig) -> LaneEngine:
     """The config's engine, started; raises ConfigError where Ray is wanted and not installed."""
     make_evaluator = partial(LocalEvaluator, config.device)
     depth = ahead(config.device)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,6 +57,9 @@ class LaneActor:
         """Apart from the constructor, whose exceptions Ray reports as a dead actor."""
         self._lane = LocalLane.open(self._make_evaluator, 0)
 
+    def environment(self) -> Mapping[str, str]:
+        return self._lane.environment()
+
     def prepare(self, task: Task, config: EvalConfig) -> Measured:
         return self._lane.prepare(task, config)
 
@@ -90,6 +93,11 @@ class RayLane:
             raise DeviceError(
                 f"Ray placed no lane within {START_TIMEOUT_S:.0f} s; another campaign may hold it"
             ) from error
+
+    def environment(self) -> Mapping[str, str]:
+        found = _get(self._actor.environment.remote())
+        assert isinstance(found, Mapping)
+        return found
 
     def prepare(self, task: Task, config: EvalConfig) -> Measured:
         measured = _get(self._actor.prepare.remote(task, config))

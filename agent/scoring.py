@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
-from agent.config import load_evaluation
+from agent.config import OptimizeConfig, load_evaluation
+from agent.evaluating import EngineJudge
 from agent.export.modelnew import export_run
 from agent.journal import FILE
 from agent.keys import nearest
+from agent.launch import open_engine
 from agent.runs import RUNS, find_run, run_names
+from agent.types import Measured
 from kernelbench.admission import choose, validate_tasks
 from kernelbench.bench import Bench, Report
-from kernelbench.results import Row
-from kernelbench.submissions import FORMS, read_submissions
+from kernelbench.results import Reference, Row
+from kernelbench.submissions import FORMS, Found, read_submissions
 from kernelbench.suite import load_suite, load_tasks, suite_version
 from sandbox.admission import Admission
-from sandbox.errors import ConfigError, SandboxFault
+from sandbox.errors import ConfigError, SandboxFault, WarpsmithError
 from sandbox.evaluator import LocalEvaluator
 from sandbox.language import no_gpu
 from sandbox.types import Task
@@ -51,23 +56,65 @@ def admit(
         )
 
 
+@dataclass(frozen=True)
+class Told:
+    """Whom a bench tells what; `Bench.run` says when."""
+
+    row: Callable[[Row, int], None] = lambda _, __: None
+    reference: Callable[[Reference], None] = lambda _: None
+    fault: Callable[[str, str], None] = lambda _, __: None
+    prepared: Callable[[Task, Measured | WarpsmithError, int], None] = lambda _, __, ___: None
+
+
 def score(
-    given: str | Path,
+    given: str | Path | None,
     suite: Sequence[str],
     folder: Path,
-    device: str,
+    where: OptimizeConfig,
     preset: str,
     *,
     seconds: float | None,
     interrupted: Callable[[], bool],
-    on_row: Callable[[Row, int], None],
-    on_fault: Callable[[str, str], None],
+    told: Told,
 ) -> Report:
-    """Evaluates what the folder does not hold yet, and reports on all; the device is resolved.
-
-    What is called back, and when, is said at `Bench.run`.
+    """Evaluates what the folder does not hold yet, and reports on all. Of `where` count the device,
+    which is resolved, and the engine. Without kernels references and baselines alone are timed.
     """
+    device, began = where.device, time.monotonic()
     config, tasks = load_evaluation(preset), load_suite(suite, device)
+    read = Found() if given is None else _kernels_for(tasks, given, suite, folder)
+    found = [submission.candidate.language for submission in read.submissions]
+    if device == "cpu" and found and all(language.needs_gpu for language in found):
+        raise ConfigError(f"{given}: {no_gpu(found[0])}")
+
+    def over() -> bool:
+        return interrupted() or (seconds is not None and time.monotonic() - began > seconds)
+
+    about = {
+        "input": "" if given is None else str(given),
+        "suite": " ".join(suite),
+        "suite_version": " ".join(filter(None, map(suite_version, suite))),
+        "device": device,
+        "preset": preset,
+    }
+    with closing(open_engine(where)) as engine:
+        bench = Bench(
+            tasks,
+            read.submissions,
+            config,
+            engine.submit_environment().result(),
+            folder,
+            about,
+            tuple(map(str, read.problems)),
+        )
+        judge = EngineJudge(engine, over, told.prepared)
+        bench.run(judge, on_row=told.row, on_reference=told.reference, on_fault=told.fault)
+    return bench.write()
+
+
+def _kernels_for(
+    tasks: Sequence[Task], given: str | Path, suite: Sequence[str], folder: Path
+) -> Found:
     kernels = kernels_of(given, folder)
     read = read_submissions(kernels, tasks)
     if not read.submissions and kernels == Path(given):  # a campaign may have won nothing
@@ -76,30 +123,7 @@ def score(
             f"{given}: no kernel for {' '.join(suite)} in it{why}; expected {FORMS}, with files "
             "named after tasks"
         )
-    found = [submission.candidate.language for submission in read.submissions]
-    if device == "cpu" and found and all(language.needs_gpu for language in found):
-        raise ConfigError(f"{given}: {no_gpu(found[0])}")
-    about = {
-        "input": str(given),
-        "suite": " ".join(suite),
-        "suite_version": " ".join(filter(None, map(suite_version, suite))),
-        "device": device,
-        "preset": preset,
-    }
-    with closing(LocalEvaluator(device)) as evaluator:
-        bench = Bench(
-            tasks,
-            read.submissions,
-            config,
-            evaluator.facts.environment,
-            folder,
-            about,
-            tuple(map(str, read.problems)),
-        )
-        bench.run(
-            evaluator, seconds=seconds, interrupted=interrupted, on_row=on_row, on_fault=on_fault
-        )
-    return bench.write()
+    return read
 
 
 def kernels_of(given: str | Path, folder: Path) -> Path:

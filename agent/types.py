@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rewards.types import Reward
-from sandbox.types import Candidate, Evaluation, Task
+from sandbox.types import Baseline, Candidate, Evaluation, Task
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,10 @@ class Measured:
 
     eager_ms: float | None = None
     baselines_ms: Mapping[str, float] = field(default_factory=dict)
+    timed: tuple[Baseline, ...] = ()
+    """The same with intervals, and those that failed."""
+    estimate_ms: float | None = None
+    """Of eager, from the calls that made the cases."""
     floor_ms: float | None = None
     """Compulsory bytes over measured bandwidth, where that binds."""
     copy_bytes_s: float | None = None

@@ -7,13 +7,14 @@ tries that sample again.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from kernelbench.metrics import Score, Summary, only_kind, score_of, summarise
+from kernelbench.metrics import Score, Summary, bootstrap, only_kind, score_of, summarise
 from kernelbench.published_flaws import is_degenerate
 from kernelbench.results import (
     EVALUATIONS,
@@ -23,6 +24,7 @@ from kernelbench.results import (
     Row,
     append_record,
     read_records,
+    write_baselines,
     write_csv,
     write_json,
     write_upstream,
@@ -30,25 +32,47 @@ from kernelbench.results import (
 from kernelbench.submissions import NUMBERED, Submission
 from sandbox.errors import ConfigError, InvalidReference, WarpsmithError
 from sandbox.evidence import Kind
-from sandbox.types import Baseline, EvalConfig, Evaluation, Request, Status, Task
+from sandbox.types import Baseline, EvalConfig, Evaluation, Interval, Request, Status, Task
 
 REPORT_EVERY_S = 20.0
 """Between rewritten reports while evaluations go on."""
 
 
 class Figures(Protocol):
+    """Of a task's reference."""
+
     @property
-    def latency_s(self) -> float: ...
+    def eager_ms(self) -> float | None: ...
     @property
-    def baselines(self) -> tuple[Baseline, ...]: ...
+    def estimate_ms(self) -> float | None: ...
+    @property
+    def timed(self) -> tuple[Baseline, ...]: ...
+    @property
+    def seconds(self) -> Mapping[str, float]: ...
 
 
 class Judge(Protocol):
-    """What sandbox.evaluator.LocalEvaluator offers."""
+    """What agent.evaluating.EngineJudge offers; nothing begins once it is told to end."""
 
-    def evaluate_many(self, requests: Iterator[Request]) -> Iterator[Evaluation]: ...
+    def evaluate_many(self, requests: Sequence[Request]) -> Iterator[tuple[int, Evaluation]]:
+        """Each with its place among the requests, as they end."""
+        ...
 
-    def figures(self, task: Task, config: EvalConfig) -> Figures: ...
+    def prepare_many(
+        self, tasks: Sequence[Task], config: EvalConfig
+    ) -> Iterator[tuple[Task, Figures | WarpsmithError]]:
+        """Each with its figures, or why there are none, as they end."""
+        ...
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a baseline is worth: geometric mean against eager, its interval over tasks."""
+
+    tasks: int
+    """On which it ran."""
+    failed: int
+    speedup: Interval | None
 
 
 @dataclass(frozen=True)
@@ -74,6 +98,8 @@ class Report:
     """Over all tasks, where only kernels of this kind count and the others are 1.0."""
     parts: Mapping[str, Summary] = field(default_factory=dict)
     """By level, or suite, where there are several."""
+    baselines: Mapping[str, Standing] = field(default_factory=dict)
+    """By name, against eager."""
 
 
 @dataclass
@@ -128,47 +154,44 @@ class Bench:
         self,
         judge: Judge,
         *,
-        seconds: float | None = None,
-        interrupted: Callable[[], bool] = lambda: False,
         on_row: Callable[[Row, int], None] = lambda _, __: None,
+        on_reference: Callable[[Reference], None] = lambda _: None,
         on_fault: Callable[[str, str], None] = lambda _, __: None,
     ) -> None:
-        """Evaluate what is pending; nothing is begun after `seconds` or once interrupted.
+        """Evaluate what is pending, as far as the judge goes.
 
-        `on_row` gets each new row and how many are left, `on_fault` a sample and what failed.
+        `on_row` gets each new row and how many are left, `on_reference` the figures of a task
+        without a timed kernel, `on_fault` a sample or task and what failed.
         """
-        began = time.monotonic()
-
-        def over() -> bool:
-            return interrupted() or (seconds is not None and time.monotonic() - began > seconds)
-
         by_id = {task.id: task for task in self.tasks}
-        todo, begun = self.pending, []
-
-        def requests() -> Iterator[Request]:
-            for submission in todo:
-                if over():
-                    return
-                begun.append(submission)
-                yield Request(
-                    by_id[submission.candidate.task_id], submission.candidate, self.config
-                )
-
-        reported = began
-        for number, evaluation in enumerate(judge.evaluate_many(requests())):
-            submission = begun[number]
-            if evaluation.status is Status.SANDBOX_ERROR:
-                on_fault(name_of(submission), evaluation.detail)
+        todo, reported = self.pending, time.monotonic()
+        requests = [Request(by_id[s.candidate.task_id], s.candidate, self.config) for s in todo]
+        for number, (place, evaluation) in enumerate(judge.evaluate_many(requests), 1):
+            submission = todo[place]
+            why = self._fault(evaluation)
+            if why:
+                on_fault(name_of(submission), why)
                 continue
             row = self._row(submission, evaluation)
             append_record(self.folder / EVALUATIONS, row)
             self.rows[row.key] = row
-            on_row(row, len(todo) - number - 1)
+            on_row(row, len(todo) - number)
             if time.monotonic() - reported > REPORT_EVERY_S:
                 self.write()
                 reported = time.monotonic()
-        self._time_references(judge, over, on_fault)
+        self._time_references(judge, on_reference, on_fault)
         self.write()
+
+    def _fault(self, evaluation: Evaluation) -> str:
+        """Why it says nothing here, where it does not."""
+        if evaluation.status is Status.SANDBOX_ERROR:
+            return evaluation.detail or "a fault of ours"
+        for key, here in self.environment.items():
+            there = evaluation.environment.get(key, here)
+            if there != here:
+                what = f"measured with {key} {there!r}, and the others with {here!r}"
+                return f"{what}: name one kind of GPU, such as --gpu-type H100"
+        return ""
 
     def _row(self, submission: Submission, evaluation: Evaluation) -> Row:
         candidate = submission.candidate
@@ -183,26 +206,34 @@ class Bench:
         )
 
     def _time_references(
-        self, judge: Judge, over: Callable[[], bool], on_fault: Callable[[str, str], None]
+        self,
+        judge: Judge,
+        on_reference: Callable[[Reference], None],
+        on_fault: Callable[[str, str], None],
     ) -> None:
-        """KernelBench's analysis drops a problem without a baseline, failed kernels with it."""
+        """KernelBench's analysis drops a problem without a baseline, failed kernels with it. Of
+        other suites, where there are no kernels at all.
+        """
         timed = {row.task_id for row in self.rows.values() if row.evaluation.timing is not None}
-        for task in self.tasks:
-            known = task.id in timed or task.id in self.references
-            if known or NUMBERED.match(task.id) is None or over():
-                continue
+        known = timed | self.references.keys()
+        alone = not self.submissions
+        waiting = [
+            task
+            for task in self.tasks
+            if task.id not in known and (alone or NUMBERED.match(task.id))
+        ]
+        reported = time.monotonic()
+        for task, found in judge.prepare_many(waiting, self.config):
             eager_ms: float | None = None
             baselines: tuple[Baseline, ...] = ()
             detail = ""
-            try:
-                found = judge.figures(task, self.config)
-                eager_ms, baselines = 1e3 * found.latency_s, found.baselines
-            except InvalidReference as error:
-                detail = str(error)
-            # RuntimeError: torch tells a full device so, and this module does without torch.
-            except (WarpsmithError, OSError, RuntimeError) as fault:
-                on_fault(task.id, str(fault))
+            if isinstance(found, InvalidReference):
+                detail = str(found)
+            elif isinstance(found, WarpsmithError):
+                on_fault(task.id, str(found))
                 continue
+            else:
+                eager_ms, baselines = found.eager_ms or found.estimate_ms, found.timed
             reference = Reference(
                 task.id,
                 task.hash,
@@ -214,6 +245,10 @@ class Bench:
             )
             append_record(self.folder / REFERENCES, reference)
             self.references[task.id] = reference
+            on_reference(reference)
+            if time.monotonic() - reported > REPORT_EVERY_S:
+                self.write()
+                reported = time.monotonic()
 
     def report(self) -> Report:
         """What the rows at hand say."""
@@ -235,8 +270,15 @@ class Bench:
             len(waiting),
             not_scored,
             tuple(self.left_out),
-            *_summaries(counted, scores),
+            *(_summaries(counted, scores) if self.submissions or rows else (None, None, {}, {})),
+            _standings(self.timed_baselines()),
         )
+
+    def timed_baselines(self) -> dict[str, tuple[Baseline, ...]]:
+        """By task, in the suite's order: with its first timed kernel, else without one."""
+        found = {r.task_id: r.baselines for r in self.references.values() if r.baselines}
+        found |= {r.task_id: b for r in self.rows.values() if (b := r.evaluation.baselines)}
+        return {task.id: found[task.id] for task in self.tasks if task.id in found}
 
     def write(self) -> Report:
         """Summary, CSV and KernelBench's files from what is known now; raises ConfigError."""
@@ -246,11 +288,24 @@ class Bench:
         try:
             write_json(self.folder / "summary.json", report)
             write_csv(self.folder / "results.csv", rows)
+            write_baselines(self.folder / "baselines.csv", self.timed_baselines())
             references = list(self.references.values())
             write_upstream(self.folder / "kernelbench", list(order), rows, references)
         except OSError as error:
             raise ConfigError(f"{self.folder}: cannot be written ({error.strerror})") from error
         return report
+
+
+def _standings(by_task: Mapping[str, tuple[Baseline, ...]]) -> dict[str, Standing]:
+    found: dict[str, list[Interval | None]] = {}
+    for baseline in (b for timed in by_task.values() for b in timed):
+        found.setdefault(baseline.name, []).append(baseline.speedup)
+    standings = {}
+    for name, speedups in found.items():
+        logs = [math.log(s.value) for s in speedups if s is not None]
+        mean = bootstrap(logs) if logs else None
+        standings[name] = Standing(len(logs), len(speedups) - len(logs), mean)
+    return standings
 
 
 def _summaries(

@@ -9,10 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kernelbench.bench import Report
+from kernelbench.bench import Figures, Report
 from kernelbench.comparison import Comparison
 from kernelbench.metrics import AT_LEAST_BEST, Summary, figure
-from kernelbench.results import Row
+from kernelbench.results import Reference, Row
+from sandbox.errors import WarpsmithError
+from sandbox.types import Task
 from sandbox.words import number_of
 
 SHOWN_LINES = 20
@@ -29,8 +31,26 @@ def progress_line(row: Row, done: int, left: int, seconds: float) -> str:
     return f"{row.task_id} sample {row.sample}: {found.status.value} {figure} ({rest})"
 
 
+def reference_line(found: Reference) -> str:
+    """Latency of eager and what every baseline is worth."""
+    eager = "not timed" if found.eager_ms is None else f"{found.eager_ms:.3g} ms"
+    others = (f"{b.name} {b.speedup or b.detail[:60] or 'failed'}" for b in found.baselines)
+    return ", ".join((f"eager {eager}", *others))
+
+
+def prepared_line(found: Figures | WarpsmithError) -> str:
+    """How long preparing took, the longest stages first; or why it came to nothing."""
+    if isinstance(found, WarpsmithError):
+        return str(found)
+    if not found.seconds:
+        return "known"
+    stages = sorted(found.seconds.items(), key=lambda item: -item[1])
+    longest = ", ".join(f"{name} {seconds:.1f}" for name, seconds in stages[:4])
+    return f"prepared in {sum(found.seconds.values()):.1f} s ({longest})"
+
+
 class Progress:
-    """The `on_row` and `on_fault` of a bench: a line each."""
+    """What a bench tells: a line each."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._began_s, self._done = say, time.monotonic(), 0
@@ -38,6 +58,12 @@ class Progress:
     def row(self, row: Row, left: int) -> None:
         self._done += 1
         self._say(progress_line(row, self._done, left, time.monotonic() - self._began_s))
+
+    def reference(self, found: Reference) -> None:
+        self._say(f"{found.task_id}: {found.detail or reference_line(found)}")
+
+    def prepared(self, task: Task, found: Figures | WarpsmithError, left: int) -> None:
+        self._say(f"{task.id}: {prepared_line(found)} ({left} more before kernels are timed)")
 
     def fault(self, name: str, why: str) -> None:
         self._say(f"{name}: not scored: {why}")
@@ -49,6 +75,8 @@ def report_view(report: Report) -> RenderableType:
     title = " · ".join(f"{key}: {value}" for key, value in report.about.items() if value)
     if report.all is not None:
         parts += [*_headlines(report, report.all, title), _fast(report.all), *_lines(report.all)]
+    if report.baselines:
+        parts.append(_baselines(report))
     if report.waiting:
         parts.append(
             Text(
@@ -86,6 +114,14 @@ def _table(title: str, first: str, *others: str) -> Table:
     table.add_column(first, overflow="fold")
     for name in others:
         table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def _baselines(report: Report) -> Table:
+    table = _table("baselines: geometric mean against eager", "baseline", "tasks", "vs eager")
+    for name, found in report.baselines.items():
+        failed = f", {found.failed} failed" if found.failed else ""
+        table.add_row(name, f"{found.tasks}{failed}", figure(found.speedup, found.tasks))
     return table
 
 

@@ -3,6 +3,7 @@
     evaluations.jsonl                    one line per evaluation; what a resumed call reads
     references.jsonl                     one line per task: how long eager and the baselines take
     summary.json, results.csv            rewritten from the records
+    baselines.csv                        likewise: a line per task and baseline
     kernelbench/LEVEL/eval_results.json  as KernelBench's evaluation writes it, milliseconds
     kernelbench/timing/baseline_*.json   as its baseline script writes it, milliseconds
 
@@ -79,7 +80,7 @@ class Reference:
     config_id: str
     environment: Mapping[str, str]
     eager_ms: float | None
-    """A first estimate, from the calls that made the cases; None where it cannot be scored."""
+    """As timed beside the first baseline, else a first estimate; None where it cannot be scored."""
     baselines: tuple[Baseline, ...] = ()
     detail: str = ""
     schema_version: int = SCHEMA_VERSION
@@ -139,6 +140,22 @@ def write_csv(path: Path, rows: Iterable[Row]) -> None:
         table.writerow(names)
         for row in rows:
             table.writerow(["" if cell is None else cell for cell in _cells(row)])
+
+
+def write_baselines(path: Path, by_task: Mapping[str, Sequence[Baseline]]) -> None:
+    """One line per task and baseline."""
+    names = ("task", "baseline", "speedup", "low", "high", "baseline_ms", "eager_ms", "detail")
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        table = csv.writer(stream)
+        table.writerow(names)
+        for task_id, baselines in by_task.items():
+            for one in baselines:
+                cells: tuple[object, ...] = ("",) * 5
+                if one.speedup is not None and one.latency_ms is not None:
+                    found = one.speedup
+                    eager_ms = one.latency_ms * found.value
+                    cells = (found.value, found.low, found.high, one.latency_ms, eager_ms)
+                table.writerow([task_id, one.name, *cells, one.detail])
 
 
 def _cells(row: Row) -> tuple[object, ...]:

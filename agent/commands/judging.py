@@ -32,19 +32,29 @@ def evaluate(
 
 def bench(
     given: Annotated[
-        str, typer.Argument(metavar="INPUT", help="Folder, KernelBench run, JSON lines, or a run.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[INPUT]",
+            help="Folder, KernelBench run, JSON lines, or a run. Without it baselines are timed.",
+        ),
+    ] = None,
     suite: Annotated[
         list[str] | None, typer.Option(help="Such as kernelbench:PATH:level1.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; bench/INPUT otherwise.")] = None,
     device: Device = "auto",
     preset: Preset = "quick",
+    engine: Annotated[
+        str | None, typer.Option(help="ray or local; ray where there are several GPUs.")
+    ] = None,
+    ray_address: Annotated[str | None, typer.Option(help="Of a running cluster.")] = None,
+    gpu_type: Annotated[str | None, typer.Option(help="Ray's name of it, such as H100.")] = None,
     seconds: Seconds = None,
     as_json: Json = False,
 ) -> None:
     """Score a set of kernels on a suite; the same command goes on where it stopped."""
     from agent.runs import interruptible
+    from agent.scoring import Told
     from kernelbench.bench_view import Progress, report_view
 
     progress = Progress(note)
@@ -55,10 +65,12 @@ def bench(
             out=out,
             device=device,
             preset=preset,
+            engine=engine,
+            ray_address=ray_address,
+            gpu_type=gpu_type,
             seconds=seconds,
             interrupted=interrupted,
-            on_row=progress.row,
-            on_fault=progress.fault,
+            told=Told(progress.row, progress.reference, progress.fault, progress.prepared),
         )
         stopped = interrupted()
     answer(report, as_json, lambda c: c.print(report_view(report)))

@@ -273,7 +273,7 @@ def _subsets(report: Report) -> tuple[tuple[str, ...], ...]:
 
 
 def _command(about: Mapping[str, str], folder: Path) -> list[str]:
-    words = ["warpsmith", "bench", about.get("input", "INPUT")]
+    words = ["warpsmith", "bench", *filter(None, [about.get("input")])]
     for suite in about.get("suite", "").split():
         words += ["--suite", suite]
     for name in ("preset", "device"):

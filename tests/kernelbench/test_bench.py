@@ -4,20 +4,20 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from agent.types import Measured
 from kernelbench.bench import Bench
 from kernelbench.bench_view import progress_line, report_view
 from kernelbench.metrics import figure
 from kernelbench.results import EVALUATIONS, Row, append_record, read_records
 from kernelbench.submissions import Submission
-from sandbox.errors import InvalidReference
+from sandbox.errors import InvalidReference, WarpsmithError
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Request, Status, Task
 from tests.kernelbench.bench_records import HERE, row
 
@@ -33,9 +33,13 @@ class ListedJudge:
 
     speedups: dict[str, float | str]
     asked: list[str] = field(default_factory=list)
+    most: int = 99
+    """Evaluations until it is told to end."""
 
-    def evaluate_many(self, requests: Iterator[Request]) -> Iterator[Evaluation]:
-        for request in requests:
+    def evaluate_many(self, requests: Sequence[Request]) -> Iterator[tuple[int, Evaluation]]:
+        for place, request in enumerate(requests):
+            if len(self.asked) >= self.most:
+                return
             name = request.task.id.rpartition("/")[2]
             self.asked.append(name)
             figure = self.speedups.get(name)
@@ -45,12 +49,15 @@ class ListedJudge:
             else:
                 found = row(request.task.id, figure).evaluation
             ids = {"candidate_id": request.candidate.id, "config_id": request.config.id}
-            yield replace(found, **ids)
+            yield place, replace(found, **ids)
 
-    def figures(self, task: Task, config: EvalConfig) -> SimpleNamespace:
-        if self.speedups.get(task.id.rpartition("/")[2]) == "invalid":
-            raise InvalidReference("constant output")
-        return SimpleNamespace(latency_s=4e-3, baselines=())
+    def prepare_many(
+        self, tasks: Sequence[Task], config: EvalConfig
+    ) -> Iterator[tuple[Task, Measured | WarpsmithError]]:
+        for task in tasks:
+            figure = self.speedups.get(task.id.rpartition("/")[2])
+            invalid = InvalidReference("constant output")
+            yield task, invalid if figure == "invalid" else Measured(estimate_ms=4.0)
 
 
 def bench(folder: Path, names: str = "1_A 2_B 23_C", **changes) -> Bench:
@@ -64,8 +71,8 @@ def bench(folder: Path, names: str = "1_A 2_B 23_C", **changes) -> Bench:
 
 
 def test_a_second_call_goes_on_where_the_first_was_cut(tmp_path):
-    first, judge = bench(tmp_path), ListedJudge({"1_A": 2.0, "23_C": 4.0})
-    first.run(judge, interrupted=lambda: len(judge.asked) == 2)
+    first, judge = bench(tmp_path), ListedJudge({"1_A": 2.0, "23_C": 4.0}, most=2)
+    first.run(judge)
     report = first.report()
     assert (judge.asked, report.waiting, report.all.tasks) == (["1_A", "2_B"], 1, 3)
     with (tmp_path / EVALUATIONS).open("a") as stream:
@@ -138,8 +145,8 @@ def test_a_row_of_another_question_does_not_count(tmp_path, other):
 
 
 def test_nothing_is_begun_when_time_is_up_and_a_report_of_nothing_is_no_figure(tmp_path):
-    one, judge = bench(tmp_path), ListedJudge({})
-    one.run(judge, seconds=-1.0)
+    one, judge = bench(tmp_path), ListedJudge({}, most=0)
+    one.run(judge)
     assert judge.asked == []
     assert one.write().all is not None  # the task without a kernel is a failure already
     assert one.write().waiting == 3
