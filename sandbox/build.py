@@ -24,6 +24,7 @@ from sandbox.cleanup import on_failure
 from sandbox.device import arch_list
 from sandbox.errors import SandboxFault
 from sandbox.handle import Worker, WorkerFailed
+from sandbox.language import builds_late
 from sandbox.light import Ways
 from sandbox.observation import Failure, FailureKind
 from sandbox.preludes import Preludes
@@ -31,7 +32,7 @@ from sandbox.quiet import Quiet
 from sandbox.spawn import Zygote
 from sandbox.toolchain import capability, require_compilers, toolchain
 from sandbox.types import Candidate, EvalConfig, Language, Task, digest
-from sandbox.walls.folders import TRITON_CACHE
+from sandbox.walls.folders import ARTIFACTS, TRITON_CACHE
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ AHEAD_S = 60.0
 """For Triton's kernels, all configurations that an autotuner would try included."""
 LIBRARY_LIMIT_BYTES = 256 << 20
 MAX_LIBRARIES = 16
+SAID = 4000
+"""Characters that are kept of why an extension does not compile that is built late."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,11 @@ class Builder:
         self._toolchain = digest(toolchain(arch, ways))
         self._folder = root / "builds"
         self._shelf = Shelf(self._folder, LIMITS["builds"])
-        self._zygote = Zygote("cpu", environment={"TORCH_CUDA_ARCH_LIST": arch} if arch else {})
-        self._foreseeing = Zygote("cpu", imports=FORESEEING)
-        """Begun by the first Triton candidate: no other waits for its imports."""
+        environment = {"TORCH_CUDA_ARCH_LIST": arch} if arch else {}
+        self._zygote = Zygote("cpu", environment=environment)
+        self._foreseeing = Zygote("cpu", imports=FORESEEING, environment=environment)
+        """Begun by the first Triton candidate, or one that builds late: no other waits for its
+        imports."""
         self._preludes = Preludes(root / "preludes", self._zygote, self._quiet)
 
     def build(
@@ -105,6 +110,8 @@ class Builder:
             asked.append(task.hash)
         elif not candidate.language.needs_build:
             return BuildReport(0.0)
+        elif task is not None and self._rehearsed(task, candidate):
+            asked.append(task.hash)
         key = digest(asked)
         known = self._known(key)
         if known is not None:
@@ -145,7 +152,12 @@ class Builder:
             if candidate.language is Language.TRITON:
                 assert task is not None
                 return self._foresee_to(staging, candidate, config, task, key)
-            return self._compile_to(staging, candidate, config, key)
+            return self._compile_to(staging, candidate, config, task, key)
+
+    def _rehearsed(self, task: Task, candidate: Candidate) -> bool:
+        """Whether it is to be constructed and called as well, for extensions built only then."""
+        known = self._capability is not None or task.device == "cpu"
+        return known and builds_late(candidate.source)
 
     def _worker(self, zygote: Zygote, config: EvalConfig) -> Worker:
         return zygote.spawn(
@@ -188,7 +200,7 @@ class Builder:
     def _calls(self, task: Task, config: EvalConfig) -> list[Any] | None:
         """What calls of the task are made from, found once; None where that cannot be told."""
         if task.hash not in self._described:
-            worker = self._worker(self._foreseeing, config)
+            worker = self._worker(self._calling, config)
             try:
                 shapes = [shape.constants for shape in task.shapes]
                 said = self._ask(worker, config, "describe", task=task.source, shapes=shapes)
@@ -197,6 +209,13 @@ class Builder:
                     worker.close()
             self._described[task.hash] = None if said is None else said["calls"]
         return self._described[task.hash]
+
+    @property
+    def _calling(self) -> Zygote:
+        """What processes that call a candidate are forked from: without a GPU's compilers there is
+        nothing to import ahead.
+        """
+        return self._zygote if self._capability is None else self._foreseeing
 
     def _ask(self, worker: Worker, config: EvalConfig, op: str, **fields: Any) -> Any:
         """What a worker answers; None where it does not."""
@@ -211,9 +230,17 @@ class Builder:
             return None
 
     def _compile_to(
-        self, staging: Path, candidate: Candidate, config: EvalConfig, key: str
+        self,
+        staging: Path,
+        candidate: Candidate,
+        config: EvalConfig,
+        task: Task | None,
+        key: str,
     ) -> BuildReport:
-        worker = self._worker(self._zygote, config)
+        rehearsed = task if task is not None and self._rehearsed(task, candidate) else None
+        # Described first: this may start the process that calls are rehearsed in.
+        calls = None if rehearsed is None else self._calls(rehearsed, config)
+        worker = self._worker(self._zygote if calls is None else self._calling, config)
         failure, missing = None, None
         try:
             with self._quiet.beside(worker, on_host=True):
@@ -227,6 +254,8 @@ class Builder:
                 )
             _keep(worker.scratch, reply, staging)
             missing = reply.get("missing")
+            if rehearsed is not None and calls is not None:
+                missing = self._rehearse(worker, config, rehearsed, calls, staging) or missing
         except WorkerFailed as failed:
             failure = failed.failure
             self._refuse_full_disk(worker.scratch)
@@ -244,6 +273,32 @@ class Builder:
         (staging / "report.json").write_text(json.dumps(record))
         return replace(_read_report(self._shelf.put(key, staging)), cached=False)
 
+    def _rehearse(
+        self, worker: Worker, config: EvalConfig, task: Task, calls: list[Any], staging: Path
+    ) -> list[Any] | None:
+        """What compiles when the candidate is constructed or called is kept as well. Nothing rests
+        on it: whatever goes wrong here says nothing, the run compiles. Returns preludes to make.
+        """
+        known = len(list((staging / ARTIFACTS).glob("*")))
+        limit_s = config.build_timeout_s
+        capability = self._capability if task.device == "cuda" else None
+        try:
+            with self._quiet.beside(worker, on_host=True):
+                reply = worker.request(
+                    "rehearse",
+                    stage="build",
+                    timeout_s=limit_s,
+                    calls=calls,
+                    dtype=task.dtype,
+                    capability=capability,
+                )
+            logger.debug("%s rehearsed: %s", task.id, reply.get("problem"))
+            _keep(worker.scratch, reply, staging, known)
+            return list(reply["missing"])
+        except (WorkerFailed, KeyError, TypeError, ValueError, OSError) as problem:
+            logger.debug("%s was not rehearsed: %s", task.id, problem)
+            return None
+
     def _refuse_full_disk(self, scratch: Path) -> None:
         """A compiler that finds no room fails like one that finds an error: that is looked at here,
         while the files it left are there.
@@ -255,14 +310,17 @@ class Builder:
             )
 
 
-def _keep(source: Path, reply: dict[str, Any], target: Path) -> None:
-    """Copy the libraries a build process made; only regular files of sane size, under our own
-    names. Raises SandboxFault where they cannot be written.
+def _keep(source: Path, reply: dict[str, Any], target: Path, known: int = 0) -> None:
+    """Copy the libraries a build process made after the first `known`; only regular files of sane
+    size, under our own names. Raises SandboxFault where they cannot be written.
     """
-    for position, item in enumerate(list(reply["artifacts"])[:MAX_LIBRARIES]):
-        folder = target / "artifacts" / str(position)
+    for position, item in enumerate(list(reply["artifacts"])[:MAX_LIBRARIES], known):
+        folder = target / ARTIFACTS / str(position)
         _write(folder / "key", str(item["key"])[:64].encode(errors="replace"))
-        with copying.opened_folder(source, f"artifacts/{position}") as made:
+        if "failed" in item:
+            _write(folder / "failed", str(item["failed"])[:SAID].encode(errors="replace"))
+            continue
+        with copying.opened_folder(source, f"{ARTIFACTS}/{position}") as made:
             for name in list(item["libraries"])[:MAX_LIBRARIES]:
                 plain = Path(str(name)).name
                 library = copying.read_regular(made, plain, LIBRARY_LIMIT_BYTES)
@@ -284,7 +342,7 @@ def _read_report(folder: Path) -> BuildReport:
     if failure is not None:
         kind, types = FailureKind(failure["kind"]), tuple(failure["types"])
         failure = Failure(**{**failure, "kind": kind, "types": types})
-    artifacts, kernels = (folder / name for name in ("artifacts", "kernels"))
+    artifacts, kernels = (folder / name for name in (ARTIFACTS, "kernels"))
     return BuildReport(
         0.0,
         failure,

@@ -32,6 +32,7 @@ LOOKS = 7
 CALLS = 8
 """Of a tiny operator, in one look: some 10 us of the same code that the launches run through. The
 pace of pure arithmetic hardly told (6 % where launches took 1.4 times as long)."""
+TOPOLOGY = Path("/sys/devices/system/cpu")
 SPIN = """
 import os, sys
 parent = int(sys.argv[1])
@@ -102,17 +103,39 @@ def _confined(cores: set[int]) -> Iterator[None]:
 
 def launching_core(gpu: str) -> int | None:
     """The core for one GPU, given as CUDA_VISIBLE_DEVICES names it; None where cores are few."""
-    cores, gpus = sorted(os.sched_getaffinity(0)), _gpus()
-    if len(cores) < max(LEAST_CORES, 2 * gpus):
+    apart = _set_apart()
+    if not apart:
         return None
     number = int(gpu) if gpu.isdigit() else zlib.crc32(gpu.encode())
-    return cores[-1 - number % gpus]
+    return apart[number % len(apart)][-1]
 
 
 def common_cores() -> set[int]:
     """For all other work: every core but those on which some GPU's calls are launched."""
+    return os.sched_getaffinity(0).difference(*_set_apart())
+
+
+def _set_apart() -> list[list[int]]:
+    """For each GPU the hardware threads of one core; none where cores are few."""
     cores, gpus = sorted(os.sched_getaffinity(0)), _gpus()
-    return set(cores) if len(cores) < max(LEAST_CORES, 2 * gpus) else set(cores[:-gpus])
+    least = max(LEAST_CORES, 2 * gpus)
+    if len(cores) < least:
+        return []
+    whole: dict[str, list[int]] = {}
+    for core in cores:
+        whole.setdefault(_threads_beside(core), []).append(core)
+    groups = list(whole.values()) if len(whole) >= least else [[core] for core in cores]
+    return groups[: -gpus - 1 : -1]
+
+
+def _threads_beside(core: int) -> str:
+    """A name of the physical core, whose hardware threads slow each other down: the launches of two
+    GPUs, each beside what keeps its core awake, would share one.
+    """
+    try:
+        return (TOPOLOGY / f"cpu{core}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(core)
 
 
 def _gpus() -> int:

@@ -36,6 +36,18 @@ def detect_language(source: str, origin: str = "kernel") -> Language:
     return Language.TRITON if "triton" in packages else Language.TORCH
 
 
+def builds_late(source: str) -> bool:
+    """Whether an extension may be built only when something is constructed or called: a call of
+    `load_inline` stands in a function.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Lambda))
+    return any(_builds(call.func, tree) for f in functions for call in _calls(f))
+
+
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 

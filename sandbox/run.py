@@ -28,7 +28,7 @@ from sandbox.subject import Signature, Subject
 from sandbox.timing import Timed
 from sandbox.types import Status
 from sandbox.verify import profiled, verify
-from sandbox.walls.folders import CUPY_CACHE, TRITON_CACHE
+from sandbox.walls.folders import ARTIFACTS, CUPY_CACHE, TRITON_CACHE
 
 UNMATCHED = (
     "ModelNew's parameters and buffers match the reference's neither by name nor by order, shape "
@@ -124,7 +124,7 @@ class Run(Timed):
             report = self.builder.build(self.candidate, self.config, self.task)
         self.note(build_log=report.log, failure=report.failure)
         if report.artifacts is not None:
-            self.preload.append((report.artifacts, "artifacts"))
+            self.preload.append((report.artifacts, ARTIFACTS))
         if report.kernels is not None:
             self.preload.append((report.kernels, TRITON_CACHE))
 
@@ -154,7 +154,7 @@ class Run(Timed):
                 subject.stage = "verify"
                 cases += verify(subject, self.pools[number], matched, self.synchronize)
             self.note(cases=tuple(cases), parameters=matched)
-        for name in (TRITON_CACHE, CUPY_CACHE):
+        for name in (TRITON_CACHE, CUPY_CACHE, ARTIFACTS):
             # A compiler cache that is missing, or spoilt by its candidate, only costs time.
             with contextlib.suppress(OSError, ValueError):
                 copying.copy_folder(subject.worker.scratch, name, kept / name, CACHE_LIMIT)

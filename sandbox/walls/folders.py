@@ -38,6 +38,8 @@ SYSTEM = tuple(
     )
 )
 DEVICES = tuple(Path("/dev") / name for name in ("null", "zero", "full", "random", "urandom"))
+ARTIFACTS = "artifacts"
+"""What extensions were compiled to: a folder per call."""
 TRITON_CACHE, CUPY_CACHE = "home/triton", "home/cupy"
 ENVIRONMENT = {
     "HOME": "home",

@@ -125,11 +125,27 @@ def compile_ahead(
     return len(compiled), problem[:500]
 
 
+def rehearse(
+    module: Any, calls: Sequence[dict[str, Any]], dtype: torch.dtype, capability: int | None
+) -> str:
+    """Make these calls, each as far as it goes; `capability` is None for calls on the CPU. Returns
+    why the last that did not come to its end did not.
+    """
+    problem = ""
+    with without_device() if capability is None else elsewhere(capability, [], time.monotonic()):
+        for asked in calls:
+            try:
+                call(module.ModelNew, asked, dtype, "cpu" if capability is None else "cuda")
+            except Exception as error:  # noqa: BLE001  candidates raise anything; the run says what
+                problem = f"{type(error).__name__}: {error}"
+    return problem[:500]
+
+
 class OutOfTime(Exception):
     """What is left is compiled in the run."""
 
 
-def call(kind: Any, asked: dict[str, Any], dtype: torch.dtype) -> None:
+def call(kind: Any, asked: dict[str, Any], dtype: torch.dtype, device: str = "cuda") -> None:
     """One call as the run makes it, on tensors without memory."""
     init = models.decode(asked["init"])
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
@@ -141,7 +157,7 @@ def call(kind: Any, asked: dict[str, Any], dtype: torch.dtype) -> None:
 
         def absent(shape: Any, stride: Any, kind: torch.dtype) -> torch.Tensor:
             kept = dtype if kind.is_floating_point else kind
-            return torch.empty_strided(shape, stride, dtype=kept, device="cuda")
+            return torch.empty_strided(shape, stride, dtype=kept, device=device)
 
         for module in model.modules():
             for name, tensor in module._parameters.items():

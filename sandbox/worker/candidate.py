@@ -89,20 +89,36 @@ class BuildSession(Session):
     it without a GPU.
     """
 
+    module: Any = None
+    made: extensions.Recorded
+
     def do_build(self, request: Request, fds: list[int]) -> Request:
         ready = request["preludes"]
-        made = extensions.record(
+        self.made = made = extensions.record(
             self.folder, Ways(**request["ways"]), None if ready is None else Path(ready)
         )
         compile(request["source"], "candidate.py", "exec")
         note = ""
         try:
-            models.load_module(request["source"], "candidate", self.folder)
+            self.module = models.load_module(request["source"], "candidate", self.folder)
         except extensions.BuildFailed:
             raise
         except Exception as error:  # noqa: BLE001  the import may need a GPU: the run stage decides
             note = f"{type(error).__name__}: {error}"
         return {"artifacts": made.artifacts, "missing": made.missing, "note": note[:2000]}
+
+    def do_rehearse(self, request: Request, fds: list[int]) -> Request:
+        """Construct and call what was built, so that extensions compile that it asks for only
+        then; they are not called.
+        """
+        self.made.rehearsing, known = True, len(self.made.artifacts)
+        dtype = getattr(torch, request["dtype"])
+        problem = ahead.rehearse(self.module, request["calls"], dtype, request["capability"])
+        return {
+            "artifacts": self.made.artifacts[known:],
+            "missing": self.made.missing,
+            "problem": problem,
+        }
 
     def do_describe(self, request: Request, fds: list[int]) -> Request:
         """What calls of a task are made from; no candidate's code runs in this process."""

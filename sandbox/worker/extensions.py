@@ -1,8 +1,8 @@
 """`torch.utils.cpp_extension.load_inline` and `load`, intercepted inside a walled process.
 
-The build process compiles every call into a numbered folder; the run process finds the n-th call's
-library in its private copy of those folders when the arguments are the same, and compiles
-otherwise. Both build with the ways of `faster`.
+The build process compiles every call into a numbered folder; the run process finds the library of
+a call with equal arguments in its private copy of those folders, and else compiles, into another
+such folder, which the candidate's later processes are given. Both build with the ways of `faster`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,13 @@ import torch
 from torch.utils import cpp_extension
 
 from sandbox.light import Ways
+from sandbox.walls.folders import ARTIFACTS
 from sandbox.worker.faster import Hurry
 
-ARTIFACTS = "artifacts"
-"""Folder under a worker's scratch folder; one numbered folder per call."""
+KEY, FAILED = "key", "failed"
+"""In a call's folder: its arguments' hash, and what a compiler said that refused it."""
+SAID = 4000
+"""Characters of that."""
 
 
 STEP = re.compile(r"(^|(?<=: ))\[\d+/\d+\] .*")
@@ -43,58 +46,125 @@ def arguments_hash(name: str, arguments: tuple[Any, ...], options: dict[str, Any
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+class Rehearsed(Exception):
+    """An extension was called that is there to be compiled alone."""
+
+
+class Unloaded:
+    """What a rehearsal has for an extension: anything of it may be named, nothing called."""
+
+    def __getattr__(self, name: str) -> Unloaded:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        raise Rehearsed
+
+
 @dataclass
 class Recorded:
     """What a build process made, and what would have made it faster."""
 
-    artifacts: list[dict[str, Any]]
-    missing: list[dict[str, Any]]
+    artifacts: list[dict[str, Any]] = field(default_factory=list)
+    missing: list[dict[str, Any]] = field(default_factory=list)
     """Precompiled preludes that were not there."""
+    rehearsing: bool = False
+    """What is compiled now is not to be called, and a compiler's refusal is one more result."""
 
 
 def record(folder: Path, ways: Ways, precompiled: Path | None) -> Recorded:
     """In a build process: compile each call into `artifacts/N` and list what was made."""
-    built: list[dict[str, Any]] = []
     hurry = Hurry(folder, ways, precompiled)
     hurry.install()
+    recorded = Recorded(missing=hurry.missing)
+    modules: dict[str, Any] = {}
 
     def make(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
         def build(*arguments: Any, **options: Any) -> Any:
             key = arguments_hash(kind, arguments, options)
-            target = folder / ARTIFACTS / str(len(built))
-            module = _compile(original, target, arguments, options, hurry)
-            libraries = [p.name for p in target.glob("*.so")]
-            built.append({"index": len(built), "key": key, "libraries": libraries})
-            return module
+            if key not in modules:
+                modules[key] = compiled(key, original, arguments, options)
+            return modules[key]
 
         return build
 
+    def compiled(
+        key: str, original: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        target = folder / ARTIFACTS / str(len(recorded.artifacts))
+        item = {"key": key, "libraries": []}
+        try:
+            module = _compile(original, target, arguments, options, hurry)
+        except BuildFailed as error:
+            if recorded.rehearsing:
+                recorded.artifacts.append(item | {"failed": str(error)[:SAID]})
+            raise
+        recorded.artifacts.append(item | {"libraries": [p.name for p in target.glob("*.so")]})
+        return Unloaded() if recorded.rehearsing else module
+
     _patch(make)
-    return Recorded(built, hurry.missing)
+    return recorded
 
 
 def intercept(folder: Path) -> None:
-    """In a run process: load the library built for the same call, or compile it here."""
-    calls = 0
+    """In a run process: load the library built for an equal call, or compile it here."""
     hurry = Hurry(folder, Ways(), None)
     hurry.install()
+    modules: dict[str, Any] = {}
 
     def make(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
         def fetch(*arguments: Any, **options: Any) -> Any:
-            nonlocal calls
             key = arguments_hash(kind, arguments, options)
-            target = folder / ARTIFACTS / str(calls)
-            calls += 1
-            # Not always name.so: torch numbers the libraries that share a name.
-            library = next(iter(sorted(target.glob("*.so"))), None)
-            recorded = target / "key"
-            if library and recorded.exists() and recorded.read_text() == key:
-                return _load(library.stem, library, options.get("is_python_module", True))
-            return _compile(original, folder / "late" / str(calls), arguments, options, hurry)
+            if key not in modules:
+                modules[key] = loaded(key, original, arguments, options)
+            return modules[key]
 
         return fetch
 
+    def loaded(
+        key: str, original: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        known = _known(folder / ARTIFACTS, key)
+        if known is None:
+            return _late(folder / ARTIFACTS, key, original, arguments, options, hurry)
+        if (known / FAILED).exists():
+            raise BuildFailed((known / FAILED).read_text(errors="replace"))
+        # Not always name.so: torch numbers the libraries that share a name.
+        library = min(known.glob("*.so"))
+        return _load(library.stem, library, options.get("is_python_module", True))
+
     _patch(make)
+
+
+def _known(artifacts: Path, key: str) -> Path | None:
+    """The folder of a call with these arguments that was compiled before."""
+    for folder in sorted(artifacts.iterdir()) if artifacts.is_dir() else ():
+        whole = (folder / FAILED).exists() or any(folder.glob("*.so"))
+        if whole and (folder / KEY).exists() and (folder / KEY).read_text() == key:
+            return folder
+    return None
+
+
+def _late(
+    artifacts: Path,
+    key: str,
+    original: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    hurry: Hurry,
+) -> Any:
+    """Compiled now; the folder is whole once it has its key."""
+    number = sum(1 for _ in artifacts.glob("late-*")) if artifacts.is_dir() else 0
+    target = artifacts / f"late-{number}"
+    try:
+        module = _compile(original, target, arguments, options, hurry)
+    except BuildFailed as error:
+        (target / FAILED).write_text(str(error)[:SAID])
+        (target / KEY).write_text(key)
+        raise
+    (target / KEY).write_text(key)
+    return module
 
 
 def _patch(make: Callable[[Callable[..., Any], str], Callable[..., Any]]) -> None:

@@ -184,6 +184,24 @@ def test_an_idle_lane_takes_another_lanes_task_but_a_busy_one_leaves_it_there():
     pool.close()
 
 
+def test_a_lane_goes_back_to_tasks_it_knows_before_it_takes_up_another_lanes():
+    pool, gate, taken = LanePool("test", [NoLane, NoLane]), threading.Barrier(2), []
+    names = {}
+
+    def work(lane, n):
+        taken.append((names.setdefault(lane, len(names)), n))
+        gate.wait(10)  # so that each lane has one of each two
+
+    first = [pool.submit(lambda lane, n=n: work(lane, n), affinity=n) for n in "abcd"]
+    for one in first:
+        one.result(10)
+    again = [pool.submit(lambda lane, n=n: work(lane, n), affinity=n) for n in "abcd"]
+    for one in again:
+        one.result(10)
+    pool.close()
+    assert {(lane, n) for lane, n in taken[:4]} == {(lane, n) for lane, n in taken[4:]}
+
+
 class Shared:
     """A lane that is lost with everything on it, once."""
 

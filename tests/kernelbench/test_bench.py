@@ -13,12 +13,22 @@ from rich.console import Console
 
 from agent.types import Measured
 from kernelbench.bench import Bench
-from kernelbench.bench_view import progress_line, report_view
+from kernelbench.bench_view import progress_line, reference_line, report_view
 from kernelbench.metrics import figure
 from kernelbench.results import EVALUATIONS, Row, append_record, read_records
 from kernelbench.submissions import Submission
 from sandbox.errors import InvalidReference, WarpsmithError
-from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Request, Status, Task
+from sandbox.types import (
+    Baseline,
+    Candidate,
+    EvalConfig,
+    Evaluation,
+    Interval,
+    Language,
+    Request,
+    Status,
+    Task,
+)
 from tests.kernelbench.bench_records import HERE, row
 
 TASKS = [
@@ -206,6 +216,54 @@ def test_kernelbenchs_files_hold_every_problem_in_milliseconds_and_our_ratios(tm
     compiled = "baseline_time_torch_compile_inductor_default.json"
     compiled = json.loads((tmp_path / "kernelbench/timing" / compiled).read_text())
     assert compiled["level1"]["1_A.py"]["mean"] == pytest.approx(1.6)
+
+
+TIMED = (
+    Baseline("compile", 2.0, Interval(2.0, 1.9, 2.1)),
+    Baseline("cuda_graph", None, None, "it failed"),
+)
+
+
+def test_without_kernels_references_and_baselines_are_timed_and_no_figure_is_a_failure(tmp_path):
+    class Timing(ListedJudge):
+        def prepare_many(self, tasks, config):
+            for task in tasks:
+                self.asked.append(task.id)
+                yield task, Measured(eager_ms=4.0, timed=TIMED)
+
+    other = Task("own/problem", "# own", "cpu")
+    one, judge, told = bench(tmp_path, "", tasks=[*TASKS, other]), Timing({}), []
+    one.run(judge, on_reference=told.append)
+    report = one.report()
+    assert judge.asked == [t.id for t in one.tasks]
+    assert reference_line(told[0]) == "eager 4 ms, compile 2.00x [1.90, 2.10], cuda_graph it failed"
+    assert (report.all, report.parts, report.waiting) == (None, {}, 0)
+    standing = report.baselines["compile"]
+    assert (standing.tasks, standing.failed, standing.speedup.value) == (5, 0, pytest.approx(2.0))
+    assert report.baselines["cuda_graph"].failed == 5
+    with (tmp_path / "baselines.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert (len(rows), rows[0]["eager_ms"], rows[1]["detail"]) == (10, "4.0", "it failed")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(report_view(report))
+    assert "2.00x [2.00, 2.00]" in console.export_text()
+    again = Timing({})
+    bench(tmp_path, "", tasks=[*TASKS, other]).run(again)
+    assert again.asked == []  # it goes on where it stopped
+
+
+def test_what_another_kind_of_gpu_measured_is_in_no_table_with_the_rest(tmp_path):
+    class Elsewhere(ListedJudge):
+        def evaluate_many(self, requests):
+            for place, found in super().evaluate_many(requests):
+                yield place, replace(found, environment={**HERE, "gpu": "another", "walls": "full"})
+
+    faults: list[str] = []
+    one = bench(tmp_path, environment=HERE | {"gpu": "mine"})
+    one.run(Elsewhere({"1_A": 2.0}), on_fault=lambda _, why: faults.append(why))
+    assert (len(faults), one.rows) == (3, {})
+    assert "measured with gpu 'another', and the others with 'mine'" in faults[0]
+    assert "--gpu-type" in faults[0]
 
 
 def test_the_csv_has_a_line_per_evaluation_and_the_summary_a_version(tmp_path):

@@ -5,15 +5,19 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sandbox.build import Builder
 from sandbox.errors import SandboxFault
+from sandbox.evaluator import LocalEvaluator
 from sandbox.observation import FailureKind
-from sandbox.types import Candidate, Language
+from sandbox.stand import Stand
+from sandbox.types import Candidate, Language, Task
 from tests.sandbox.conftest import FAST
 
 INLINE = """
@@ -179,3 +183,100 @@ def test_equal_sources_asked_for_at_once_are_built_once(builder: Builder) -> Non
         found = list(pool.map(lambda each: builder.build(each, FAST), asked))
     assert sorted(report.cached for report in found) == [False, True, True]
     assert len({report.artifacts for report in found}) == 1
+
+
+TASK = Task(
+    "test/late",
+    """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+    def forward(self, x):
+        return x * self.factor
+def get_inputs():
+    return [torch.rand(64, 512)]
+def get_init_inputs():
+    return [3]
+""",
+    "cpu",
+)
+LATE = """
+import torch
+from torch.utils.cpp_extension import load_inline
+made = None
+def extension(factor):
+    global made
+    if made is None:
+        made = load_inline(
+            "late_" + str(factor),
+            cpp_sources="at::Tensor scale(const at::Tensor& x, double f) {{ return x * f; }}",
+            functions=["scale"],
+        )
+    return made
+class ModelNew(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+        {constructed}
+    def forward(self, x):
+        {called}
+        return extension(self.factor).scale(x, float(self.factor))
+"""
+BEFORE = "bool(x.isnan().any())"
+"""What no rehearsal comes past: there are no values."""
+
+
+def late(constructed: str = "pass", called: str = "pass") -> Candidate:
+    return Candidate(TASK.id, Language.CPP, LATE.format(constructed=constructed, called=called))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [late(constructed="self.scale = extension(factor).scale"), late()],
+    ids=["constructed", "called"],
+)
+def test_what_is_built_when_a_model_is_constructed_or_called_is_built_ahead(
+    builder: Builder, source: Candidate
+) -> None:
+    found = builder.build(source, FAST, TASK)
+    assert (found.failure, found.artifacts is not None) == (None, True)
+    assert [p.name for p in (found.artifacts or Path()).glob("*/*.so")] == ["late_3.so"]
+    assert builder.build(source, FAST, TASK).cached
+    assert not builder.build(source, FAST, replace(TASK, dtype="float64")).cached
+
+
+def test_a_rehearsal_that_comes_to_nothing_says_nothing(builder: Builder) -> None:
+    found = builder.build(late(called=BEFORE), FAST, TASK)
+    assert (found.failure, found.artifacts) == (None, None)
+    died = "import os; os._exit(3)"
+    assert builder.build(late(called=died), FAST, TASK).failure is None
+
+
+def test_what_does_not_compile_late_is_told_without_compiling_again(builder: Builder) -> None:
+    source = replace(late(), source=late().source.replace("x * f", "x * nothing"))
+    found = builder.build(source, FAST, TASK)
+    assert (found.failure, found.artifacts is not None) == (None, True)
+    assert "nothing" in ((found.artifacts or Path()) / "0" / "failed").read_text()
+
+
+def test_what_only_the_run_could_compile_is_compiled_once_in_a_candidates_first_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    preloads: list[int] = []
+    furnish = Stand._subject
+
+    def counted(self: Stand, role: str, *arguments: Any, **options: Any) -> Any:
+        folders = [path for path, name in arguments[3] if name == "artifacts"]
+        if role == "candidate":
+            preloads.append(sum(len(list(f.glob("*/*.so"))) for f in folders))
+        return furnish(self, role, *arguments, **options)
+
+    monkeypatch.setattr(Stand, "_subject", counted)
+    with closing(LocalEvaluator("cpu")) as evaluator:
+        found = evaluator.evaluate(TASK, late(called=BEFORE), replace(FAST, baselines=()))
+    assert found.passed, found.detail
+    assert preloads[0] == 0
+    assert len(preloads) > 1
+    assert set(preloads[1:]) == {1}

@@ -38,6 +38,20 @@ def test_no_other_work_runs_on_the_launching_core() -> None:
         assert core not in cores.common_cores()
 
 
+def test_gpus_of_one_host_launch_on_cores_that_share_nothing(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr(cores, "_gpus", lambda: 2)
+    monkeypatch.setattr(cores, "TOPOLOGY", tmp_path)
+    assert [cores.launching_core(gpu) for gpu in "01"] == [15, 14]  # nothing is known of siblings
+    assert cores.common_cores() == set(range(14))
+    for core in range(16):
+        folder = tmp_path / f"cpu{core}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{core // 2 * 2}-{core // 2 * 2 + 1}\n")
+    assert [cores.launching_core(gpu) for gpu in "01"] == [15, 13]
+    assert cores.common_cores() == set(range(12))
+
+
 def test_a_process_is_confined_and_its_first_thread_placed(allowed: list[int]) -> None:
     code = "import time; print(1, flush=True); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

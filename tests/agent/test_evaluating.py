@@ -1,0 +1,134 @@
+"""Kernels that are there already, through an engine: what is prepared, in which order, and what
+each gets.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import warpsmith
+from agent import evaluating
+from agent.engine import LocalEngine
+from agent.evaluating import EngineJudge
+from agent.scoring import Told
+from agent.scripted import ScriptedEvaluator
+from sandbox.errors import InvalidReference
+from sandbox.types import EvalConfig, Request, Status
+from tests.agent.scripts import candidate, make_task, script
+
+CONFIG = EvalConfig()
+
+
+def requests(*scripts: tuple[str, dict[str, object]]) -> list[Request]:
+    """One each, of a task and what its script says."""
+    return [
+        Request(make_task(name), candidate(name, script(number, **words)), CONFIG)
+        for number, (name, words) in enumerate(scripts)
+    ]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+def judge(log: Path, **changes) -> EngineJudge:
+    engine = LocalEngine(partial(ScriptedEvaluator, log=log, invalid=changes.pop("invalid", ())))
+    return EngineJudge(engine, **changes)
+
+
+def words(log: Path) -> list[str]:
+    return [line.rpartition(" ")[0] for line in log.read_text().splitlines()]
+
+
+def test_baselines_are_timed_for_tasks_alone_that_a_kernel_solves(log):
+    asked = requests(
+        ("wrong", {"status": "WRONG_VALUE"}),
+        ("right", {"speedup": 2.0}),
+        ("right", {"status": "COMPILE_ERROR"}),
+    )
+    told: list[tuple[str, int]] = []
+    one = judge(log, on_prepared=lambda task, _, left: told.append((task.id, left)))
+    found = dict(one.evaluate_many(asked))
+    one.engine.close()
+    statuses = [found[place].status for place in range(3)]
+    assert statuses == [Status.WRONG_VALUE, Status.PASSED, Status.COMPILE_ERROR]
+    assert [line for line in words(log) if line.startswith("prepare")] == ["prepare test/right"]
+    assert told == [("test/right", 0)]
+    assert {e.config_id for e in found.values()} == {CONFIG.id}
+    assert found[1].speedup is not None
+    assert found[1].speedup.value == 2.0
+
+
+def test_a_fault_of_ours_while_verifying_says_nothing_of_a_kernel(log):
+    asked = requests(("a", {"status": "SANDBOX_ERROR"}))
+    one = judge(log)
+    assert [(p, e.status) for p, e in one.evaluate_many(asked)] == [(0, Status.SANDBOX_ERROR)]
+    one.engine.close()
+    assert "prepare test/a" in words(log)  # it had its whole chance
+
+
+def test_the_next_waves_candidates_are_built_meanwhile(log, monkeypatch):
+    monkeypatch.setattr(evaluating, "WAVE", 1)
+    asked = requests(("a", {}), ("b", {}), ("a", {"speedup": 3.0}), ("c", {}))
+    built: list[str] = []
+    one = judge(log)
+    one.engine._build = lambda c, *_: built.append(c.id)
+    found = one.evaluate_many(asked)
+    next(found)
+    ids = [request.candidate.id for request in asked]
+    assert set(built) <= {ids[0], ids[2], ids[1]}  # c is of the wave after the next
+    assert sorted([0, *(place for place, _ in found)]) == [0, 1, 2, 3]
+    one.engine.close()
+    assert sorted(built) == sorted(ids)
+    order = [line for line in words(log) if line.startswith("prepare")]
+    assert order == ["prepare test/a", "prepare test/b", "prepare test/c"]
+
+
+def test_nothing_begins_once_it_is_over_and_what_is_under_way_ends(log):
+    asked, found = requests(*((name, {}) for name in "abcdef")), []
+    one = judge(log, over=lambda: bool(found))
+    one.engine.depth = 0  # one at a time
+    found += one.evaluate_many(asked)
+    assert len(found) <= 1
+    one.over = lambda: True
+    assert list(one.evaluate_many(asked)) == []
+    assert list(one.prepare_many([make_task("a")], CONFIG)) == []
+    one.engine.close()
+
+
+def test_a_reference_that_cannot_be_scored_is_told_beside_the_others(log):
+    one = judge(log, invalid=("test/a",))
+    found = {task.id: told for task, told in one.prepare_many([*map(make_task, "ab")], CONFIG)}
+    one.engine.close()
+    assert isinstance(found["test/a"], InvalidReference)
+    assert not isinstance(found["test/b"], Exception)
+
+
+KERNEL = """
+import torch
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return {call}
+"""
+
+
+def test_a_folder_of_kernels_is_scored_and_a_suite_alone_has_its_references_timed(tmp_path):
+    kernels, preset = tmp_path / "kernels", tmp_path / "bare.yaml"
+    kernels.mkdir()
+    (kernels / "relu.py").write_text(KERNEL.format(call="torch.clamp_min(x, 0)"))
+    (kernels / "sigmoid.py").write_text(KERNEL.format(call="torch.tanh(x)"))
+    preset.write_text("{preset: bare, baselines: [], scales: [3.0], rounds: 4}")
+    suite = ["relu", "sigmoid"]
+    given = {"device": "cpu", "preset": str(preset), "out": tmp_path / "out"}
+    report = warpsmith.bench(kernels, suite, **given)
+    assert report.all is not None
+    assert (report.all.tasks, report.all.correct, report.waiting) == (2, 1, 0)
+    told: list[str] = []
+    given["out"] = tmp_path / "baselines"
+    report = warpsmith.bench(
+        None, suite, told=Told(reference=lambda r: told.append(r.task_id)), **given
+    )
+    assert (sorted(told), report.all) == (["builtin/relu", "builtin/sigmoid"], None)
+    assert report.environment["device"] == "cpu"
