@@ -49,10 +49,6 @@ class Measured:
 
     eager_ms: float | None = None
     baselines_ms: Mapping[str, float] = field(default_factory=dict)
-    timed: tuple[Baseline, ...] = ()
-    """The same with intervals, and those that failed."""
-    estimate_ms: float | None = None
-    """Of eager, from the calls that made the cases."""
     floor_ms: float | None = None
     """Compulsory bytes over measured bandwidth, where that binds."""
     copy_bytes_s: float | None = None
@@ -61,6 +57,10 @@ class Measured:
     cache_bytes: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Of preparing, by stage."""
+    timed: tuple[Baseline, ...] = ()
+    """The baselines with intervals, and those that failed."""
+    estimate_ms: float | None = None
+    """Of eager, from the calls that made the cases."""
 
 
 @dataclass(frozen=True)

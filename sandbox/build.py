@@ -255,7 +255,8 @@ class Builder:
             _keep(worker.scratch, reply, staging)
             missing = reply.get("missing")
             if rehearsed is not None and calls is not None:
-                missing = self._rehearse(worker, config, rehearsed, calls, staging) or missing
+                more = self._rehearse(worker, candidate, config, rehearsed, calls, staging)
+                missing = more or missing
         except WorkerFailed as failed:
             failure = failed.failure
             self._refuse_full_disk(worker.scratch)
@@ -274,29 +275,34 @@ class Builder:
         return replace(_read_report(self._shelf.put(key, staging)), cached=False)
 
     def _rehearse(
-        self, worker: Worker, config: EvalConfig, task: Task, calls: list[Any], staging: Path
+        self,
+        worker: Worker,
+        candidate: Candidate,
+        config: EvalConfig,
+        task: Task,
+        calls: list[Any],
+        staging: Path,
     ) -> list[Any] | None:
         """What compiles when the candidate is constructed or called is kept as well. Nothing rests
         on it: whatever goes wrong here says nothing, the run compiles. Returns preludes to make.
         """
         known = len(list((staging / ARTIFACTS).glob("*")))
-        limit_s = config.build_timeout_s
-        capability = self._capability if task.device == "cuda" else None
         try:
             with self._quiet.beside(worker, on_host=True):
                 reply = worker.request(
                     "rehearse",
                     stage="build",
-                    timeout_s=limit_s,
+                    timeout_s=config.build_timeout_s,
+                    source=candidate.source,
                     calls=calls,
                     dtype=task.dtype,
-                    capability=capability,
+                    capability=self._capability if task.device == "cuda" else None,
                 )
-            logger.debug("%s rehearsed: %s", task.id, reply.get("problem"))
+            logger.debug("%s rehearsed: %s", candidate.id, reply.get("problem"))
             _keep(worker.scratch, reply, staging, known)
             return list(reply["missing"])
         except (WorkerFailed, KeyError, TypeError, ValueError, OSError) as problem:
-            logger.debug("%s was not rehearsed: %s", task.id, problem)
+            logger.debug("%s was not rehearsed: %s", candidate.id, problem)
             return None
 
     def _refuse_full_disk(self, scratch: Path) -> None:

@@ -37,15 +37,16 @@ def detect_language(source: str, origin: str = "kernel") -> Language:
 
 
 def builds_late(source: str) -> bool:
-    """Whether an extension may be built only when something is constructed or called: a call of
-    `load_inline` stands in a function.
+    """Whether an extension may not be built by an import without a GPU, but when something is
+    constructed or called, or where there is one: a call of `load_inline` stands in a function, or
+    under a condition.
     """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Lambda))
-    return any(_builds(call.func, tree) for f in functions for call in _calls(f))
+    later = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Lambda | ast.If))
+    return any(_builds(call.func, tree) for node in later for call in _calls(node))
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:

@@ -20,9 +20,8 @@ from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fa
 from agent.report.texts import Texts, visible
 from agent.timings import device_name
 from kernelbench.bench import Report
-from kernelbench.comparison import read_bench
 from kernelbench.metrics import Score, Summary, figure, score_of
-from kernelbench.results import SCHEMA_VERSION
+from kernelbench.results import EVALUATIONS, REFERENCES, SCHEMA_VERSION, Reference, read_records
 from kernelbench.results import Row as Sample
 from sandbox.errors import ConfigError
 from sandbox.evidence import Kind
@@ -52,6 +51,8 @@ def bench_page(folder: Path, references: Sequence[Curve] = ()) -> Page:
         for task_id, reason in report.not_scored.items()
         if task_id not in first
     ]
+    if not samples:
+        rows += [_reference_row(found) for found in _references(folder, report)]
     by_task = {task_id: [s for s in samples if s.task_id == task_id] for task_id in first}
     statuses = Counter(s.evaluation.status.value for s in samples)
     about = report.about
@@ -63,7 +64,7 @@ def bench_page(folder: Path, references: Sequence[Curve] = ()) -> Page:
                 None,
                 (
                     device_of(samples, report),
-                    f"input {about.get('input', '')}",
+                    f"input {about['input']}" if about.get("input") else "no kernels",
                     f"suite {about.get('suite', '')}",
                     f"protocol {about.get('preset', '')}",
                 ),
@@ -118,7 +119,7 @@ def read_report(folder: Path) -> Report:
 
 def here(folder: Path, report: Report) -> tuple[list[Sample], list[str]]:
     """Of each task and sample the last evaluation under the summary's protocol, on its machine."""
-    found, complaints = read_bench(folder)
+    found, complaints = read_records(folder / EVALUATIONS, Sample)
     kept = {
         (s.task_id, s.sample): s
         for s in found
@@ -189,6 +190,34 @@ def _row(own: Sample, samples: Sequence[Sample]) -> Row:
     )
 
 
+def _references(folder: Path, report: Report) -> list[Reference]:
+    """Of tasks that can be scored, under the summary's protocol, on its machine."""
+    found, _ = read_records(folder / REFERENCES, Reference)
+    return [
+        r
+        for r in found
+        if r.config_id == report.config_id
+        and dict(r.environment) == dict(report.environment)
+        and not r.detail
+    ]
+
+
+def _reference_row(found: Reference) -> Row:
+    """Of a task without kernels: the fastest of eager and its baselines."""
+    timed = [(b.speedup, b.latency_ms, b.name) for b in found.baselines if b.speedup is not None]
+    speedup, latency_ms, name = max(timed, key=lambda b: b[0].value, default=(None, None, ""))
+    faster = speedup is not None and speedup.low > 1
+    return Row(
+        found.task_id,
+        State.APART if faster else State.EVEN,
+        f"fastest: {name}" if faster else "no faster baseline",
+        speedup=speedup,
+        baselines={name: speedup.value for speedup, _, name in timed},
+        eager_ms=found.eager_ms,
+        best_ms=latency_ms if faster else None,
+    )
+
+
 def _state(own: Sample) -> tuple[State, str]:
     found = own.evaluation
     if not found.status.scored:
@@ -232,6 +261,12 @@ def _tiles(report: Report, samples: Sequence[Sample]) -> tuple[Tile, ...]:
             tiles.append(Tile("correct only", f"{summary.conditional:.2f}x", note))
         if summary.roofline is not None:
             tiles.append(Tile("roofline", f"{summary.roofline:.0%}", "of the floor, median"))
+    for name, standing in report.baselines.items():
+        ran = number_of(standing.tasks, "task")
+        note = f"geometric mean against eager over {ran}, {standing.failed} failed"
+        tiles.append(Tile(name, figure(standing.speedup, standing.tasks), note))
+    if not samples:
+        return tuple(tiles)
     caught = sum(s.evaluation.status is Status.REWARD_HACK for s in samples)
     seconds = sum(s.evaluation.seconds.get("total", 0.0) for s in samples)
     note = counted([(caught, "caught cheating")])

@@ -11,7 +11,7 @@ from agent.report.bench import bench_page, reference_curve
 from agent.report.campaign import campaign_page
 from agent.report.page import Page
 from agent.runs import RUNS, find_run
-from kernelbench.results import EVALUATIONS
+from kernelbench.results import EVALUATIONS, REFERENCES
 from sandbox.errors import ConfigError
 
 BENCHES = Path("bench")
@@ -33,11 +33,15 @@ def page_of(name: str, references: Sequence[Path] = ()) -> tuple[Page, Path]:
 
 def find_bench(name: str) -> Path | None:
     """A run goes before a bench of the same name, a path to a bench before a run."""
-    if (Path(name) / EVALUATIONS).is_file():
+    if _is_bench(Path(name)):
         return Path(name)
-    if not (RUNS / name).exists() and (BENCHES / name / EVALUATIONS).is_file():
+    if not (RUNS / name).exists() and _is_bench(BENCHES / name):
         return BENCHES / name
     return None
+
+
+def _is_bench(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in (EVALUATIONS, REFERENCES))
 
 
 def summary_of(name: str) -> str:

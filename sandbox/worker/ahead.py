@@ -126,16 +126,22 @@ def compile_ahead(
 
 
 def rehearse(
-    module: Any, calls: Sequence[dict[str, Any]], dtype: torch.dtype, capability: int | None
+    source: str,
+    calls: Sequence[dict[str, Any]],
+    dtype: torch.dtype,
+    capability: int | None,
+    folder: Path,
 ) -> str:
-    """Make these calls, each as far as it goes; `capability` is None for calls on the CPU. Returns
-    why the last that did not come to its end did not.
+    """Make these calls (`described`), each as far as it goes; `capability` is None for calls on the
+    CPU. Returns why the last that did not come to its end did not.
     """
-    problem = ""
+    problem, device = "", "cpu" if capability is None else "cuda"
     with without_device() if capability is None else elsewhere(capability, [], time.monotonic()):
+        module: Any = None
         for asked in calls:
             try:
-                call(module.ModelNew, asked, dtype, "cpu" if capability is None else "cuda")
+                module = module or models.load_module(source, "candidate", folder)
+                call(module.ModelNew, asked, dtype, device)
             except Exception as error:  # noqa: BLE001  candidates raise anything; the run says what
                 problem = f"{type(error).__name__}: {error}"
     return problem[:500]

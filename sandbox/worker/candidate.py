@@ -89,7 +89,6 @@ class BuildSession(Session):
     it without a GPU.
     """
 
-    module: Any = None
     made: extensions.Recorded
 
     def do_build(self, request: Request, fds: list[int]) -> Request:
@@ -100,7 +99,7 @@ class BuildSession(Session):
         compile(request["source"], "candidate.py", "exec")
         note = ""
         try:
-            self.module = models.load_module(request["source"], "candidate", self.folder)
+            models.load_module(request["source"], "candidate", self.folder)
         except extensions.BuildFailed:
             raise
         except Exception as error:  # noqa: BLE001  the import may need a GPU: the run stage decides
@@ -108,12 +107,14 @@ class BuildSession(Session):
         return {"artifacts": made.artifacts, "missing": made.missing, "note": note[:2000]}
 
     def do_rehearse(self, request: Request, fds: list[int]) -> Request:
-        """Construct and call what was built, so that extensions compile that it asks for only
-        then; they are not called.
+        """Import, construct and call what was built as where there is a GPU, so that extensions
+        compile that it asks for only then; they are not called.
         """
         self.made.rehearsing, known = True, len(self.made.artifacts)
         dtype = getattr(torch, request["dtype"])
-        problem = ahead.rehearse(self.module, request["calls"], dtype, request["capability"])
+        problem = ahead.rehearse(
+            request["source"], request["calls"], dtype, request["capability"], self.folder
+        )
         return {
             "artifacts": self.made.artifacts[known:],
             "missing": self.made.missing,

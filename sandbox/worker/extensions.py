@@ -85,7 +85,7 @@ def record(folder: Path, ways: Ways, precompiled: Path | None) -> Recorded:
             key = arguments_hash(kind, arguments, options)
             if key not in modules:
                 modules[key] = compiled(key, original, arguments, options)
-            return modules[key]
+            return Unloaded() if recorded.rehearsing else modules[key]
 
         return build
 
@@ -101,7 +101,7 @@ def record(folder: Path, ways: Ways, precompiled: Path | None) -> Recorded:
                 recorded.artifacts.append(item | {"failed": str(error)[:SAID]})
             raise
         recorded.artifacts.append(item | {"libraries": [p.name for p in target.glob("*.so")]})
-        return Unloaded() if recorded.rehearsing else module
+        return module
 
     _patch(make)
     return recorded

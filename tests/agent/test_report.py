@@ -25,9 +25,9 @@ from agent.report.rows import state_of
 from agent.report.texts import Texts, visible
 from kernelbench.bench import Bench
 from kernelbench.metrics import AT_LEAST_BEST
-from kernelbench.results import EVALUATIONS, append_record
+from kernelbench.results import EVALUATIONS, REFERENCES, Reference, append_record
 from sandbox.errors import ConfigError
-from sandbox.types import EvalConfig, Status, Task
+from sandbox.types import Baseline, EvalConfig, Interval, Status, Task
 from tests.agent.scripts import campaign, script
 from tests.agent.synthetic_run import HOSTILE, REFERENCE, write_run
 from tests.kernelbench.bench_records import HERE, row
@@ -342,6 +342,28 @@ def test_a_bench_is_reported_over_its_whole_suite(bench: Path) -> None:
     assert page.caught[0].task_id == "kernelbench/level1/3_c"
     assert Elements(html(page, PLOTLY)).of("table")
     assert f'<th class="n">{AT_LEAST_BEST}</th>' in html(page, PLOTLY)
+
+
+def test_a_bench_without_kernels_shows_its_baselines(tmp_path: Path) -> None:
+    tasks = [Task(f"kernelbench/level1/{n}", f"# {n}", "cuda") for n in ("1_a", "2_b")]
+    about = {"input": "", "suite": "s"}
+    scoring = Bench(tasks, [], EvalConfig(), HERE, tmp_path / "baselines", about)
+    for task, ratio in zip(tasks, (2.0, 0.5), strict=True):
+        found = (Baseline("compile", 1.0, Interval(ratio, 0.9 * ratio, 1.1 * ratio)),)
+        reference = Reference(task.id, task.hash, EvalConfig().id, HERE, ratio, found)
+        append_record(scoring.folder / REFERENCES, reference)
+    scoring = Bench(tasks, [], EvalConfig(), HERE, scoring.folder, about)
+    scoring.write()
+    page, _ = page_of(str(scoring.folder))
+    shown = {(row.task_id, row.verdict, row.best_ms) for row in page.rows}
+    assert shown == {
+        (tasks[0].id, "fastest: compile", 1.0),
+        (tasks[1].id, "no faster baseline", None),
+    }
+    assert [(t.label, t.value) for t in page.tiles] == [("compile", "1.00x [0.50, 2.00]")]
+    assert "no kernels" in page.subtitle
+    assert "fastest: compile" in markdown(page)
+    assert "1_a" in html(page, "")
 
 
 def test_another_bench_is_a_curve_beside(bench: Path) -> None:

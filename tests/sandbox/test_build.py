@@ -228,14 +228,29 @@ BEFORE = "bool(x.isnan().any())"
 """What no rehearsal comes past: there are no values."""
 
 
+GUARDED = """
+import sys, torch
+from torch.utils.cpp_extension import load_inline
+if "torch._subclasses.fake_tensor" in sys.modules and hasattr(torch, "rehearsed"):
+    made = load_inline("late_3", cpp_sources="int one() { return 1; }", functions=["one"])
+torch.rehearsed = True
+class ModelNew(torch.nn.Module): ...
+"""
+"""Not built by the first import."""
+
+
 def late(constructed: str = "pass", called: str = "pass") -> Candidate:
     return Candidate(TASK.id, Language.CPP, LATE.format(constructed=constructed, called=called))
 
 
 @pytest.mark.parametrize(
     "source",
-    [late(constructed="self.scale = extension(factor).scale"), late()],
-    ids=["constructed", "called"],
+    [
+        late(constructed="self.scale = extension(factor).scale"),
+        late(),
+        replace(late(), source=GUARDED),
+    ],
+    ids=["constructed", "called", "guarded"],
 )
 def test_what_is_built_when_a_model_is_constructed_or_called_is_built_ahead(
     builder: Builder, source: Candidate
