@@ -263,8 +263,10 @@ def _tiles(report: Report, samples: Sequence[Sample]) -> tuple[Tile, ...]:
             tiles.append(Tile("roofline", f"{summary.roofline:.0%}", "of the floor, median"))
     for name, standing in report.baselines.items():
         ran = number_of(standing.tasks, "task")
-        note = f"geometric mean against eager over {ran}, {standing.failed} failed"
-        tiles.append(Tile(name, figure(standing.speedup, standing.tasks), note))
+        note = f"baseline: geometric mean against eager over {ran}, {standing.failed} failed"
+        found = standing.speedup
+        value = "-" if found is None else f"{found.value:.2f}x"
+        tiles.append(Tile(name, value, note, found if standing.tasks > 1 else None))
     if not samples:
         return tuple(tiles)
     caught = sum(s.evaluation.status is Status.REWARD_HACK for s in samples)
@@ -279,7 +281,8 @@ def _fast(
     folder: Path, report: Report, first: Mapping[str, Sample], rows: Sequence[Row]
 ) -> list[Curve]:
     ratios, _ = _ratios(report, first)
-    return [fast_curve(folder.resolve().name, ratios), *baseline_curves(rows)]
+    own = [fast_curve(folder.resolve().name, ratios)] if ratios else []
+    return [*own, *baseline_curves(rows)]
 
 
 def _stages(samples: Sequence[Sample]) -> dict[str, float]:
