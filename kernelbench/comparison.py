@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from kernelbench.metrics import CONFIDENCE, RESAMPLES, SEED
-from kernelbench.results import EVALUATIONS, Row, read_records
+from kernelbench.results import EVALUATIONS, REFERENCES, Reference, Row, read_records
 from sandbox.errors import ConfigError
 from sandbox.records import to_record
 from sandbox.statistics import t_cdf
-from sandbox.types import Interval
+from sandbox.types import Baseline, Evaluation, Interval, Language, Status, Timing
 from sandbox.words import number_of
 
 FALSE_DISCOVERIES = 0.05
@@ -87,12 +87,30 @@ class Difference:
 
 
 def read_bench(path: Path) -> tuple[list[Row], list[str]]:
-    """The rows of a bench's folder or record; raises ConfigError if it has none."""
+    """The rows of a bench's folder or record, or one for each baseline where it had no kernels;
+    raises ConfigError if it has none.
+    """
     file = path / EVALUATIONS if path.is_dir() else path
     rows, complaints = read_records(file, Row)
+    if not rows and path.is_dir():
+        references, bad = read_records(path / REFERENCES, Reference)
+        rows = [_as_row(found, one) for found in references for one in found.baselines]
+        complaints += bad
     if not rows:
         raise ConfigError(f"{path}: no evaluations; expected a folder that `warpsmith bench` wrote")
     return rows, complaints
+
+
+def _as_row(found: Reference, baseline: Baseline) -> Row:
+    """A baseline like a kernel; it was timed beside eager. Its noise floor is not recorded."""
+    name, speedup, timing = f"{found.task_id}, {baseline.name}", baseline.speedup, None
+    if speedup is not None and baseline.latency_ms is not None:
+        eager_ms = baseline.latency_ms * speedup.value
+        timing = Timing(eager_ms, baseline.latency_ms, speedup, 0.0, (), 0)
+    status = Status.RUNTIME_ERROR if timing is None else Status.PASSED
+    evaluation = Evaluation(name, baseline.name, found.config_id, status, timing=timing)
+    place = (name, found.task_hash, 0, Language.TORCH, REFERENCES)
+    return Row(*place, found.environment, evaluation)
 
 
 def compare(before: Sequence[Row], after: Sequence[Row]) -> Comparison:

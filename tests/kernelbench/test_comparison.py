@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from kernelbench.comparison import compare, read_bench
-from kernelbench.results import EVALUATIONS, Row, append_record
+from kernelbench.results import EVALUATIONS, REFERENCES, Reference, Row, append_record
 from sandbox.errors import ConfigError
-from sandbox.types import Status
-from tests.kernelbench.bench_records import row
+from sandbox.types import Baseline, Interval, Status
+from tests.kernelbench.bench_records import HERE, row
 
 TRUE = [random.Random(n).lognormvariate(0.3, 0.5) for n in range(40)]
 
@@ -80,3 +80,19 @@ def test_a_bench_is_read_by_its_folder_or_its_record(tmp_path: Path):
     assert read_bench(tmp_path) == read_bench(tmp_path / EVALUATIONS) == ([row("a", 2.0)], [])
     with pytest.raises(ConfigError, match="no evaluations"):
         read_bench(tmp_path / "missing")
+
+
+def test_benches_without_kernels_are_compared_by_their_baselines(tmp_path: Path):
+    for name, ratio in (("a", 2.0), ("b", 2.01), ("c", 4.0)):
+        timed = (
+            Baseline("compile", 1.0, Interval(ratio, ratio / 1.01, ratio * 1.01)),
+            Baseline("cuda_graph", None, None, "it failed"),
+        )
+        for task in ("s/1", "s/2", "s/3"):
+            record = Reference(task, "hash", "config", HERE, 2.0, timed)
+            append_record(tmp_path / name / REFERENCES, record)
+    a, b, c = (read_bench(tmp_path / name)[0] for name in "abc")
+    assert compare(a, b).noise_only
+    found = compare(a, c)
+    assert {change.task_id for change in found.changes} == {f"s/{n}, compile" for n in (1, 2, 3)}
+    assert (found.changes[0].before, found.tasks) == ("2.00x [1.98, 2.02]", 6)
