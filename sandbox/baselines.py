@@ -118,6 +118,8 @@ class Baselines:
             try:
                 with ThreadPoolExecutor(1, "compile") as pool:
                     if ahead and beside:
+                        if task.device == "cpu":  # what it imports and probes runs on these cores
+                            self.compiling.stand.zygote.start()
                         pool.submit(compile_all, rivals, range(config.min_pairs), beside)
                     null = self._null(task, config)
                     if null is None:

@@ -59,6 +59,7 @@ READY_SHARE = 0.05
 CONTEXT_BYTES = 500 << 20
 INDUCTOR = ("torch._dynamo", "torch._inductor.compile_fx")
 """What the first torch.compile in a process imports for about two seconds."""
+VECTORS = "sandbox.worker.vectors"
 ATTEMPTS = 2
 """A fault of ours is retried once before it is reported as SANDBOX_ERROR."""
 
@@ -110,7 +111,12 @@ class LocalEvaluator:
         self._quiet = Quiet(same_cores=device == "cpu")
         self._builder = Builder(cache, quiet=self._quiet)
         self._stand = Stand(self._zygote, self._quiet, self._ready(ready), self._used())
-        self._compiling = Zygote(device, device_index, imports=INDUCTOR)
+        self._compiling = Zygote(
+            device,
+            device_index,
+            imports=INDUCTOR if device == "cuda" else (*INDUCTOR, VECTORS),
+            environment={"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor" / "probes")},
+        )
         self._compilers = Stand(self._compiling, self._quiet, used=self._used() // 2)
         self._prepared = Prepared(device, self._facts.memory_bytes)
         self._preparer = Preparer(
