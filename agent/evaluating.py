@@ -63,8 +63,10 @@ class EngineJudge:
         built: dict[int, Future[None]] = {}
         for number, wave in enumerate(waves):
             for place in (place for each in waves[number : number + 2] for place in each):
-                if place not in built and not self.over():
-                    one = requests[place]
+                one = requests[place]
+                # On the CPU the lane builds: only there a build can stand still in timed regions.
+                ahead = one.candidate.language.needs_build and one.task.device != "cpu"
+                if ahead and place not in built and not self.over():
                     built[place] = self.engine.submit_build(one.task, one.candidate, one.config)
             yield from self._evaluated(requests, wave, built)
 
@@ -74,8 +76,8 @@ class EngineJudge:
         """Of one wave, the failures first. A reference that cannot be scored, and a build that
         failed, are told by evaluations.
         """
-        # What is built already goes first.
-        order = sorted(wave, key=lambda place: not (place in built and built[place].done()))
+        # What is still being built goes last.
+        order = sorted(wave, key=lambda place: place in built and not built[place].done())
         right = []
         for place, found in self._judged({place: _verified(requests[place]) for place in order}):
             if found.passed or not found.status.scored:

@@ -32,7 +32,8 @@ from kernelbench.suite import load_suite
 from sandbox.build import build
 from sandbox.doctor import describe, gpu_count
 from sandbox.errors import ConfigError
-from sandbox.evaluator import LocalEvaluator, ahead
+from sandbox.evaluator import LocalEvaluator
+from sandbox.many import ahead
 
 STOPPING = "stopping after what is being measured; Ctrl-C to abandon it"
 

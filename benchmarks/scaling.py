@@ -25,7 +25,8 @@ from benchmarks.keeping import header, keep_json, stop_cleanly
 from benchmarks.stream import BUSY, CONFIG, admitted
 from kernelbench.suite import load_tasks
 from sandbox.doctor import gpu_count
-from sandbox.evaluator import LocalEvaluator, ahead
+from sandbox.evaluator import LocalEvaluator
+from sandbox.many import ahead
 from sandbox.types import Evaluation, Task
 
 

@@ -24,7 +24,8 @@ from benchmarks.candidates.mixed import Sample, mixed
 from benchmarks.keeping import header, keep_json, stop_cleanly
 from kernelbench.suite import load_tasks
 from sandbox.errors import InvalidReference, SandboxFault
-from sandbox.evaluator import LocalEvaluator, ahead
+from sandbox.evaluator import LocalEvaluator
+from sandbox.many import ahead, evaluate_many
 from sandbox.types import EvalConfig, Evaluation, Request, Task
 
 KEPT_EVERY = 20
@@ -118,7 +119,7 @@ def run(
                 bar = best.get(sample.task.id, 1.0)
                 yield Request(sample.task, sample.candidate, config, bar)
 
-    for sample, found in zip(samples, evaluator.evaluate_many(requests(), most), strict=False):
+    for sample, found in zip(samples, evaluate_many(evaluator, requests(), most), strict=False):
         if found.speedup is not None:
             best[sample.task.id] = max(best.get(sample.task.id, 1.0), found.speedup.low)
         yield row(sample, found, time.monotonic() - began)

@@ -43,6 +43,7 @@ from kernelbench.checkout import checkout_version
 from kernelbench.suite import load_tasks
 from sandbox.errors import WarpsmithError
 from sandbox.evaluator import LocalEvaluator
+from sandbox.many import ahead, evaluate_many
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Request, Status, Task
 
 HARNESS = Path(__file__).with_name("throughput_harness.py")
@@ -311,7 +312,7 @@ class Ours(Side):
                 self._evaluator.close()
                 self._evaluator = LocalEvaluator("cuda", cache_dir=self.folder / "cache")
             used, begun = True, list[Job]()
-            for found in self._evaluator.evaluate_many(self._asked(group, begun)):
+            for found in evaluate_many(self._evaluator, self._asked(group, begun), ahead("cuda")):
                 yield begun.pop(0), self.row(found)
 
     def _asked(self, jobs: Iterable[Job], begun: list[Job]) -> Iterator[Request]:
@@ -347,7 +348,7 @@ class Ours(Side):
         ends, done = [], []
         start = time.monotonic()
         begun = takewhile(lambda _: time.monotonic() - start < self.options.seconds, requests)
-        for found in self._evaluator.evaluate_many(begun):
+        for found in evaluate_many(self._evaluator, begun, ahead("cuda")):
             done.append(found)
             ends.append(time.monotonic() - start)
             right = [found.status is status for found, status in zip(done, expected, strict=False)]

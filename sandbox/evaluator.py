@@ -5,12 +5,9 @@ tasks.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -43,16 +40,13 @@ from sandbox.run import Run
 from sandbox.spawn import Zygote
 from sandbox.stand import Stand
 from sandbox.subject import Subject
-from sandbox.types import Candidate, EvalConfig, Evaluation, Request, Status, Task
+from sandbox.types import Candidate, EvalConfig, Evaluation, Status, Task
 from sandbox.validate import validate
 from sandbox.workers import Bench
 
 logger = logging.getLogger(__name__)
 Done = TypeVar("Done")
 
-AHEAD = 6
-"""On a GPU: loading takes about three times as long as holding the device (measured, H200), and a
-context about 0.5 GB of its memory."""
 READY = 2
 READY_SHARE = 0.05
 """Of the device's memory that waiting workers may take."""
@@ -62,12 +56,6 @@ INDUCTOR = ("torch._dynamo", "torch._inductor.compile_fx")
 VECTORS = "sandbox.worker.vectors"
 ATTEMPTS = 2
 """A fault of ours is retried once before it is reported as SANDBOX_ERROR."""
-
-
-def ahead(device: str) -> int:
-    """Candidates that are best under way at once: one holds the device, the others are loaded."""
-    cores = len(os.sched_getaffinity(0))
-    return 2 if device == "cpu" else max(2, min(AHEAD, cores // 2))
 
 
 class LocalEvaluator:
@@ -249,26 +237,6 @@ class LocalEvaluator:
             raise TaskError(
                 f"{task.id} is for device {task.device}; this evaluator has {self.device}"
             )
-
-    def evaluate_many(
-        self, requests: Iterable[Request], count: int | None = None
-    ) -> Iterator[Evaluation]:
-        """Evaluations in the order of the requests, `count` candidates under way at once (by
-        default as many as the machine has room for).
-        """
-        under_way: deque[Future[Evaluation]] = deque()
-        most = count or ahead(self.device)
-        with ThreadPoolExecutor(most, "candidate") as pool:
-            for each in requests:
-                if len(under_way) > 2 * most:
-                    yield under_way.popleft().result()
-                under_way.append(
-                    pool.submit(
-                        self.evaluate, each.task, each.candidate, each.config, to_beat=each.to_beat
-                    )
-                )
-            while under_way:
-                yield under_way.popleft().result()
 
     def _make_room(self, *, cases: bool) -> None:
         """On a GPU, where a shortage of memory may be what went wrong; `cases`: of what is kept

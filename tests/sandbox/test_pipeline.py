@@ -14,6 +14,7 @@ import pytest
 
 from sandbox.evaluator import LocalEvaluator
 from sandbox.handle import Worker
+from sandbox.many import evaluate_many
 from sandbox.quiet import Quiet
 from sandbox.ready import PROFILED, Ready
 from sandbox.spawn import Zygote
@@ -66,7 +67,7 @@ def requests(task: Task, config: EvalConfig, to_beat: float | None) -> list[Requ
 @pytest.fixture(scope="module")
 def together(evaluator: LocalEvaluator) -> Iterator[list[Evaluation]]:
     asked = requests(task_of(SCALE), SEARCH, 1.0)
-    yield list(evaluator.evaluate_many(asked, count=3))
+    yield list(evaluate_many(evaluator, asked, 3))
     assert evaluator._turns.idle
 
 
@@ -105,13 +106,13 @@ def test_a_task_that_comes_in_the_middle_is_prepared_and_its_reference_refused_a
         Request(bad, Candidate(bad.id, Language.TORCH, forward("return y")), SEARCH, 1.0),
         Request(good, Candidate(good.id, Language.TORCH, "class ModelNew(:"), SEARCH, 1.0),
     ]
-    found = [e.status for e in evaluator.evaluate_many(asked, count=3)]
+    found = [e.status for e in evaluate_many(evaluator, asked, 3)]
     assert found == [Status.PASSED, Status.INVALID_REFERENCE, Status.COMPILE_ERROR]
 
 
 def test_a_stream_leaves_no_candidate_behind(cache, one_core) -> None:  # type: ignore[no-untyped-def]
     lane = LocalEvaluator("cpu", cache_dir=cache)
-    assert all(lane.evaluate_many(requests(task_of(SCALE), SEARCH, 1.0)[:4], count=2))
+    assert all(evaluate_many(lane, requests(task_of(SCALE), SEARCH, 1.0)[:4], 2))
     lane.close()
     assert workers_alive(lane) == []
 
