@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from agent.engine import Engine
 from agent.types import Measured
 from sandbox.errors import WarpsmithError
-from sandbox.types import EvalConfig, Evaluation, Request, Task
+from sandbox.types import EvalConfig, Evaluation, Request, Status, Task
 
 WAVE = 16
 """Tasks of a lane: their secret cases stay until their candidates are timed."""
@@ -80,7 +80,7 @@ class EngineJudge:
         order = sorted(wave, key=lambda place: place in built and not built[place].done())
         right = []
         for place, found in self._judged({place: _verified(requests[place]) for place in order}):
-            if found.passed or not found.status.scored:
+            if found.passed or found.status is Status.SANDBOX_ERROR:
                 right.append(place)
             else:
                 yield place, replace(found, config_id=requests[place].config.id)

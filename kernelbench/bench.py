@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -211,19 +211,20 @@ class Bench:
         on_reference: Callable[[Reference], None],
         on_fault: Callable[[str, str], None],
     ) -> None:
-        """KernelBench's analysis drops a problem without a baseline, failed kernels with it. Of
-        other suites, where there are no kernels at all.
+        """KernelBench's analysis drops a problem without a baseline, failed kernels with it: an
+        estimate will do. Without any kernels the baselines of all tasks are timed.
         """
         timed = {row.task_id for row in self.rows.values() if row.evaluation.timing is not None}
-        known = timed | self.references.keys()
         alone = not self.submissions
+        config = self.config if alone else replace(self.config, verify_only=True)
+        known = timed | {id for id, r in self.references.items() if r.timed or not alone}
         waiting = [
             task
             for task in self.tasks
             if task.id not in known and (alone or NUMBERED.match(task.id))
         ]
         reported = time.monotonic()
-        for task, found in judge.prepare_many(waiting, self.config):
+        for task, found in judge.prepare_many(waiting, config):
             eager_ms: float | None = None
             baselines: tuple[Baseline, ...] = ()
             detail = ""
@@ -242,6 +243,7 @@ class Bench:
                 eager_ms,
                 baselines,
                 detail,
+                timed=alone,
             )
             append_record(self.folder / REFERENCES, reference)
             self.references[task.id] = reference

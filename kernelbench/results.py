@@ -83,6 +83,8 @@ class Reference:
     """As timed beside the first baseline, else a first estimate; None where it cannot be scored."""
     baselines: tuple[Baseline, ...] = ()
     detail: str = ""
+    timed: bool = True
+    """False for an estimate alone."""
     schema_version: int = SCHEMA_VERSION
 
 

@@ -252,6 +252,20 @@ def test_without_kernels_references_and_baselines_are_timed_and_no_figure_is_a_f
     assert again.asked == []  # it goes on where it stopped
 
 
+def test_beside_kernels_references_are_estimated_and_timed_once_there_are_none(tmp_path):
+    class Asking(ListedJudge):
+        def prepare_many(self, tasks, config):
+            configs.append((len(tasks), config.verify_only))
+            return super().prepare_many(tasks, config)
+
+    configs: list[tuple[int, bool]] = []
+    bench(tmp_path).run(Asking({"1_A": 2.0}))
+    bench(tmp_path).run(Asking({}))
+    bench(tmp_path, "").run(Asking({}))
+    bench(tmp_path, "").run(Asking({}))
+    assert configs == [(3, True), (0, True), (4, False), (0, False)]
+
+
 def test_what_another_kind_of_gpu_measured_is_in_no_table_with_the_rest(tmp_path):
     class Elsewhere(ListedJudge):
         def evaluate_many(self, requests):
