@@ -39,6 +39,9 @@ OVERHEAD_GOS = 9
 class ProcessPair(Sides):
     """Drives both sides; the caller owns the subjects and closes them."""
 
+    restyles = True
+    """Parameters change before some rounds."""
+
     def __init__(
         self,
         number: int,
@@ -171,7 +174,7 @@ class ProcessPair(Sides):
                 return
             self.last = number == len(kinds) - 1
             following = 0 if self.last else self.count(single=kinds[number + 1])
-            if number in changed:
+            if self.restyles and number in changed:
                 self.given.restyle()
             seen, case = self.round(single, bounds, following)
             if seen.void and len(kinds) < most:
@@ -209,21 +212,22 @@ class ProcessPair(Sides):
         mine, its = turns[self.reference], turns[self.candidate]
         if single:
             its = its.beside(mine)
-        return (
-            RoundObservation(
-                pair=self.number,
-                single=single,
-                calls=len(sets),
-                reference_s=mine.seconds,
-                candidate_s=its.seconds,
-                reference_collect_s=mine.collect_s,
-                candidate_collect_s=its.collect_s,
-                reference_left_s=mine.left_s,
-                candidate_left_s=its.left_s,
-                void=self.why_void(mine, its, len(sets), single),
-                rung=single and self.rung,
-            ),
-            case,
+        return self.observed(mine, its, len(sets), single=single), case
+
+    def observed(self, mine: Turn, its: Turn, calls: int, *, single: bool) -> RoundObservation:
+        """What the turns of the reference and of the candidate come to."""
+        return RoundObservation(
+            pair=self.number,
+            single=single,
+            calls=calls,
+            reference_s=mine.seconds,
+            candidate_s=its.seconds,
+            reference_collect_s=mine.collect_s,
+            candidate_collect_s=its.collect_s,
+            reference_left_s=mine.left_s,
+            candidate_left_s=its.left_s,
+            void=self.why_void(mine, its, calls, single),
+            rung=single and self.rung,
         )
 
     def looked_at(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from sandbox.bare import BarePair
 from sandbox.cleanup import on_failure
 from sandbox.compiling import COMPILE_TIMEOUT_S, COMPILED, Compiling
 from sandbox.device import free_bytes
@@ -159,7 +160,8 @@ class Races:
         """Of one pair."""
         bounds = [TRUSTED] * len(self.signature.outputs)
         reference = self.references[number]
-        pair = ProcessPair(
+        bare = null is not None and not self.signature.mutates
+        pair = (BarePair if bare else partial(ProcessPair, judged=False))(
             number,
             reference,
             rival,
@@ -168,7 +170,6 @@ class Races:
             reference.config,
             self.synchronize,
             self.stand.quiet,
-            judged=False,
         )
         with self.stand.undisturbed():
             pair.start(COMPILE_TIMEOUT_S)
