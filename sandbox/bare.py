@@ -1,10 +1,10 @@
 """A baseline beside eager: rounds that are their calls alone.
 
 Both sides are ours, so that nothing of a round is checked: inputs keep their values, outputs are
-let go of rather than handed over, parameters stay. A call meets what it meets in other rounds: new
-values in its memory, written just before "go", after warm-up on other sets. On an H100 all the rest
-took 80 of 130 ms of a round. The null experiment has whole rounds, since it tells what those of
-candidates scatter.
+let go of rather than handed over, parameters stay. A call meets what it meets in other rounds:
+values written to its memory just before "go", after warm-up on other sets. All the rest took 80 of
+130 ms of a round of one reduction (H100). The null experiment has whole rounds, since it tells what
+those of candidates scatter.
 """
 
 from __future__ import annotations
