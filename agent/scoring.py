@@ -61,7 +61,7 @@ class Told:
     """Whom a bench tells what; `Bench.run` says when."""
 
     row: Callable[[Row, int], None] = lambda _, __: None
-    reference: Callable[[Reference], None] = lambda _: None
+    reference: Callable[[Reference, int], None] = lambda _, __: None
     fault: Callable[[str, str], None] = lambda _, __: None
     prepared: Callable[[Task, Measured | WarpsmithError, int], None] = lambda _, __, ___: None
 

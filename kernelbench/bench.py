@@ -155,13 +155,13 @@ class Bench:
         judge: Judge,
         *,
         on_row: Callable[[Row, int], None] = lambda _, __: None,
-        on_reference: Callable[[Reference], None] = lambda _: None,
+        on_reference: Callable[[Reference, int], None] = lambda _, __: None,
         on_fault: Callable[[str, str], None] = lambda _, __: None,
     ) -> None:
         """Evaluate what is pending, as far as the judge goes.
 
         `on_row` gets each new row and how many are left, `on_reference` the figures of a task
-        without a timed kernel, `on_fault` a sample or task and what failed.
+        without a timed kernel and how many are left, `on_fault` a sample or task and what failed.
         """
         by_id = {task.id: task for task in self.tasks}
         todo, reported = self.pending, time.monotonic()
@@ -208,7 +208,7 @@ class Bench:
     def _time_references(
         self,
         judge: Judge,
-        on_reference: Callable[[Reference], None],
+        on_reference: Callable[[Reference, int], None],
         on_fault: Callable[[str, str], None],
     ) -> None:
         """KernelBench's analysis drops a problem without a baseline, failed kernels with it: an
@@ -224,7 +224,7 @@ class Bench:
             if task.id not in known and (alone or NUMBERED.match(task.id))
         ]
         reported = time.monotonic()
-        for task, found in judge.prepare_many(waiting, config):
+        for number, (task, found) in enumerate(judge.prepare_many(waiting, config), 1):
             eager_ms: float | None = None
             baselines: tuple[Baseline, ...] = ()
             detail = ""
@@ -247,7 +247,7 @@ class Bench:
             )
             append_record(self.folder / REFERENCES, reference)
             self.references[task.id] = reference
-            on_reference(reference)
+            on_reference(reference, len(waiting) - number)
             if time.monotonic() - reported > REPORT_EVERY_S:
                 self.write()
                 reported = time.monotonic()
@@ -256,6 +256,8 @@ class Bench:
         """What the rows at hand say."""
         rows = list(self.rows.values())
         waiting = {s.candidate.task_id for s in self.pending}
+        if not self.submissions and not rows:
+            waiting = self.hashes.keys() - self.references.keys()
         not_scored = {r.task_id: r.detail for r in self.references.values() if r.detail}
         not_scored |= {
             r.task_id: r.evaluation.detail for r in rows if not r.evaluation.status.scored

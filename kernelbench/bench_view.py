@@ -59,8 +59,8 @@ class Progress:
         self._done += 1
         self._say(progress_line(row, self._done, left, time.monotonic() - self._began_s))
 
-    def reference(self, found: Reference) -> None:
-        self._say(f"{found.task_id}: {found.detail or reference_line(found)}")
+    def reference(self, found: Reference, left: int) -> None:
+        self._say(f"{found.task_id}: {found.detail or reference_line(found)} ({left} left)")
 
     def prepared(self, task: Task, found: Figures | WarpsmithError, left: int) -> None:
         self._say(f"{task.id}: {prepared_line(found)} ({left} more before kernels are timed)")

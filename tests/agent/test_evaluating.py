@@ -131,7 +131,7 @@ def test_a_folder_of_kernels_is_scored_and_a_suite_alone_has_its_references_time
     told: list[str] = []
     given["out"] = tmp_path / "baselines"
     report = warpsmith.bench(
-        None, suite, told=Told(reference=lambda r: told.append(r.task_id)), **given
+        None, suite, told=Told(reference=lambda r, _: told.append(r.task_id)), **given
     )
     assert (sorted(told), report.all) == (["builtin/relu", "builtin/sigmoid"], None)
     assert report.environment["device"] == "cpu"

@@ -233,10 +233,14 @@ def test_without_kernels_references_and_baselines_are_timed_and_no_figure_is_a_f
 
     other = Task("own/problem", "# own", "cpu")
     one, judge, told = bench(tmp_path, "", tasks=[*TASKS, other]), Timing({}), []
-    one.run(judge, on_reference=told.append)
+    assert one.report().waiting == 5
+    one.run(judge, on_reference=lambda *each: told.append(each))
     report = one.report()
     assert judge.asked == [t.id for t in one.tasks]
-    assert reference_line(told[0]) == "eager 4 ms, compile 2.00x [1.90, 2.10], cuda_graph it failed"
+    assert [left for _, left in told] == [4, 3, 2, 1, 0]
+    assert (
+        reference_line(told[0][0]) == "eager 4 ms, compile 2.00x [1.90, 2.10], cuda_graph it failed"
+    )
     assert (report.all, report.parts, report.waiting) == (None, {}, 0)
     standing = report.baselines["compile"]
     assert (standing.tasks, standing.failed, standing.speedup.value) == (5, 0, pytest.approx(2.0))
