@@ -211,24 +211,15 @@ def bench(
     without it the suite's references and baselines are timed. `engine` is `ray` or `local`, by
     default Ray where there are several GPUs.
     """
-    from agent.config import load_optimize
-    from agent.scoring import Told, score
-    from sandbox.doctor import gpu_count, resolve_device
+    from agent.scoring import Told, place, score
+    from sandbox.doctor import resolve_device
 
-    resolved = resolve_device(device)
-    if engine is None:
-        several = resolved == "cuda" and gpu_count() > 1
-        engine = "ray" if several or ray_address or gpu_type else "local"
-    where = load_optimize(
-        typed=True, device=resolved, engine=engine, ray_address=ray_address, gpu_type=gpu_type
-    )
+    name = "baselines" if given is None else Path(given).resolve().stem
     return score(
         given,
         suite,
-        Path("bench", "baselines" if given is None else Path(given).resolve().stem)
-        if out is None
-        else Path(out),
-        where,
+        Path("bench", name) if out is None else Path(out),
+        place(resolve_device(device), engine, ray_address, gpu_type),
         preset,
         seconds=seconds,
         interrupted=interrupted,

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.config import OptimizeConfig, load_evaluation
+from agent.config import OptimizeConfig, load_evaluation, load_optimize
 from agent.evaluating import EngineJudge
 from agent.export.modelnew import export_run
 from agent.journal import FILE
@@ -22,6 +22,7 @@ from kernelbench.results import Reference, Row
 from kernelbench.submissions import FORMS, Found, read_submissions
 from kernelbench.suite import load_suite, load_tasks, suite_version
 from sandbox.admission import Admission
+from sandbox.doctor import gpu_count
 from sandbox.errors import ConfigError, SandboxFault, WarpsmithError
 from sandbox.evaluator import LocalEvaluator
 from sandbox.language import no_gpu
@@ -64,6 +65,20 @@ class Told:
     reference: Callable[[Reference, int], None] = lambda _, __: None
     fault: Callable[[str, str], None] = lambda _, __: None
     prepared: Callable[[Task, Measured | WarpsmithError, int], None] = lambda _, __, ___: None
+
+
+def place(
+    device: str, engine: str | None, ray_address: str | None, gpu_type: str | None
+) -> OptimizeConfig:
+    """Where a bench runs, by the settings of a campaign; the device is resolved. Ray by default
+    where there are several GPUs, or something of it is asked for.
+    """
+    if engine is None:
+        several = device == "cuda" and gpu_count() > 1
+        engine = "ray" if several or ray_address or gpu_type else "local"
+    return load_optimize(
+        typed=True, device=device, engine=engine, ray_address=ray_address, gpu_type=gpu_type
+    )
 
 
 def score(

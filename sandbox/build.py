@@ -107,10 +107,11 @@ class Builder:
         if candidate.language is Language.TRITON:
             if task is None or self._capability is None:
                 return BuildReport(0.0)
-            asked.append(task.hash)
         elif not candidate.language.needs_build:
             return BuildReport(0.0)
-        elif task is not None and self._rehearsed(task, candidate):
+        elif task is not None and not self._rehearsed(task, candidate):
+            task = None  # which makes no difference to what is built
+        if task is not None:
             asked.append(task.hash)
         key = digest(asked)
         known = self._known(key)
@@ -237,9 +238,8 @@ class Builder:
         task: Task | None,
         key: str,
     ) -> BuildReport:
-        rehearsed = task if task is not None and self._rehearsed(task, candidate) else None
         # Described first: this may start the process that calls are rehearsed in.
-        calls = None if rehearsed is None else self._calls(rehearsed, config)
+        calls = None if task is None else self._calls(task, config)
         worker = self._worker(self._zygote if calls is None else self._calling, config)
         failure, missing = None, None
         try:
@@ -254,8 +254,8 @@ class Builder:
                 )
             _keep(worker.scratch, reply, staging)
             missing = reply.get("missing")
-            if rehearsed is not None and calls is not None:
-                more = self._rehearse(worker, candidate, config, rehearsed, calls, staging)
+            if task is not None and calls is not None:
+                more = self._rehearse(worker, candidate, config, task, calls, staging)
                 missing = more or missing
         except WorkerFailed as failed:
             failure = failed.failure
