@@ -114,7 +114,7 @@ class EngineJudge:
             if not under_way:
                 return
             done, _ = wait(under_way, timeout=POLL_S, return_when=FIRST_COMPLETED)
-            for future in done:
+            for future in [one for one in under_way if one in done]:
                 yield under_way.pop(future), future
 
 
