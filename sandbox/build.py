@@ -252,6 +252,8 @@ class Builder:
                     ways=asdict(self._ways),
                     preludes=str(self._preludes.folder),
                 )
+            if any("failed" in item for item in reply["artifacts"]):
+                self._refuse_full_disk(worker.scratch)
             _keep(worker.scratch, reply, staging)
             missing = reply.get("missing")
             if task is not None and calls is not None:

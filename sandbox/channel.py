@@ -139,10 +139,18 @@ class Channel:
             chunks += data
         return bytes(chunks)
 
-    def _look(self, seconds: float) -> None:
-        """Until something has come, or that long."""
+    def readable(self) -> bool:
+        """Whether something has come, or the other end is gone."""
+        return bool(self._poller().poll(0))
+
+    def _poller(self) -> select.poll:
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
+        return poller
+
+    def _look(self, seconds: float) -> None:
+        """Until something has come, or that long."""
+        poller = self._poller()
         end = time.perf_counter() + seconds
         while not poller.poll(0) and time.perf_counter() < end:
             pass
@@ -150,8 +158,7 @@ class Channel:
     def _wait(self, deadline: float | None, watch: Callable[[], None] | None) -> None:
         if deadline is None and watch is None:
             return
-        poller = select.poll()
-        poller.register(self._socket, select.POLLIN)
+        poller = self._poller()
         while True:
             left = None if deadline is None else deadline - self._clock()
             if left is not None and left <= 0:

@@ -99,6 +99,8 @@ class Worker:
         self._disk = Disk(scratch)
         self._alive = True
         self._weighed_s = 0.0
+        self._later: tuple[str, float] | None = None
+        """Stage and seconds of an answer that is still to be read."""
 
     @property
     def living(self) -> bool:
@@ -144,6 +146,10 @@ class Worker:
         return reply
 
     def send(self, op: str, *, stage: str, fds: Sequence[int] = (), **fields: Any) -> None:
+        if self._later is not None:
+            due, limit_s = self._later
+            self._later = None
+            self.reply(stage=due, timeout_s=limit_s)
         try:
             self._channel.send({"op": op, **fields}, fds)
         except ChannelClosed:
@@ -170,6 +176,14 @@ class Worker:
         if isinstance(body, dict) and isinstance(body.get("error"), dict):
             raise WorkerFailed(_claimed(stage, body["error"]))
         raise self._failed(stage, FailureKind.PROTOCOL, "a reply that is no reply")
+
+    def answers(self) -> bool:
+        """Whether there is one to read."""
+        return self._channel.readable()
+
+    def answers_later(self, *, stage: str, timeout_s: float) -> None:
+        """What it answers to the last request is read before the next one is sent."""
+        self._later = (stage, timeout_s)
 
     def place(self) -> None:
         """Give the worker's threads their cores for what is timed: on a GPU's host the core that

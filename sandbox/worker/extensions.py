@@ -36,8 +36,10 @@ STEP = re.compile(r"(^|(?<=: ))\[\d+/\d+\] .*")
 """A command that ninja ran; of the first one torch says that it failed, on the same line."""
 
 
-class BuildFailed(Exception):
-    """The compiler or linker refused the candidate's source."""
+class BuildFailed(RuntimeError):
+    """The compiler or linker refused the candidate's source; a RuntimeError is what torch raises,
+    and what a candidate that has another way is ready for.
+    """
 
 
 def arguments_hash(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
@@ -70,7 +72,7 @@ class Recorded:
     missing: list[dict[str, Any]] = field(default_factory=list)
     """Precompiled preludes that were not there."""
     rehearsing: bool = False
-    """What is compiled now is not to be called, and a compiler's refusal is one more result."""
+    """What is compiled now is not to be called."""
 
 
 def record(folder: Path, ways: Ways, precompiled: Path | None) -> Recorded:
@@ -96,9 +98,8 @@ def record(folder: Path, ways: Ways, precompiled: Path | None) -> Recorded:
         item = {"key": key, "libraries": []}
         try:
             module = _compile(original, target, arguments, options, hurry)
-        except BuildFailed as error:
-            if recorded.rehearsing:
-                recorded.artifacts.append(item | {"failed": str(error)[:SAID]})
+        except BuildFailed as error:  # a candidate may have another way
+            recorded.artifacts.append(item | {"failed": str(error)[:SAID]})
             raise
         recorded.artifacts.append(item | {"libraries": [p.name for p in target.glob("*.so")]})
         return module

@@ -171,16 +171,20 @@ class ReferenceSession(Session):
         supervisor's secret seed.
         """
         models.seed_all(request["seed"])
-        for index in request["sets"]:
-            inputs = self.make_inputs(request["scale"])
-            tree, tensors = trees.flatten(inputs, torch.is_tensor)
-            if tree != self.input_tree:
-                raise models.ContractError("get_inputs() returns another structure each time")
-            for leaf, tensor in enumerate(tensors):
-                slot = memory.leaf_view(self.arenas["inputs"].bytes, self.inputs, index, leaf)
-                if slot.shape != tensor.shape:
-                    raise models.ContractError("get_inputs() returns other shapes each time")
-                slot.copy_(tensor)
+        scale = request["scale"]
+        with torch.device(self.device):
+            for index in request["sets"]:
+                inputs = list(self.module.get_inputs())
+                tree, tensors = trees.flatten(inputs, torch.is_tensor)
+                if tree != self.input_tree:
+                    raise models.ContractError("get_inputs() returns another structure each time")
+                for leaf, tensor in enumerate(tensors):
+                    place = self.place("inputs", index, leaf)
+                    if place.shape != tensor.shape:
+                        raise models.ContractError("get_inputs() returns other shapes each time")
+                    place.copy_(tensor)
+                    if scale != 1.0 and tensor.is_floating_point():
+                        place.mul_(scale)
         self.synchronize()
         return {}
 
@@ -275,15 +279,11 @@ class ReferenceSession(Session):
             for leaf in range(len(self.inputs.leaves))
         ]
 
-    def make_inputs(self, scale: float = 1.0) -> list[Any]:
+    def make_inputs(self) -> list[Any]:
         """The next ones of the generators, as they were seeded."""
         with torch.device(self.device):
-            inputs = models.cast(list(self.module.get_inputs()), self.device, self.dtype)
-        if scale != 1.0:
-            tree, tensors = trees.flatten(inputs, torch.is_tensor)
-            scaled = [t * scale if t.is_floating_point() else t for t in tensors]
-            inputs = trees.unflatten(tree, scaled)
-        return list(inputs)
+            inputs = list(self.module.get_inputs())
+        return list(models.cast(inputs, self.device, self.dtype))
 
     def fill_s(self, seed: int) -> float:
         """Seconds to make one input set, best of a few: a mean of three once told seven

@@ -57,6 +57,10 @@ class Session:
         self.scrambled: Layout = Layout((), 0)
         self.state_tensors: list[torch.Tensor | None] = []
         self.results: list[Any] = []
+        self.places: dict[str, dict[tuple[int, int], torch.Tensor]] = {}
+        """By arena, views that `place` made."""
+        self.described: dict[Any, list[Any]] = {}
+        """What `_deliver` says of outputs, by what it says it of: those of a batch are alike."""
         self.bell: Any = None
         self.pinned = contextlib.ExitStack()
         self.hasty: int | None = None
@@ -100,6 +104,7 @@ class Session:
             self.arenas[name] = memory.OpenedArena(ticket, fds.pop(0) if fds else None)
         layout = Layout(tuple(map(Leaf.from_json, request["leaves"])), request["sets"])
         setattr(self, request["name"], layout)
+        self.places.pop(name, None)
         if request["name"] == "inputs":
             self.input_tree = request["tree"]
             # Views only, made before any value is there: the timed region holds model calls alone.
@@ -202,6 +207,8 @@ class Session:
         for index in request["sets"]:
             results.append(call(*calls[index]))
         self.synchronize()
+        if "rung" in request:
+            self.bell.tell(request["rung"])
         if request.get("hasty") is not None:
             self.hurry(request["sets"][-1], request["hasty"])
         return {}
@@ -326,10 +333,22 @@ class Session:
         ]
         return list(trees.unflatten(self.input_tree, tensors))
 
+    def place(self, name: str, index: int, leaf: int) -> torch.Tensor:
+        """View of a leaf of a set in an arena, made when it is first needed; no model is given it:
+        one may change the shape of a view.
+        """
+        known = self.places.setdefault(name, {})
+        view = known.get((index, leaf))
+        if view is None:
+            arena, layout = self.arenas[name].bytes, getattr(self, name)
+            view = known[index, leaf] = memory.leaf_view(arena, layout, index, leaf)
+        return view
+
     def drop(self, name: str) -> None:
         """Unmap an arena and forget every view of it."""
         if name == "inputs":
             self.calls = []
+        self.places.pop(name, None)
         arena = self.arenas.pop(name, None)
         if arena is not None:
             arena.close()
@@ -344,15 +363,19 @@ class Session:
             torch.cuda.synchronize()
 
     def _deliver(self, tensor: torch.Tensor, index: int, leaf: int) -> list[Any]:
-        described = [
-            list(tensor.shape),
-            str(tensor.dtype).removeprefix("torch."),
-            trees.stride_class(tensor.shape, tensor.stride()),
-            # Not its name alone: a subclass may be called Tensor too.
-            "Tensor" if type(tensor) in PLAIN else type(tensor).__qualname__ + " (a subclass)",
-        ]
+        """Copy an output to its slot, if it fits; shape, type, strides and class of it."""
+        key = (type(tensor), tensor.shape, tensor.dtype, tensor.stride())
+        described = self.described.get(key)
+        if described is None:
+            self.described[key] = described = [
+                list(tensor.shape),
+                str(tensor.dtype).removeprefix("torch."),
+                trees.stride_class(tensor.shape, tensor.stride()),
+                # Not its name alone: a subclass may be called Tensor too.
+                "Tensor" if type(tensor) in PLAIN else type(tensor).__qualname__ + " (a subclass)",
+            ]
         if leaf < len(self.slots.leaves) and index != self.hasty:
-            slot = memory.leaf_view(self.arenas["slots"].bytes, self.slots, index, leaf)
+            slot = self.place("slots", index, leaf)
             if slot.shape == tensor.shape and slot.dtype == tensor.dtype:
                 slot.copy_(tensor)
         return described

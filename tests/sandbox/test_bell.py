@@ -74,6 +74,13 @@ def test_a_worker_that_never_stands_by_does_not_hold_the_supervisor(
     assert time.perf_counter() - start < 10 * STANDS_BY_S
 
 
+def test_a_call_is_over_once_the_worker_says_so(bells: tuple[Bell, Bell]) -> None:
+    supervisor, worker = bells
+    worker.tell(3)
+    assert supervisor.over(3)
+    assert not supervisor.over(4)  # of the call before
+
+
 def test_scrambled_values_say_nothing_without_their_key() -> None:
     values = torch.ones(1 << 16, dtype=torch.float64).view(torch.int64)
     hidden, found = torch.empty_like(values), torch.empty_like(values)

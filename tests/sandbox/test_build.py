@@ -276,6 +276,28 @@ def test_what_does_not_compile_late_is_told_without_compiling_again(builder: Bui
     assert "nothing" in ((found.artifacts or Path()) / "0" / "failed").read_text()
 
 
+FALLS_BACK = """
+import torch
+from torch.utils.cpp_extension import load_inline
+try:
+    made = load_inline("guarded", cpp_sources="int one() {{ return {value}; }}", functions=["one"])
+except RuntimeError:
+    made = None
+class ModelNew(torch.nn.Module): ...
+"""
+
+
+def test_a_refusal_that_a_candidate_is_ready_for_is_remembered(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = builder.build(candidate(FALLS_BACK.format(value="no_such_name")), FAST)
+    assert (found.failure, found.artifacts is not None) == (None, True)
+    assert "no_such_name" in ((found.artifacts or Path()) / "0" / "failed").read_text()
+    monkeypatch.setattr(builder, "least_free_bytes", 1 << 60)
+    with pytest.raises(SandboxFault, match="too little to compile"):
+        builder.build(candidate(FALLS_BACK.format(value="nor_this")), FAST)
+
+
 def test_what_only_the_run_could_compile_is_compiled_once_in_a_candidates_first_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

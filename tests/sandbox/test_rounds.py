@@ -15,6 +15,7 @@ import pytest
 
 from sandbox.drift import DRIFT
 from sandbox.evaluator import LocalEvaluator
+from sandbox.handle import Worker
 from sandbox.observation import CaseObservation, Observation, RoundObservation
 from sandbox.plan import Plan
 from sandbox.rest import Afterwards
@@ -310,21 +311,32 @@ def test_with_a_launching_core_lone_calls_are_rung_for_and_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rung: list[int] = []
-    ring = Subject.ring
+    told: list[str] = []
+    ring, answers_later = Subject.ring, Worker.answers_later
 
     def counted(self: Subject, index: int, warm: int, values: bytes) -> float:
         rung.append(index)
         return ring(self, index, warm, values)
 
+    def noted(self: Worker, *, stage: str, timeout_s: float) -> None:
+        told.append(stage)
+        answers_later(self, stage=stage, timeout_s=timeout_s)
+
     monkeypatch.setattr(Subject, "ring", counted)
+    monkeypatch.setattr(Worker, "answers_later", noted)
     task, config = task_of(SCALE), replace(FAST, rounds=6)
     evaluator.prepare(task, config)
     launching_on(UnevenCore(0))
     same = Candidate(task.id, Language.TORCH, forward("", "return y"))
     assert evaluator.evaluate(task, same, config).status is Status.PASSED
     assert rung
+    assert told  # by the bell, before there is an answer
     lone = "(frame := harness('do_go')) and 'rung' in frame.f_locals['request']"
     spoilt = forward(f"return y + 0.1 if {lone} else y", top=FRAMES)
     found = evaluator.evaluate(task, Candidate(task.id, Language.TORCH, spoilt), config)
     assert found.status is Status.WRONG_VALUE
     assert found.detail.startswith("timed rounds")
+    raising = forward(f"return 1 / 0 if {lone} else y", top=FRAMES)
+    found = evaluator.evaluate(task, Candidate(task.id, Language.TORCH, raising), config)
+    assert found.status is Status.RUNTIME_ERROR
+    assert "ZeroDivisionError" in found.detail
