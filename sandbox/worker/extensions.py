@@ -30,6 +30,12 @@ KEY, FAILED = "key", "failed"
 """In a call's folder: its arguments' hash, and what a compiler said that refused it."""
 SAID = 4000
 """Characters of that."""
+FIRST = {
+    "load_inline": ("name", "cpp_sources", "cuda_sources"),
+    "load": ("name", "sources"),
+}
+"""Names of the arguments that are given by position."""
+PROCESSES_OWN = {"name", "build_directory"}
 
 
 STEP = re.compile(r"(^|(?<=: ))\[\d+/\d+\] .*")
@@ -42,10 +48,31 @@ class BuildFailed(RuntimeError):
     """
 
 
-def arguments_hash(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
-    """Names one call: equal hashes compile to equal libraries on one toolchain."""
-    text = json.dumps([name, arguments, options], sort_keys=True, default=str)
+def arguments_hash(
+    kind: str, arguments: tuple[Any, ...], options: dict[str, Any], folder: Path
+) -> str:
+    """Names one call of `load_inline` or `load`: equal hashes compile to equal libraries on one
+    toolchain.
+
+    Left out is what differs between processes that run one source: their folder, where the library
+    is to lie, and the name, into which some write the process's number. Sources tell calls apart,
+    those of `load` by what is in the files.
+    """
+    named = {**dict(zip(FIRST[kind], arguments, strict=False)), **options}
+    sources = named.get("sources", ())
+    contents = [_text(path) for path in ([sources] if isinstance(sources, str) else sources)]
+    kept = {key: value for key, value in named.items() if key not in PROCESSES_OWN}
+    said = [kind, arguments[len(FIRST[kind]) :], kept, contents]
+    text = json.dumps(said, sort_keys=True, default=str).replace(str(folder), "")
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _text(path: Any) -> str:
+    """Of a source file; empty where there is none: torch will say so."""
+    try:
+        return Path(str(path)).read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 class Rehearsed(Exception):
@@ -84,7 +111,7 @@ def record(folder: Path, ways: Ways, precompiled: Path | None) -> Recorded:
 
     def make(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
         def build(*arguments: Any, **options: Any) -> Any:
-            key = arguments_hash(kind, arguments, options)
+            key = arguments_hash(kind, arguments, options, folder)
             if key not in modules:
                 modules[key] = compiled(key, original, arguments, options)
             return Unloaded() if recorded.rehearsing else modules[key]
@@ -116,7 +143,7 @@ def intercept(folder: Path) -> None:
 
     def make(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
         def fetch(*arguments: Any, **options: Any) -> Any:
-            key = arguments_hash(kind, arguments, options)
+            key = arguments_hash(kind, arguments, options, folder)
             if key not in modules:
                 modules[key] = loaded(key, original, arguments, options)
             return modules[key]

@@ -298,22 +298,66 @@ def test_a_refusal_that_a_candidate_is_ready_for_is_remembered(
         builder.build(candidate(FALLS_BACK.format(value="nor_this")), FAST)
 
 
-def test_what_only_the_run_could_compile_is_compiled_once_in_a_candidates_first_worker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    preloads: list[int] = []
+OWN_PLACE = """
+import os, torch
+from torch.utils.cpp_extension import load{inline}
+here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own")
+os.makedirs(here, exist_ok=True)
+text = "#include <torch/extension.h>\\nat::Tensor thrice(const at::Tensor& x) {{ return 3 * x; }}"
+{call}
+class ModelNew(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+    def forward(self, x):
+        return made.thrice(x)
+"""
+CALLS = {
+    "load_inline": """
+made = load_inline(f"own_{os.getpid()}", text, functions=["thrice"], build_directory=here)
+""",
+    "load": """
+bind = '\\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("thrice", &thrice); }'
+open(os.path.join(here, "thrice.cpp"), "w").write(text + bind)
+made = load(name=f"own_{os.getpid()}", sources=[here + "/thrice.cpp"], build_directory=here)
+""",
+}
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many every worker of a candidate was given, in turn."""
+    given: list[int] = []
     furnish = Stand._subject
 
     def counted(self: Stand, role: str, *arguments: Any, **options: Any) -> Any:
         folders = [path for path, name in arguments[3] if name == "artifacts"]
         if role == "candidate":
-            preloads.append(sum(len(list(f.glob("*/*.so"))) for f in folders))
+            given.append(len({library.name for f in folders for library in f.glob("*/*.so")}))
         return furnish(self, role, *arguments, **options)
 
     monkeypatch.setattr(Stand, "_subject", counted)
+    return given
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_an_extension_with_a_name_and_a_place_of_the_processs_own_is_built_once(
+    kind: str, libraries: list[int]
+) -> None:
+    source = OWN_PLACE.format(inline=kind.removeprefix("load"), call=CALLS[kind])
+    with closing(LocalEvaluator("cpu")) as evaluator:
+        own = Candidate(TASK.id, Language.CPP, source)
+        found = evaluator.evaluate(TASK, own, replace(FAST, baselines=()))
+    assert found.passed, found.detail
+    assert len(libraries) > 1
+    assert set(libraries) == {1}  # none compiled another
+
+
+def test_what_only_the_run_could_compile_is_compiled_once_in_a_candidates_first_worker(
+    libraries: list[int],
+) -> None:
     with closing(LocalEvaluator("cpu")) as evaluator:
         found = evaluator.evaluate(TASK, late(called=BEFORE), replace(FAST, baselines=()))
     assert found.passed, found.detail
-    assert preloads[0] == 0
-    assert len(preloads) > 1
-    assert set(preloads[1:]) == {1}
+    assert libraries[0] == 0
+    assert len(libraries) > 1
+    assert set(libraries[1:]) == {1}
