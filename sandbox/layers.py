@@ -76,8 +76,12 @@ def values(observation: Observation) -> list[Evidence]:
     """Which inputs it was verified on, and how many timed outputs were compared."""
     calls = sum(r.calls for r in observation.rounds)
     names = tuple(case.name for case in observation.cases)
+    facts = [f"outputs of {calls} timed calls compared"]
+    layout = next((case.layout_differs for case in observation.cases if case.layout_differs), "")
+    if layout:
+        facts.append(f"{layout}: copying it to the reference's is charged")
     return [
-        Evidence(Layer.VALUES, Weight.CLEAN, (f"outputs of {calls} timed calls compared",)),
+        Evidence(Layer.VALUES, Weight.NOTED if layout else Weight.CLEAN, tuple(facts)),
         Evidence(Layer.HIDDEN_INPUTS, Weight.CLEAN, names),
     ]
 

@@ -117,6 +117,8 @@ class CaseObservation:
     structure_differs: str = ""
     """Claimed: how the returned structure differs from the reference's; empty if it does not."""
     shape_differs: str = ""
+    layout_differs: str = ""
+    """Claimed: in what other layout an output is, where the protocol allows that."""
     dtype_differs: str = ""
     foreign_type: str = ""
     """Claimed: a returned tensor subclass."""
@@ -135,6 +137,7 @@ class CaseObservation:
             unfinished=self.unfinished or other.unfinished,
             structure_differs=self.structure_differs or other.structure_differs,
             shape_differs=self.shape_differs or other.shape_differs,
+            layout_differs=self.layout_differs or other.layout_differs,
             dtype_differs=self.dtype_differs or other.dtype_differs,
             foreign_type=self.foreign_type or other.foreign_type,
             stale=self.stale or other.stale,

@@ -342,7 +342,7 @@ class ProcessPair(Sides):
             seconds, claim = self.candidate.collect(batch, keep=keep, spoil=spoil)
             after.end()
             turn.collected(seconds, after)
-            differs = structure(claim, self.signature, len(batch))
+            differs = structure(claim, self.signature, len(batch), dense=self.config.dense_layouts)
             seen = CaseObservation(
                 case.name, inputs_mutated=mutated and not unfinished, unfinished=unfinished
             )

@@ -9,17 +9,21 @@ from sandbox.claims import word
 from sandbox.subject import Signature
 
 
-def structure(claim: dict[str, Any], signature: Signature, sets: int) -> dict[str, Any]:
+def structure(
+    claim: dict[str, Any], signature: Signature, sets: int, *, dense: bool = False
+) -> dict[str, Any]:
     """How the outputs the candidate describes differ from the reference's; claims, so only
-    harmful ones.
+    harmful ones. `dense`: they may be dense in another order.
     """
     try:
-        return _structure(claim, signature, sets)
+        return _structure(claim, signature, sets, dense)
     except trees.CLAIM_ERRORS:
         return {"structure_differs": "outputs that were described in no known form"}
 
 
-def _structure(claim: dict[str, Any], signature: Signature, sets: int) -> dict[str, Any]:
+def _structure(
+    claim: dict[str, Any], signature: Signature, sets: int, dense: bool
+) -> dict[str, Any]:
     kinds = [parse_kind(kind) for kind in claim["kinds"]]
     complete = len(claim["sets"]) == sets
     found = {"structure_differs": "", "shape_differs": "", "dtype_differs": "", "foreign_type": ""}
@@ -41,7 +45,9 @@ def _structure(claim: dict[str, Any], signature: Signature, sets: int) -> dict[s
             elif dtype != spec.dtype:
                 found["dtype_differs"] = f"{dtype}, expected {spec.dtype}"
             elif stride_class not in ("contiguous", stride):
-                found["shape_differs"] = f"a {stride_class} layout, expected {stride}"
+                words = f"a {stride_class} layout, expected {stride}"
+                allowed = dense and stride_class == "permuted"
+                found["layout_differs" if allowed else "shape_differs"] = words
             if type_name != "Tensor":
                 found["foreign_type"] = type_name
     return found

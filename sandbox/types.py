@@ -165,6 +165,9 @@ class EvalConfig:
     require_matched_parameters: bool = True
     """Refuse candidates whose parameters match the reference's only through a shared seed: then the
     reference keeps its initial values, which hide a dropped scale or bias."""
+    dense_layouts: bool = False
+    """Outputs may be dense in another order than the reference's: KernelBench compares values. What
+    handing such a one over takes longer than the reference's is charged."""
     check_state: bool = True
     """Buffers that the reference's calls move must be moved alike."""
     batch_ms: float = 20.0
@@ -228,6 +231,8 @@ class EvalConfig:
     def id(self) -> str:
         """Of what makes figures; a profile comes after them."""
         left_out = {"profile_searches"} if self.verify_only else {"profile_searches", "verify_only"}
+        if not self.dense_layouts:  # as before there was such a choice
+            left_out.add("dense_layouts")
         return digest({k: v for k, v in self.__dict__.items() if k not in left_out})
 
 

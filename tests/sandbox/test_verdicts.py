@@ -408,6 +408,40 @@ def test_a_permuted_output_may_also_come_contiguous(evaluate: Evaluate, tail: st
     assert found.status is Status.PASSED, found.detail
 
 
+ORDERED = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return (x + 1).t().contiguous()
+def get_inputs():
+    return [torch.rand(1024, 1024)]
+def get_init_inputs():
+    return []
+"""
+TURNED = """
+import torch
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return (x + 1).t()
+"""
+
+
+def test_another_dense_layout_is_admitted_where_values_alone_count_and_its_copy_is_charged(
+    evaluate: Evaluate,
+) -> None:
+    found = evaluate(TURNED, ORDERED)
+    assert found.status is Status.WRONG_SHAPE
+    assert found.detail.endswith("output is a permuted layout, expected contiguous")
+    found = evaluate(TURNED, ORDERED, config=replace(FAST, dense_layouts=True))
+    assert found.status is Status.PASSED, found.detail
+    assert "copying it to the reference's is charged" in str(found.evidence)
+    assert found.speedup is not None
+    assert found.speedup.value < 2  # uncharged 2.6
+    expanded = TURNED.replace("(x + 1).t()", "(x + 1)[:1].expand_as(x)")
+    found = evaluate(expanded, ORDERED, config=replace(FAST, dense_layouts=True))
+    assert found.status is Status.WRONG_SHAPE
+
+
 INTEGERS = """
 import torch
 import torch.nn as nn
