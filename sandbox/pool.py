@@ -43,6 +43,7 @@ CHANGED_BYTES = 64 << 20
 LARGE_SCALE = -3.0
 """Of the second: another sign and size, so that U[0,1) inputs do not make a ReLU the identity."""
 TAIL = 1.5
+NONE = Errors()
 UNSIGNED = frozenset(("uint16", "uint32", "uint64"))
 """Without arithmetic, and without promotion to another type, in torch."""
 CHANGES_TRIED = 4
@@ -174,6 +175,8 @@ class _CaseMaker:
         self.signature = signature
         self.config = config
         self.oracle = oracle
+        self.coarse = subject.task.device == "cuda" and subject.task.dtype == "float32"
+        """TF32 may be used, as far as is known."""
 
     def make(self, name: str, scale: float) -> Case | None:
         """The case, or None where truth or reference leaves the finite range."""
@@ -213,6 +216,7 @@ class _CaseMaker:
         inputs = subject.set_bytes("inputs", 0).clone()
         truth = self.truth(0.0)
         jittered = self.truth(JITTER)
+        coarse = self.truth(0.0, tf32=True) if self.coarse else None
         subject.poison("slots", 0, 1)
         subject.set_bytes("inputs", 0).copy_(inputs)
         subject.warm([])
@@ -227,33 +231,42 @@ class _CaseMaker:
         own = tuple(compare.errors(out, t) for out, t in zip(outputs, truth, strict=True))
         if any(math.isinf(e.norm) for e in own):
             return None  # truth is all zeros and the reference is not: no error can be told
-        shaken = (
+        shaken, rough = (
             [Errors()] * len(truth)
-            if jittered is None
-            else [compare.errors(j, t) for j, t in zip(jittered, truth, strict=True)]
+            if other is None
+            else [compare.errors(o, t) for o, t in zip(other, truth, strict=True)]
+            for other in (jittered, coarse)
         )
         limits = tuple(
-            bound(leaf, mine, shake, self.config)
-            for leaf, mine, shake in zip(self.signature.outputs, own, shaken, strict=True)
+            bound(leaf, mine, shake, self.config, tf32)
+            for leaf, mine, shake, tf32 in zip(
+                self.signature.outputs, own, shaken, rough, strict=True
+            )
         )
         return Case(name, inputs, tuple(truth), limits, own, self.state_after(), scale)
 
-    def truth(self, jitter: float) -> list[torch.Tensor] | None:
-        """The float64 outputs for input set 0; None where the reference refuses float64."""
+    def truth(self, jitter: float, *, tf32: bool = False) -> list[torch.Tensor] | None:
+        """The float64 outputs for input set 0; None where the reference refuses float64. `tf32`: as
+        that would have them; None where the reference may not use it.
+        """
         if self.oracle != "float64":
             return None
         try:
-            self.subject.request(
+            reply = self.subject.request(
                 "oracle",
                 self.config.run_timeout_s,
                 set=0,
                 jitter=jitter,
                 seed=secrets.randbits(31),
+                tf32=tf32,
             )
         except WorkerFailed as failed:
             if failed.failure.kind is not FailureKind.CLAIMED:
                 raise
             self.oracle = "float32"
+            return None
+        if tf32 and not reply["rounded"]:
+            self.coarse = False
             return None
         return [
             self.subject.leaf("oracle", 0, i).clone() for i in range(len(self.signature.outputs))
@@ -281,16 +294,26 @@ def truth_leaf(leaf: Leaf) -> Leaf:
     return Leaf(dense.shape, "float64", dense.stride, 8) if leaf.floating else dense
 
 
-def bound(leaf: Leaf, own: Errors, shaken: Errors, config: EvalConfig) -> Errors:
-    """The error a candidate may have on one leaf of one case."""
+def bound(
+    leaf: Leaf, own: Errors, shaken: Errors, config: EvalConfig, rough: Errors = NONE
+) -> Errors:
+    """The error a candidate may have on one leaf of one case: `own` is the reference's, `shaken`
+    the jitter's, `rough` what TF32 makes where it is allowed, whether eager uses it or not.
+    """
     if not leaf.floating:
         return Errors()
-    base = CLASS_NORM.get(leaf.dtype, CLASS_NORM["float32"])
-    factor = config.reference_error_factor
+    base, times = CLASS_NORM.get(leaf.dtype, CLASS_NORM["float32"]), config.reference_error_factor
+    least = {"norm": base, "row": ROW_FACTOR * base, "element": ELEMENT_FACTOR * base}
     return Errors(
-        norm=max(base, factor * own.norm, JITTER_FACTOR * shaken.norm),
-        row=max(ROW_FACTOR * base, factor * own.row, JITTER_FACTOR * shaken.row),
-        element=max(ELEMENT_FACTOR * base, factor * own.element, JITTER_FACTOR * shaken.element),
+        **{
+            what: max(
+                constant,
+                times * getattr(own, what),
+                times * getattr(rough, what),
+                JITTER_FACTOR * getattr(shaken, what),
+            )
+            for what, constant in least.items()
+        }
     )
 
 

@@ -5,6 +5,7 @@ Task files are trusted, yet they run here and not in the supervisor.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import time
@@ -18,6 +19,7 @@ from sandbox import memory, trees
 from sandbox.trees import Layout
 from sandbox.worker import facts, models
 from sandbox.worker.session import Request, Session
+from sandbox.worker.tf32 import Tf32
 from sandbox.worker.wrapped import wrapped
 
 NAME = "reference"
@@ -243,7 +245,8 @@ class ReferenceSession(Session):
         """The float64 truth of one input set into the `oracle` arena, inputs optionally jittered.
 
         `jitter` is the relative rounding noise put on float inputs: its effect on the output says
-        how well conditioned the case is.
+        how well conditioned the case is. `tf32`: as that would have it, where it may be used;
+        `rounded` in the reply says whether any operation may.
         """
         inputs = [
             t.double() if torch.is_tensor(t) and t.is_floating_point() else t
@@ -258,9 +261,11 @@ class ReferenceSession(Session):
                 for t in inputs
             ]
         model = copy.deepcopy(self.model).double()
+        mode = Tf32(*models.precision()) if request["tf32"] else None
         torch.set_default_dtype(torch.float64)
         try:
-            outputs = model(*trees.unflatten(self.input_tree, inputs))
+            with mode or contextlib.nullcontext():
+                outputs = model(*trees.unflatten(self.input_tree, inputs))
         finally:
             torch.set_default_dtype(torch.float32)
         _, tensors = trees.flatten(outputs, torch.is_tensor)
@@ -268,7 +273,7 @@ class ReferenceSession(Session):
         for leaf, tensor in enumerate(tensors):
             memory.leaf_view(self.arenas["oracle"].bytes, layout, 0, leaf).copy_(tensor)
         self.synchronize()
-        return {}
+        return {"rounded": mode is not None and mode.used}
 
     oracle = Layout((), 0)
 
