@@ -17,6 +17,7 @@ from sandbox.drift import DRIFT
 from sandbox.evaluator import LocalEvaluator
 from sandbox.handle import Worker
 from sandbox.observation import CaseObservation, Observation, RoundObservation
+from sandbox.pair import ProcessPair
 from sandbox.plan import Plan
 from sandbox.rest import Afterwards
 from sandbox.rounds import MET_BY, restyled, single_set
@@ -340,3 +341,40 @@ def test_with_a_launching_core_lone_calls_are_rung_for_and_compared(
     found = evaluator.evaluate(task, Candidate(task.id, Language.TORCH, raising), config)
     assert found.status is Status.RUNTIME_ERROR
     assert "ZeroDivisionError" in found.detail
+
+
+def test_what_a_lone_call_leaves_for_after_it_said_that_it_was_over_is_paid_for(
+    evaluator: LocalEvaluator,
+    launching_on: Callable[[UnevenCore], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a copy of its inputs, since they are overwritten at once."""
+    lone: list[float] = []
+    observed = ProcessPair.observed
+
+    def noted(self: ProcessPair, *turns: Any, single: bool) -> RoundObservation:
+        seen = observed(self, *turns, single=single)
+        lone.extend([(seen.candidate_s - seen.reference_s) / seen.calls] if single else [])
+        return seen
+
+    monkeypatch.setattr(ProcessPair, "observed", noted)
+    task = task_of(SCALE)
+    evaluator.prepare(task, FAST)
+    launching_on(UnevenCore(0))
+    early = forward(
+        "frame = harness('do_go', 'keep_warm')",
+        "alone = frame is not None and frame.f_code.co_name == 'do_go'",
+        "asked = frame.f_locals['request'] if alone else {}",
+        "if 'rung' in asked:",
+        "    x = x.clone()",
+        "    frame.f_locals['self'].bell.tell(asked['rung'])",
+        "    end = time.process_time() + 0.02",
+        "    while time.process_time() < end: pass",
+        "y = torch.relu(x) * self.factor + 1.0",
+        "return y",
+        top=FRAMES + "\nimport time",
+    )
+    found = evaluator.evaluate(task, Candidate(task.id, Language.TORCH, early), FAST)
+    assert found.passed, found.detail
+    assert lone
+    assert min(lone) > 0.01
