@@ -252,9 +252,7 @@ class Builder:
                     ways=asdict(self._ways),
                     preludes=str(self._preludes.folder),
                 )
-            if any("failed" in item for item in reply["artifacts"]):
-                self._refuse_full_disk(worker.scratch)
-            _keep(worker.scratch, reply, staging)
+            self._keep(worker.scratch, reply, staging)
             missing = reply.get("missing")
             if task is not None and calls is not None:
                 more = self._rehearse(worker, candidate, config, task, calls, staging)
@@ -301,11 +299,30 @@ class Builder:
                     capability=self._capability if task.device == "cuda" else None,
                 )
             logger.debug("%s rehearsed: %s", candidate.id, reply.get("problem"))
-            _keep(worker.scratch, reply, staging, known)
+            self._keep(worker.scratch, reply, staging, known)
             return list(reply["missing"])
         except (WorkerFailed, KeyError, TypeError, ValueError, OSError) as problem:
             logger.debug("%s was not rehearsed: %s", candidate.id, problem)
             return None
+
+    def _keep(self, source: Path, reply: dict[str, Any], target: Path, known: int = 0) -> None:
+        """Copy the libraries a build process made after the first `known`; only regular files of
+        sane size, under our own names. Raises SandboxFault where they cannot be written, or where a
+        compiler had no room.
+        """
+        if any("failed" in item for item in reply["artifacts"]):
+            self._refuse_full_disk(source)
+        for position, item in enumerate(list(reply["artifacts"])[:MAX_LIBRARIES], known):
+            folder = target / ARTIFACTS / str(position)
+            _write(folder / "key", str(item["key"])[:64].encode(errors="replace"))
+            if "failed" in item:
+                _write(folder / "failed", str(item["failed"])[:SAID].encode(errors="replace"))
+                continue
+            with copying.opened_folder(source, f"{ARTIFACTS}/{position}") as made:
+                for name in list(item["libraries"])[:MAX_LIBRARIES]:
+                    plain = Path(str(name)).name
+                    library = copying.read_regular(made, plain, LIBRARY_LIMIT_BYTES)
+                    _write(folder / plain, library)
 
     def _refuse_full_disk(self, scratch: Path) -> None:
         """A compiler that finds no room fails like one that finds an error: that is looked at here,
@@ -316,23 +333,6 @@ class Builder:
             raise SandboxFault(
                 f"{scratch.parent}: {free >> 20} MiB are free, too little to compile: free some"
             )
-
-
-def _keep(source: Path, reply: dict[str, Any], target: Path, known: int = 0) -> None:
-    """Copy the libraries a build process made after the first `known`; only regular files of sane
-    size, under our own names. Raises SandboxFault where they cannot be written.
-    """
-    for position, item in enumerate(list(reply["artifacts"])[:MAX_LIBRARIES], known):
-        folder = target / ARTIFACTS / str(position)
-        _write(folder / "key", str(item["key"])[:64].encode(errors="replace"))
-        if "failed" in item:
-            _write(folder / "failed", str(item["failed"])[:SAID].encode(errors="replace"))
-            continue
-        with copying.opened_folder(source, f"{ARTIFACTS}/{position}") as made:
-            for name in list(item["libraries"])[:MAX_LIBRARIES]:
-                plain = Path(str(name)).name
-                library = copying.read_regular(made, plain, LIBRARY_LIMIT_BYTES)
-                _write(folder / plain, library)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -30,6 +30,8 @@ CLASS_NORM = {"float64": 1e-12, "float32": 5e-6, "float16": 3e-4, "bfloat16": 2e
 """Norm-wise error of a matmul at any K per dtype (measured: ||error|| of randn matmuls against
 float64).
 """
+TF32_NORM = 1e-3
+"""Three times what TF32 makes of one product of normal numbers (2.8e-4)."""
 ROW_FACTOR, ELEMENT_FACTOR = 4.0, 16.0
 """How far a row or an element of an honest kernel lies above the tensor's norm error."""
 JITTER = 2.0**-24
@@ -215,8 +217,8 @@ class _CaseMaker:
         subject = self.subject
         inputs = subject.set_bytes("inputs", 0).clone()
         truth = self.truth(0.0)
-        jittered = self.truth(JITTER)
-        coarse = self.truth(0.0, tf32=True) if self.coarse else None
+        shaken = self.off(truth, JITTER)
+        rough = self.off(truth, 0.0, tf32=True) if self.coarse else None
         subject.poison("slots", 0, 1)
         subject.set_bytes("inputs", 0).copy_(inputs)
         subject.warm([])
@@ -231,19 +233,26 @@ class _CaseMaker:
         own = tuple(compare.errors(out, t) for out, t in zip(outputs, truth, strict=True))
         if any(math.isinf(e.norm) for e in own):
             return None  # truth is all zeros and the reference is not: no error can be told
-        shaken, rough = (
-            [Errors()] * len(truth)
-            if other is None
-            else [compare.errors(o, t) for o, t in zip(other, truth, strict=True)]
-            for other in (jittered, coarse)
-        )
         limits = tuple(
             bound(leaf, mine, shake, self.config, tf32)
             for leaf, mine, shake, tf32 in zip(
-                self.signature.outputs, own, shaken, rough, strict=True
+                self.signature.outputs,
+                own,
+                shaken or [NONE] * len(own),
+                explained(rough) or [NONE] * len(own),
+                strict=True,
             )
         )
         return Case(name, inputs, tuple(truth), limits, own, self.state_after(), scale)
+
+    def off(
+        self, truth: list[torch.Tensor] | None, jitter: float, *, tf32: bool = False
+    ) -> list[Errors] | None:
+        """By how much those other float64 outputs differ from the truth."""
+        other = self.truth(jitter, tf32=tf32)
+        if truth is None or other is None:
+            return None
+        return [compare.errors(o, t) for o, t in zip(other, truth, strict=True)]
 
     def truth(self, jitter: float, *, tf32: bool = False) -> list[torch.Tensor] | None:
         """The float64 outputs for input set 0; None where the reference refuses float64. `tf32`: as
@@ -263,7 +272,10 @@ class _CaseMaker:
         except WorkerFailed as failed:
             if failed.failure.kind is not FailureKind.CLAIMED:
                 raise
-            self.oracle = "float32"
+            if tf32:  # no room for it, or a model that is no other thing in float64
+                self.coarse = False
+            else:
+                self.oracle = "float32"
             return None
         if tf32 and not reply["rounded"]:
             self.coarse = False
@@ -292,6 +304,16 @@ def truth_leaf(leaf: Leaf) -> Leaf:
     """The slot of an output leaf's truth."""
     dense = leaf.dense()
     return Leaf(dense.shape, "float64", dense.stride, 8) if leaf.floating else dense
+
+
+def explained(rough: Sequence[Errors] | None) -> Sequence[Errors] | None:
+    """What TF32 makes of outputs, where it is no more than TF32 explains: a router that chooses
+    otherwise, or a hinge that leaves zero, would else allow anything.
+    """
+    if rough is None:
+        return None
+    most = Errors(TF32_NORM, ROW_FACTOR * TF32_NORM, ELEMENT_FACTOR * TF32_NORM)
+    return [each if each.within(most) else NONE for each in rough]
 
 
 def bound(

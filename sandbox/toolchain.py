@@ -18,6 +18,7 @@ from sandbox.device import fingerprint
 from sandbox.errors import DeviceError
 from sandbox.light import Ways
 from sandbox.types import SCHEMA_VERSION, Language
+from sandbox.worker.extension_keys import SCHEME
 
 
 def require_compilers(language: Language) -> None:
@@ -43,6 +44,7 @@ def toolchain(arch: str | None, ways: Ways) -> dict[str, Any]:
         "ways": asdict(ways),
         "headers": light.shadow_tree(),
         "schema": SCHEMA_VERSION,
+        "keys": SCHEME,
     }
 
 

@@ -8,9 +8,7 @@ such folder, which the candidate's later processes are given. Both build with th
 from __future__ import annotations
 
 import copy
-import hashlib
 import importlib.util
-import json
 import re
 import shutil
 import sys
@@ -24,19 +22,13 @@ from torch.utils import cpp_extension
 
 from sandbox.light import Ways
 from sandbox.walls.folders import ARTIFACTS
+from sandbox.worker.extension_keys import Keys
 from sandbox.worker.faster import Hurry
 
 KEY, FAILED = "key", "failed"
-"""In a call's folder: its arguments' hash, and what a compiler said that refused it."""
+"""In a call's folder: its key, and what a compiler said that refused it."""
 SAID = 4000
 """Characters of that."""
-FIRST = {
-    "load_inline": ("name", "cpp_sources", "cuda_sources"),
-    "load": ("name", "sources"),
-}
-"""Names of the arguments that are given by position."""
-PROCESSES_OWN = {"name", "build_directory"}
-
 
 STEP = re.compile(r"(^|(?<=: ))\[\d+/\d+\] .*")
 """A command that ninja ran; of the first one torch says that it failed, on the same line."""
@@ -46,33 +38,6 @@ class BuildFailed(RuntimeError):
     """The compiler or linker refused the candidate's source; a RuntimeError is what torch raises,
     and what a candidate that has another way is ready for.
     """
-
-
-def arguments_hash(
-    kind: str, arguments: tuple[Any, ...], options: dict[str, Any], folder: Path
-) -> str:
-    """Names one call of `load_inline` or `load`: equal hashes compile to equal libraries on one
-    toolchain.
-
-    Left out is what differs between processes that run one source: their folder, where the library
-    is to lie, and the name, into which some write the process's number. Sources tell calls apart,
-    those of `load` by what is in the files.
-    """
-    named = {**dict(zip(FIRST[kind], arguments, strict=False)), **options}
-    sources = named.get("sources", ())
-    contents = [_text(path) for path in ([sources] if isinstance(sources, str) else sources)]
-    kept = {key: value for key, value in named.items() if key not in PROCESSES_OWN}
-    said = [kind, arguments[len(FIRST[kind]) :], kept, contents]
-    text = json.dumps(said, sort_keys=True, default=str).replace(str(folder), "")
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _text(path: Any) -> str:
-    """Of a source file; empty where there is none: torch will say so."""
-    try:
-        return Path(str(path)).read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 class Rehearsed(Exception):
@@ -107,11 +72,12 @@ def record(folder: Path, ways: Ways, precompiled: Path | None) -> Recorded:
     hurry = Hurry(folder, ways, precompiled)
     hurry.install()
     recorded = Recorded(missing=hurry.missing)
+    keys = Keys(folder)
     modules: dict[str, Any] = {}
 
     def make(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
         def build(*arguments: Any, **options: Any) -> Any:
-            key = arguments_hash(kind, arguments, options, folder)
+            key = keys.key(kind, arguments, options)
             if key not in modules:
                 modules[key] = compiled(key, original, arguments, options)
             return Unloaded() if recorded.rehearsing else modules[key]
@@ -139,11 +105,12 @@ def intercept(folder: Path) -> None:
     """In a run process: load the library built for an equal call, or compile it here."""
     hurry = Hurry(folder, Ways(), None)
     hurry.install()
+    keys = Keys(folder)
     modules: dict[str, Any] = {}
 
     def make(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
         def fetch(*arguments: Any, **options: Any) -> Any:
-            key = arguments_hash(kind, arguments, options, folder)
+            key = keys.key(kind, arguments, options)
             if key not in modules:
                 modules[key] = loaded(key, original, arguments, options)
             return modules[key]
@@ -166,12 +133,17 @@ def intercept(folder: Path) -> None:
 
 
 def _known(artifacts: Path, key: str) -> Path | None:
-    """The folder of a call with these arguments that was compiled before."""
-    for folder in sorted(artifacts.iterdir()) if artifacts.is_dir() else ():
-        whole = (folder / FAILED).exists() or any(folder.glob("*.so"))
-        if whole and (folder / KEY).exists() and (folder / KEY).read_text() == key:
-            return folder
-    return None
+    """The folder of a call with this key that was compiled before; rather one that has a library: a
+    candidate may try again under another environment.
+    """
+    found = [
+        folder
+        for folder in (sorted(artifacts.iterdir()) if artifacts.is_dir() else ())
+        if (folder / KEY).exists() and (folder / KEY).read_text() == key
+    ]
+    built = [folder for folder in found if any(folder.glob("*.so"))]
+    refused = [folder for folder in found if (folder / FAILED).exists()]
+    return next(iter([*built, *refused]), None)
 
 
 def _late(

@@ -14,22 +14,37 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
-MATMULS = {aten.mm: (0, 1), aten.bmm: (0, 1), aten.addmm: (1, 2), aten.baddbmm: (1, 2)}
-CONVOLUTIONS = {aten.convolution: (0, 1)}
-"""Positions of the operands. Everything else in torch comes to these or uses no TF32."""
+MATMULS = {
+    **dict.fromkeys((aten.mm, aten.bmm), (0, 1)),
+    **dict.fromkeys((aten.addmm, aten.addmm_, aten.baddbmm, aten.baddbmm_), (1, 2)),
+    **dict.fromkeys((aten.addbmm, aten.addbmm_), (1, 2)),
+}
+CONVOLUTIONS = dict.fromkeys((aten.convolution, aten._convolution), (0, 1))
+"""Positions of the operands. Nearly everything else in torch comes to these or uses no TF32; what
+does not (fast paths of attention, recurrent layers) has the bounds that eager's own error gives."""
 DROPPED_BITS = 13
 """Of float32's 23."""
 
 
 def rounded(tensor: torch.Tensor) -> torch.Tensor:
     """To TF32, ties away from zero (`cvt.rna`), in the type it has; of any shape."""
-    bits = tensor.float().view(torch.int32)
-    kept = (bits + (1 << (DROPPED_BITS - 1))) & -(1 << DROPPED_BITS)
+    if tensor.is_complex():  # products of complex numbers are those of their parts
+        return torch.view_as_complex(rounded(torch.view_as_real(tensor)))
+    bits = tensor.float().view(torch.int32) + (1 << (DROPPED_BITS - 1))
+    kept = bits.bitwise_and_(-(1 << DROPPED_BITS))
     return kept.view(torch.float32).to(tensor.dtype)
+
+
+def able(operand: Any) -> bool:
+    """Whether it is a plain tensor of numbers that TF32 could hold."""
+    plain = torch.is_tensor(operand) and operand.layout is torch.strided
+    return plain and (operand.is_floating_point() or operand.is_complex())
 
 
 class Tf32(TorchDispatchMode):
     """Within it operands are rounded, where TF32 is allowed; `used` says if any was."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, matmul: bool, convolution: bool) -> None:
         super().__init__()
@@ -37,8 +52,8 @@ class Tf32(TorchDispatchMode):
         self._operands = {**(MATMULS if matmul else {}), **(CONVOLUTIONS if convolution else {})}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        places = self._operands.get(func.overloadpacket, ())
-        if places:
+        places = self._operands.get(getattr(func, "overloadpacket", None), ())
+        if places and all(able(args[i]) for i in places):
             self.used = True
             args = [rounded(a) if i in places else a for i, a in enumerate(args)]
         return func(*args, **(kwargs or {}))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
-from sandbox.observation import Errors
-from sandbox.pool import bound
+from sandbox.handle import WorkerFailed
+from sandbox.observation import Errors, Failure, FailureKind
+from sandbox.pool import JITTER, NONE, _CaseMaker, bound, explained
 from sandbox.trees import Leaf
 from sandbox.types import EvalConfig
 from sandbox.worker.tf32 import Tf32, rounded
@@ -75,6 +80,72 @@ def test_nothing_else_is_rounded() -> None:
         found = torch.softmax(x, 1) + torch.nn.functional.layer_norm(x, (8,))
     assert not mode.used
     assert torch.equal(found, torch.softmax(x, 1) + torch.nn.functional.layer_norm(x, (8,)))
+
+
+def test_complex_products_are_rounded_part_by_part_and_others_left_alone() -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 20, 20, dtype=torch.complex128)
+    with Tf32(matmul=True, convolution=True) as mode:
+        found = a @ b
+    assert mode.used
+    assert 1e-4 < float((found - a @ b).abs().norm() / (a @ b).abs().norm()) < 5e-4
+    whole = torch.arange(9).view(3, 3)
+    sparse = torch.eye(3).double().to_sparse_csr()
+    with Tf32(matmul=True, convolution=True) as mode:
+        assert torch.equal(whole @ whole, torch.tensor([[15, 18, 21], [42, 54, 66], [69, 90, 111]]))
+        assert torch.equal(sparse @ torch.ones(3, 2).double(), torch.ones(3, 2).double())
+    assert not mode.used
+
+
+def test_what_is_rounded_stays_what_it_was() -> None:
+    values = torch.randn(4, 4)
+    before = values.clone()
+    rounded(values)
+    assert torch.equal(values, before)
+
+
+def test_branches_pass_through() -> None:
+    x = torch.randn(3, 3).double()
+    with Tf32(matmul=True, convolution=True) as mode:
+        found = torch.cond(torch.tensor(True), lambda x: x @ x, lambda x: x - 1, (x,))
+    assert mode.used or torch.equal(found, x @ x)
+
+
+def test_more_than_tf32_explains_allows_nothing() -> None:
+    """Such as a router that chooses another expert, or a truth of zeros."""
+    one = Errors(2.8e-4, 4e-4, 5e-3)
+    assert explained(None) is None
+    assert explained([one, Errors(0.3, 0.9, 5.0), Errors(math.inf, 0.0, 0.0)]) == [one, NONE, NONE]
+
+
+class Failing:
+    """A worker whose float64 model has no room, or no way, to be rounded."""
+
+    task = SimpleNamespace(device="cuda", dtype="float32")
+
+    def __init__(self) -> None:
+        self.asked: list[bool] = []
+
+    def request(self, op: str, timeout_s: float, *, tf32: bool, **fields: Any) -> dict[str, Any]:
+        self.asked.append(tf32)
+        if tf32:
+            raise WorkerFailed(Failure("oracle", FailureKind.CLAIMED, ("RuntimeError",), "no"))
+        return {"rounded": False}
+
+    def leaf(self, name: str, index: int, leaf: int) -> torch.Tensor:
+        return torch.ones(3)
+
+
+def test_where_that_fails_the_oracle_stays_what_it_was() -> None:
+    subject: Any = Failing()
+    signature: Any = SimpleNamespace(outputs=(None,))
+    maker = _CaseMaker(subject, signature, EvalConfig(), "float64")
+    truth = maker.truth(0.0)
+    assert truth is not None
+    assert maker.coarse
+    assert maker.off(truth, 0.0, tf32=True) is None
+    assert (maker.coarse, maker.oracle) == (False, "float64")
+    assert maker.off(truth, JITTER) == [Errors()]
 
 
 def test_what_tf32_makes_is_allowed_a_candidate_by_the_references_factor() -> None:
