@@ -79,7 +79,7 @@ def values(observation: Observation) -> list[Evidence]:
     facts = [f"outputs of {calls} timed calls compared"]
     layout = next((case.layout_differs for case in observation.cases if case.layout_differs), "")
     if layout:
-        facts.append(f"{layout}: copying it to the reference's is charged")
+        facts.append(f"{layout}: handing it over is charged")
     return [
         Evidence(Layer.VALUES, Weight.NOTED if layout else Weight.CLEAN, tuple(facts)),
         Evidence(Layer.HIDDEN_INPUTS, Weight.CLEAN, names),

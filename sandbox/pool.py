@@ -272,7 +272,7 @@ class _CaseMaker:
         except WorkerFailed as failed:
             if failed.failure.kind is not FailureKind.CLAIMED:
                 raise
-            if tf32:  # no room for it, or a model that is no other thing in float64
+            if tf32:  # no room for another copy, say: the truth stands
                 self.coarse = False
             else:
                 self.oracle = "float32"

@@ -434,7 +434,7 @@ def test_another_dense_layout_is_admitted_where_values_alone_count_and_its_copy_
     assert found.detail.endswith("output is a permuted layout, expected contiguous")
     found = evaluate(TURNED, ORDERED, config=replace(FAST, dense_layouts=True))
     assert found.status is Status.PASSED, found.detail
-    assert "copying it to the reference's is charged" in str(found.evidence)
+    assert "handing it over is charged" in str(found.evidence)
     assert found.speedup is not None
     assert found.speedup.value < 2  # uncharged 2.6
     expanded = TURNED.replace("(x + 1).t()", "(x + 1)[:1].expand_as(x)")
