@@ -70,6 +70,10 @@ class Errors:
             max(self.misplaced, other.misplaced),
         )
 
+    def times(self, factor: float) -> Errors:
+        """Of the distances, for a bound."""
+        return Errors(factor * self.norm, factor * self.row, factor * self.element)
+
 
 @dataclass(frozen=True)
 class Mismatch:

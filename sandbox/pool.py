@@ -32,7 +32,7 @@ float64).
 """
 TF32_NORM = 1e-3
 """Three times what TF32 makes of one product of normal numbers (2.8e-4)."""
-ROW_FACTOR, ELEMENT_FACTOR = 4.0, 16.0
+CLASS_SHAPE = Errors(norm=1.0, row=4.0, element=16.0)
 """How far a row or an element of an honest kernel lies above the tensor's norm error."""
 JITTER = 2.0**-24
 """Half an ulp of float32, relative: the rounding no kernel can avoid."""
@@ -312,7 +312,7 @@ def explained(rough: Sequence[Errors] | None) -> Sequence[Errors] | None:
     """
     if rough is None:
         return None
-    most = Errors(TF32_NORM, ROW_FACTOR * TF32_NORM, ELEMENT_FACTOR * TF32_NORM)
+    most = CLASS_SHAPE.times(TF32_NORM)
     return [each if each.within(most) else NONE for each in rough]
 
 
@@ -324,19 +324,9 @@ def bound(
     """
     if not leaf.floating:
         return Errors()
-    base, times = CLASS_NORM.get(leaf.dtype, CLASS_NORM["float32"]), config.reference_error_factor
-    least = {"norm": base, "row": ROW_FACTOR * base, "element": ELEMENT_FACTOR * base}
-    return Errors(
-        **{
-            what: max(
-                constant,
-                times * getattr(own, what),
-                times * getattr(rough, what),
-                JITTER_FACTOR * getattr(shaken, what),
-            )
-            for what, constant in least.items()
-        }
-    )
+    base, factor = CLASS_NORM.get(leaf.dtype, CLASS_NORM["float32"]), config.reference_error_factor
+    seen = own.times(factor).worst(rough.times(factor)).worst(shaken.times(JITTER_FACTOR))
+    return CLASS_SHAPE.times(base).worst(seen)
 
 
 def timed_bounds(case: Case) -> tuple[Errors, ...]:

@@ -141,9 +141,8 @@ def _known(artifacts: Path, key: str) -> Path | None:
         for folder in (sorted(artifacts.iterdir()) if artifacts.is_dir() else ())
         if (folder / KEY).exists() and (folder / KEY).read_text() == key
     ]
-    built = [folder for folder in found if any(folder.glob("*.so"))]
-    refused = [folder for folder in found if (folder / FAILED).exists()]
-    return next(iter([*built, *refused]), None)
+    whole = [f for f in found if (f / FAILED).exists() or any(f.glob("*.so"))]
+    return min(whole, key=lambda f: (f / FAILED).exists(), default=None)
 
 
 def _late(

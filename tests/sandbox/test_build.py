@@ -18,6 +18,7 @@ from sandbox.evaluator import LocalEvaluator
 from sandbox.observation import FailureKind
 from sandbox.stand import Stand
 from sandbox.types import Candidate, Language, Task
+from sandbox.worker.extensions import _known
 from tests.sandbox.conftest import FAST
 
 INLINE = """
@@ -296,6 +297,20 @@ def test_a_refusal_that_a_candidate_is_ready_for_is_remembered(
     monkeypatch.setattr(builder, "least_free_bytes", 1 << 60)
     with pytest.raises(SandboxFault, match="too little to compile"):
         builder.build(candidate(FALLS_BACK.format(value="nor_this")), FAST)
+
+
+def test_a_call_that_was_refused_first_and_built_later_is_found_built(tmp_path: Path) -> None:
+    """Equal but for the environment, say."""
+    for number, file in enumerate(("failed", "one.so", "failed")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / file).touch()
+        (folder / "key").write_text("k")
+    assert _known(tmp_path, "k") == tmp_path / "1"
+    (tmp_path / "1" / "key").write_text("another")
+    assert _known(tmp_path, "k") == tmp_path / "0"
+    assert _known(tmp_path, "none") is None
+    assert _known(tmp_path / "nowhere", "k") is None
 
 
 OWN_PLACE = """
