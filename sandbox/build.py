@@ -24,6 +24,7 @@ from sandbox.cleanup import on_failure
 from sandbox.device import arch_list
 from sandbox.errors import SandboxFault
 from sandbox.handle import Worker, WorkerFailed
+from sandbox.killed import was_killed
 from sandbox.language import builds_late
 from sandbox.light import Ways
 from sandbox.observation import Failure, FailureKind
@@ -267,8 +268,8 @@ class Builder:
                 worker.close()
         self._preludes.ask(missing, config)
         log = _log_of(failure, worker.stdout() + worker.stderr(), config.log_limit_bytes)
-        if failure is not None and failure.kind is not FailureKind.CLAIMED:
-            shutil.rmtree(staging, ignore_errors=True)  # a time-out may be another's load: try anew
+        if failure is not None and _by_chance(failure):
+            shutil.rmtree(staging, ignore_errors=True)
             return BuildReport(0.0, failure, log)
         record = {"failure": None if failure is None else asdict(failure), "log": log}
         (staging / "report.json").write_text(json.dumps(record))
@@ -333,6 +334,11 @@ class Builder:
             raise SandboxFault(
                 f"{scratch.parent}: {free >> 20} MiB are free, too little to compile: free some"
             )
+
+
+def _by_chance(failure: Failure) -> bool:
+    """Whether it may be another's doing, as a time-out is on a busy machine: tried anew."""
+    return failure.kind is not FailureKind.CLAIMED or was_killed(failure.message)
 
 
 def _write(path: Path, content: bytes) -> None:

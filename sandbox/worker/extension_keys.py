@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-SCHEME = 2
+SCHEME = 3
 """How keys are made: what was kept under other ones is built anew."""
 FIRST = {
     "load_inline": ("name", "cpp_sources", "cuda_sources"),
@@ -15,6 +16,8 @@ FIRST = {
 }
 """Names of the arguments that are given by position."""
 PROCESSES_OWN = {"name", "build_directory"}
+INCLUDES = re.compile(r'#\s*include\s*\\"')
+"""Of a file that may be the candidate's, in JSON."""
 REGISTERS = "TORCH_LIBRARY"
 """In a source that gives torch operators a name, which may be the extension's."""
 
@@ -25,6 +28,7 @@ class Keys:
     Left out is what is a process's own: its folder, where the library is to lie, and the name,
     into which some write the process's number. Of calls that are equal but for their names the
     first, the second and so on have keys of their own. Files of `load` count by their contents.
+    Where files are included, which may be others each time, the name tells calls apart.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,8 +46,9 @@ class Keys:
         name = str(named.get("name"))
         text = json.dumps([kind, rest, kept], sort_keys=True, default=str)
         text = text.replace(str(self.folder), "")
-        if REGISTERS in text or named.get("is_python_module") is False:
-            return _hash(text, name)  # who loads it asks for it by its name
+        named_for = REGISTERS in text or named.get("is_python_module") is False
+        if named_for or named.get("extra_include_paths") or INCLUDES.search(text):
+            return _hash(text, name)  # who loads such a one asks for it by its name
         names = self._names.setdefault(_hash(text), [])
         if name not in names:
             names.append(name)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.utils import cpp_extension
 
+from sandbox.killed import was_killed
 from sandbox.light import Ways
 from sandbox.walls.folders import ARTIFACTS
 from sandbox.worker.extension_keys import Keys
@@ -92,7 +93,8 @@ def record(folder: Path, ways: Ways, precompiled: Path | None) -> Recorded:
         try:
             module = _compile(original, target, arguments, options, hurry)
         except BuildFailed as error:  # a candidate may have another way
-            recorded.artifacts.append(item | {"failed": str(error)[:SAID]})
+            refused = {} if was_killed(str(error)) else {"failed": str(error)[:SAID]}
+            recorded.artifacts.append(item | refused)
             raise
         recorded.artifacts.append(item | {"libraries": [p.name for p in target.glob("*.so")]})
         return module
@@ -159,7 +161,8 @@ def _late(
     try:
         module = _compile(original, target, arguments, options, hurry)
     except BuildFailed as error:
-        (target / FAILED).write_text(str(error)[:SAID])
+        if not was_killed(str(error)):
+            (target / FAILED).write_text(str(error)[:SAID])
         (target / KEY).write_text(key)
         raise
     (target / KEY).write_text(key)

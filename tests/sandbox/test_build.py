@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import resource
+import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -103,6 +107,57 @@ def test_a_death_or_time_out_is_not_remembered(
         assert found.failure is not None
         assert (found.failure.kind, found.cached) == (kind, False)
     assert not list(builder._folder.glob(".*"))
+
+
+ENDLESS = """
+from torch.utils.cpp_extension import load_inline
+SOURCE = "constexpr int f() {{ int s = 0; for (long i = 0; i < 1L << 60; ++i) s ^= i; return s; }}"
+FLAGS = ["-fconstexpr-loop-limit=2147483647", "-fconstexpr-ops-limit=1" + 17 * "0"]
+load_inline("endless", cpp_sources=[SOURCE + " constexpr int {name} = f();"],
+            is_python_module=False, no_implicit_headers=True,
+            extra_cflags=FLAGS)
+class ModelNew: pass
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_compiler_that_was_killed_is_not_remembered_as_a_refusal(builder: Builder) -> None:
+    source, over = candidate(ENDLESS.format(name=f"at_{os.getpid()}")), threading.Event()
+    killed = list[int]()
+
+    def kill() -> None:
+        while not over.wait(0.05):
+            for pid in compilers(f"at_{os.getpid()}"):
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        found = builder.build(source, FAST)
+    finally:
+        over.set()
+        killer.join()
+    assert killed
+    assert found.failure is not None
+    assert (found.failure.kind, found.cached) == (FailureKind.CLAIMED, False)
+    assert "Killed signal" in found.failure.message
+    again = builder.build(source, replace(FAST, build_timeout_s=2))
+    assert again.failure is not None
+    assert (again.failure.kind, again.cached) == (FailureKind.TIMEOUT, False)
+
+
+def compilers(name: str) -> list[int]:
+    """Processes of g++'s compiler whose source holds this name."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if Path(words[0]).name == "cc1plus" and any(
+                name in Path(word).read_text() for word in words if word.endswith(".cpp")
+            ):
+                found.append(int(folder.name))
+    return found
 
 
 def test_an_import_that_fails_is_the_runs_to_judge(builder: Builder) -> None:

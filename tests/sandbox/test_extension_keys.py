@@ -61,7 +61,12 @@ def test_files_count_by_their_contents(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("source", "options"),
-    [("TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {}", {}), (SOURCE, {"is_python_module": False})],
+    [
+        ("TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {}", {}),
+        (SOURCE, {"is_python_module": False}),
+        ('#include "cols.h"\n' + SOURCE, {}),
+        ("#include <cols.h>\n" + SOURCE, {"extra_include_paths": ["/tmp/made"]}),
+    ],
 )
 def test_who_is_found_by_its_name_keeps_it(
     tmp_path: Path, source: str, options: dict[str, Any]
