@@ -216,7 +216,7 @@ class Bench:
         """
         timed = {row.task_id for row in self.rows.values() if row.evaluation.timing is not None}
         alone = not self.submissions
-        config = self.config if alone else replace(self.config, verify_only=True)
+        config = replace(self.config, baselines_only=alone, verify_only=not alone)
         known = timed | {id for id, r in self.references.items() if r.timed or not alone}
         waiting = [
             task

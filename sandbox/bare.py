@@ -3,8 +3,8 @@
 Both sides are ours, so that nothing of a round is checked: inputs keep their values, outputs are
 let go of rather than handed over, parameters stay. A call meets what it meets in other rounds:
 values written to its memory just before "go", after warm-up on other sets. All the rest took 80 of
-130 ms of a round of one reduction (H100). The null experiment has whole rounds, since it tells what
-those of candidates scatter.
+130 ms of a round of one reduction (H100). The null experiment has whole rounds where candidates are
+to come, since it tells what theirs scatter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BarePair(ProcessPair):
 
     def round(
         self, single: bool, bounds: Sequence[Errors], following: int
-    ) -> tuple[RoundObservation, CaseObservation]:
+    ) -> tuple[RoundObservation, Sequence[CaseObservation]]:
         sets = list(range(self.plan.sets))
         self.secret.shuffle(sets)
         if not self.filled:
@@ -42,8 +42,7 @@ class BarePair(ProcessPair):
         with self.silence():
             turns = {side: self.turn(side, sets) for side in order}
         mine, its = turns[self.reference], turns[self.candidate]
-        case = CaseObservation("timed rounds")
-        return self.observed(mine, its, len(sets), single=False), case
+        return self.observed(mine, its, len(sets), single=False), ()
 
     def turn(self, side: Subject, sets: list[int]) -> Turn:
         """With the other side standing still."""

@@ -34,7 +34,7 @@ WIDE = 3.0
 WIDE_KEPT_S = 3600.0
 """How long such a one serves, or a failure that may pass: where all is always busy, a new one would
 be no better."""
-NULL, FIGURES = "null", "figures"
+NULL, BARE_NULL, FIGURES = "null", "bare null", "figures"
 TIMING_FIELDS = (
     "tf32",
     "torch_default_precision",
@@ -149,12 +149,14 @@ class Baselines:
 
     def null(self, races: Races) -> Null:
         """The reference against itself, over distinct process pairs."""
+        bare = races.config.baselines_only
         try:
-            rounds = races.race(None, deque())
+            rounds = races.race(None, deque(), bare=bare)
         except WorkerFailed as failed:
             raise reference_failed(races.task, failed) from failed
         null = Null(tuple(pair.log_speedup for pair in summarise(rounds)))
-        self._keep(races.task, races.config, NULL, null.log_ratios, lasting=not _loud(null))
+        name = BARE_NULL if bare else NULL
+        self._keep(races.task, races.config, name, null.log_ratios, lasting=not _loud(null))
         return null
 
     def baseline(self, races: Races, name: str, null: Null, ready: deque[Subject]) -> Baseline:
@@ -184,6 +186,8 @@ class Baselines:
 
     def _null(self, task: Task, config: EvalConfig) -> Null | None:
         kept = self._kept(task, config, NULL)
+        if kept is None and config.baselines_only:
+            kept = self._kept(task, config, BARE_NULL)
         return None if kept is None else Null(tuple(kept))
 
     def _baseline(self, task: Task, config: EvalConfig, name: str) -> Baseline | None:

@@ -85,9 +85,11 @@ class Races:
         wrap: str | None,
         ready: deque[Subject],
         null: Null | None = None,
+        *,
+        bare: bool = True,
     ) -> list[RoundObservation]:
         """Rounds of `min_pairs` pairs of the reference and itself, wrapped as `wrap` says; with a
-        `null` experiment a pair ends once its figure is settled.
+        `null` experiment a pair ends once its figure is settled. `bare`: they are calls alone.
 
         `ready`: workers of the wrapped one, which are used up.
         """
@@ -109,7 +111,7 @@ class Races:
                         if self.large:
                             self.stand.settle()
                         with on_failure(partial(self._drop, number)):
-                            rounds += self._rounds(number, rival, null)
+                            rounds += self._rounds(number, rival, null, bare)
                             self._clear(number)
                         if number == 0 and wrap in COMPILED:
                             self.compiling.keep(rival)
@@ -156,12 +158,15 @@ class Races:
     def _drop(self, number: int) -> None:
         self.stand.retire(self.references.pop(number))
 
-    def _rounds(self, number: int, rival: Subject, null: Null | None) -> list[RoundObservation]:
+    def _rounds(
+        self, number: int, rival: Subject, null: Null | None, bare: bool
+    ) -> list[RoundObservation]:
         """Of one pair."""
         bounds = [TRUSTED] * len(self.signature.outputs)
         reference = self.references[number]
-        bare = null is not None and not self.signature.mutates
-        pair = (BarePair if bare else partial(ProcessPair, judged=False))(
+        pair = (
+            BarePair if bare and not self.signature.mutates else partial(ProcessPair, judged=False)
+        )(
             number,
             reference,
             rival,

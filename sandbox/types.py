@@ -205,6 +205,8 @@ class EvalConfig:
     """Profile whatever is right, not only what may be promoted: a reward by coverage needs it."""
     verify_only: bool = False
     """Time nothing: what passes has no figure, and can be no winner. For learning what is right."""
+    baselines_only: bool = False
+    """No candidate is to come: the null experiment is like the baselines, rounds of calls alone."""
 
     def __post_init__(self) -> None:
         if self.min_pairs < 2 or self.max_pairs < self.min_pairs:
@@ -231,8 +233,10 @@ class EvalConfig:
     def id(self) -> str:
         """Of what makes figures; a profile comes after them."""
         left_out = {"profile_searches"} if self.verify_only else {"profile_searches", "verify_only"}
-        if not self.dense_layouts:  # as before there was such a choice
-            left_out.add("dense_layouts")
+        # As before there was such a choice.
+        left_out |= {
+            name for name in ("dense_layouts", "baselines_only") if not self.__dict__[name]
+        }
         return digest({k: v for k, v in self.__dict__.items() if k not in left_out})
 
 

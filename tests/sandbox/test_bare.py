@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,18 @@ def test_the_null_experiment_has_whole_rounds(
     evaluator.prepare(task_of(SCALE.replace("1.0", "3.625")), FAST)
     assert done["bare turns"] == 0
     assert done["whole turns"] == done["compared"] / 2 > 0
+
+
+def test_where_no_candidate_is_to_come_the_null_experiment_is_bare_and_serves_none(
+    evaluator: LocalEvaluator, done: Counter[str]
+) -> None:
+    task, alone = task_of(SCALE.replace("1.0", "3.75")), replace(FAST, baselines_only=True)
+    assert evaluator.figures(task, alone).seconds["null"] > 0
+    assert done["bare turns"] > 0 == done["whole turns"]
+    assert not evaluator.figures(task, alone).seconds
+    assert evaluator.figures(task, FAST).seconds["null"] > 0
+    assert done["whole turns"] > 0
+    assert FAST.id != alone.id
 
 
 def test_a_slower_side_is_as_much_slower_as_it_is(evaluator: LocalEvaluator) -> None:
