@@ -70,7 +70,8 @@ def excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
         batch = [r for r in usable if r.pair == number and not r.single]
         single = [r for r in usable if r.pair == number and r.single]
         base_reference = statistics.median(r.reference_s / r.calls for r in batch)
-        base_candidate = statistics.median(r.candidate_s / r.calls for r in batch)
+        # With what is charged, as in lone calls: a copy of an output is no merger.
+        base_candidate = statistics.median(call_seconds(batch)[1])
         alone = [r.reference_s / r.calls for r in single]
         usual = statistics.median(alone)
         scatter += [abs(seconds - usual) for seconds in alone if len(alone) > 1]
@@ -85,7 +86,9 @@ def excess_s(rounds: Sequence[RoundObservation]) -> tuple[float, float] | None:
     singles = _singles(rounds)
     if not _rung(singles):
         return min(excesses), noise
-    after_s = charged_collect(singles) / statistics.median(r.calls for r in singles)
+    after_s = statistics.median(charged_collect(singles)) / statistics.median(
+        r.calls for r in singles
+    )
     return sorted(excesses)[max(0, len(excesses) - 2)] + after_s, noise
 
 
@@ -181,7 +184,7 @@ def _lone_excess(rounds: Sequence[RoundObservation]) -> tuple[float, float]:
     saved = [a - b for a, b in zip(mine, its, strict=True)]
     costs = [(r.candidate_s - r.reference_s) / r.calls for r in lone]
     # Of one round nobody knows how much collect scatters.
-    collect_s = charged_collect(lone) if len(lone) > 1 else 0.0
+    collect_s = statistics.median(charged_collect(lone)) if len(lone) > 1 else 0.0
     after_s = collect_s / statistics.median(r.calls for r in lone)
     usual_s = statistics.median(r.reference_s / r.calls for r in lone) - statistics.median(mine)
     begin_s = 0.0 if _rung(lone) else BEGIN_SHARE * max(0.0, usual_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,8 +77,7 @@ def call_seconds(batches: Sequence[RoundObservation]) -> tuple[list[float], list
     """Of each batch of one pair, seconds a call: the reference's, and the candidate's with what is
     charged to it.
     """
-    hidden = charged_collect(batches)
-    unpaid = [hidden + left for left in left_s(batches)]
+    unpaid = map(operator.add, charged_collect(batches), left_s(batches))
     return (
         [r.reference_s / r.calls for r in batches],
         [(r.candidate_s + x) / r.calls for r, x in zip(batches, unpaid, strict=True)],
@@ -89,47 +89,62 @@ def log_ratios(batches: Sequence[RoundObservation]) -> list[float]:
     return [math.log(a / b) for a, b in zip(*call_seconds(batches), strict=True)]
 
 
-def charged_collect(rounds: Sequence[RoundObservation]) -> float:
-    """Seconds per round by which the candidate's collect is systematically longer than the
-    reference's.
-
-    max(0, excess) round by round would charge honest code half its noise, so the median excess is
-    charged, once it stands out of that noise and of one per cent of the batch.
-    """
-    excess = [r.candidate_collect_s - r.reference_collect_s for r in rounds]
-    middle = statistics.median(excess)
-    spread = statistics.median(abs(x - middle) for x in excess)
-    batch = statistics.median(r.candidate_s for r in rounds)
-    return middle if middle > max(3 * spread, 0.01 * batch, 20e-6) else 0.0
-
-
+COLLECT_SHARE, COLLECT_FLOOR_S = 0.01, 20e-6
+"""Of a batch, and at least, that handing outputs over may take longer than the reference's."""
 LEFT_FLOOR_S = 300e-6
 """An idle GPU takes 0.3 to 0.7 ms to come back to our context and to be found idle (H200)."""
 STEADY_NOISE = ((5, 1.0), (3, 2.0))
-"""(batches, times the noise) beyond which what all of them exceed is no chance."""
+"""(batches, times the noise) beyond which what all of them exceed is no chance,"""
+LEFT_NOISE = ((1, 3.0),)
+COLLECT_NOISE = ((5, 4.0), (3, 6.0), (1, 10.0))
+"""and what one of them does: of few batches the noise is hardly known. Of honest figures of six
+batches four in a hundred are charged anything (simulated)."""
+
+
+def charged_collect(rounds: Sequence[RoundObservation]) -> list[float]:
+    """Seconds to charge each batch for handing its outputs over."""
+    batch_s = statistics.median(r.candidate_s for r in rounds)
+    floor_s = max(COLLECT_SHARE * batch_s, COLLECT_FLOOR_S)
+    mine, its = [r.reference_collect_s for r in rounds], [r.candidate_collect_s for r in rounds]
+    excess, noise = _excess(mine, its)
+    # Where the reference took longer as well, as both do in a pair's first batch, so may it.
+    excess = [min(x, b - a) for x, a, b in zip(excess, mine, its, strict=True)]
+    return _charged(excess, noise, floor_s, COLLECT_NOISE)
 
 
 def left_s(rounds: Sequence[RoundObservation]) -> list[float]:
-    """Seconds to charge each batch for what a GPU was left to do behind its "done".
-
-    Round by round, and by the reference's noise alone: a candidate that leaves now more and now
-    less would else hide in its own. What all of them exceed, noise does not explain.
-    """
-    excess, noise = _behind(rounds)
-    least = min(excess)
-    times = next((times for count, times in STEADY_NOISE if len(excess) >= count), math.inf)
-    steady = least if least > max(LEFT_FLOOR_S, times * noise) else 0.0
-    return [x if x > max(LEFT_FLOOR_S, 3 * noise) else steady for x in excess]
+    """Seconds to charge each batch for what a GPU was left to do behind its "done"."""
+    return _charged(*_behind(rounds), LEFT_FLOOR_S, LEFT_NOISE)
 
 
 def _behind(rounds: Sequence[RoundObservation]) -> tuple[list[float], float]:
-    """By how much longer a GPU was at work behind each of a candidate's batches than usual behind
-    the reference's, and how much these scatter (median absolute deviation).
+    """Of what a GPU still did behind "done"."""
+    mine, its = [r.reference_left_s for r in rounds], [r.candidate_left_s for r in rounds]
+    return _excess(mine, its)
+
+
+def _excess(mine: Sequence[float], its: Sequence[float]) -> tuple[list[float], float]:
+    """By how much a candidate's seconds are above what is usual of the reference's, and how much
+    these scatter (median absolute deviation).
     """
-    mine = [r.reference_left_s for r in rounds]
     usual = statistics.median(mine)
-    noise = statistics.median(abs(x - usual) for x in mine)
-    return [r.candidate_left_s - usual for r in rounds], noise
+    return [x - usual for x in its], statistics.median(abs(x - usual) for x in mine)
+
+
+def _charged(
+    excess: Sequence[float], noise: float, floor_s: float, chance: Sequence[tuple[int, float]]
+) -> list[float]:
+    """What of it noise does not explain, round by round: a candidate that leaves now more and now
+    less would else hide in what its own scatter. Noise that is charged to a few rounds moves no
+    median. What all of them exceed is no chance.
+    """
+    least, count = min(excess), len(excess)
+    steady_s, chance_s = (
+        next((times * noise for few, times in table if count >= few), math.inf)
+        for table in (STEADY_NOISE, chance)
+    )
+    steady = least if least > max(floor_s, steady_s) else 0.0
+    return [x if x > max(floor_s, chance_s) else steady for x in excess]
 
 
 def interval(

@@ -169,7 +169,8 @@ def test_by_the_bell_one_clean_pair_acquits_nobody() -> None:
 def test_by_the_bell_what_lone_calls_leave_for_collect_counts() -> None:
     def collecting(pair: int, its_s: float) -> list[RoundObservation]:
         rounds = rung(pair, 20.0, 4.0, [(40.0, 25.0)] * 4)
-        return [replace(r, reference_collect_s=1e-4, candidate_collect_s=its_s) for r in rounds]
+        usual = [replace(r, reference_collect_s=1e-4, candidate_collect_s=1e-4) for r in rounds]
+        return [replace(r, candidate_collect_s=its_s) if r.single else r for r in usual]
 
     assert not verdict([*collecting(0, 1e-4), *collecting(1, 1e-4)])
     assert verdict([*collecting(0, 1.3e-4), *collecting(1, 1.3e-4)])
@@ -304,3 +305,16 @@ def test_a_rung_call_that_is_as_fast_alone_keeps_its_lower_bound_but_for_noise()
     assert 0.6 * SPEEDUP.low < lower_bound(tiny, SPEEDUP, "cuda").low < 0.9 * SPEEDUP.low
     longer = begun_by_the_bell(rounds_of(400e-6, 100e-6, 100e-6 + 130e-6))
     assert lower_bound(longer, SPEEDUP, "cuda") == SPEEDUP  # noise of two microseconds is free
+
+
+def test_a_copy_that_is_charged_in_batches_merges_nothing() -> None:
+    """Outputs in another dense layout: handing one over takes 4 ms more, alone as in a batch."""
+    slower = {"reference_collect_s": 3 * 0.4e-3, "candidate_collect_s": 3 * 4.4e-3}
+    rounds = []
+    for pair in range(3):
+        rounds += [RoundObservation(pair, False, 3, 3 * 7.5e-3, 3 * 3.0e-3, **slower)] * 6
+        # Of lone calls it is part of the call (`Turn.beside`).
+        rounds += [RoundObservation(pair, True, 4, 4 * 7.6e-3, 4 * 7.1e-3)] * 2
+    found = convicted(rounds, Timing(7.5, 7.0, Interval(1.07, 1.0, 1.1, 0.95), 0.0, (), 3))
+    assert found is not None
+    assert not found[0], found[1]
