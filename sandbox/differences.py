@@ -12,24 +12,28 @@ from sandbox import compare
 from sandbox.observation import Errors
 from sandbox.subject import Signature, Subject
 
+FEW_BYTES = 1 << 16
+"""Of an output, up to which those of all parts are copied together."""
+
 
 def differences(
     reference: Subject,
     candidate: Subject,
     signature: Signature,
-    sets: list[int],
+    parts: Sequence[range],
     bounds: Sequence[Errors],
 ) -> dict[str, Any]:
-    """Fields of a CaseObservation: the worst errors over `sets`, which are 0..n-1 in some order,
-    where they are within `bounds` perhaps upper limits of them.
+    """Fields of a CaseObservation: the worst errors over the sets of these parts, where they are
+    within `bounds` perhaps upper limits of them.
 
     A scalar's scale is that of all sets together.
     """
     worst = []
+    sets = [index for part in parts for index in part]
     for leaf, (spec, bound) in enumerate(zip(signature.outputs, bounds, strict=True)):
-        outs = candidate.stack("slots", leaf)[: len(sets)]
-        truths = reference.stack("slots", leaf)[: len(sets)]
-        found = compare.errors(outs, truths, bound)
+        found = Errors()
+        for outs, truths in _joined(candidate, reference, leaf, parts, few=spec.bytes <= FEW_BYTES):
+            found = found.worst(compare.errors(outs, truths, bound))
         if found.misplaced and not spec.floating:
             found = _forgive_ties(reference, candidate, signature, sets, leaf, found)
         worst.append(found)
@@ -39,6 +43,28 @@ def differences(
             _same_inputs(reference, candidate, signature, index) for index in sets
         )
     return fields
+
+
+def finite(side: Subject, signature: Signature, index: int) -> bool:
+    """Whether all that was computed in this set is."""
+    return all(
+        bool(side.leaf("slots", index, leaf).isfinite().all())
+        for leaf, spec in enumerate(signature.outputs)
+        if spec.floating
+    )
+
+
+def _joined(
+    candidate: Subject, reference: Subject, leaf: int, parts: Sequence[range], *, few: bool
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The outputs of the parts: of small ones all in one, by which they are judged."""
+    both = [
+        [side.stack("slots", leaf)[part.start : part.stop] for side in (candidate, reference)]
+        for part in parts
+    ]
+    if few and len(both) > 1:
+        both = [[torch.cat(side) for side in zip(*both, strict=True)]]
+    return [(outs, truths) for outs, truths in both]
 
 
 def _forgive_ties(

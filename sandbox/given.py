@@ -5,14 +5,16 @@ parameters.
 from __future__ import annotations
 
 import contextlib
+import random
 import secrets
 from collections.abc import Callable, Iterator
 
 import torch
 
-from sandbox import compare
+from sandbox import compare, hidden
 from sandbox.subject import Signature, Subject
 from sandbox.types import EvalConfig
+from sandbox.unlike import Unlike
 
 
 class Given:
@@ -46,6 +48,18 @@ class Given:
             with self._filling(count):
                 pass
         self._fresh = 0
+
+    def change(self, unlike: Unlike, secret: random.Random) -> None:
+        """Give some of the filled sets fresh values of other kinds."""
+        self.reference.finish_ours()
+        floating = [i for i, leaf in enumerate(self.signature.inputs) if leaf.floating]
+        for index, kind in unlike.places:
+            limit_s, seed = self.config.run_timeout_s, secrets.randbits(60)
+            self.reference.request("fill", limit_s, sets=[index], seed=seed, scale=kind.scale)
+            if kind.change is not None:
+                views = [self.reference.leaf("inputs", index, leaf) for leaf in floating]
+                hidden.CHANGES[kind.change](views, secret)
+        self.synchronize()
 
     @contextlib.contextmanager
     def meanwhile_filled(self, count: int) -> Iterator[None]:

@@ -70,7 +70,7 @@ def judge(observation: Observation, null: Null, config: EvalConfig) -> Evaluatio
         detail=detail,
         cases=tuple(map(case_result, observation.cases)),
         timing=timing,
-        precision=layers.precision(observation.cases),
+        precision=layers.precision(observation),
         parameters=observation.parameters,
         evidence=evidence,
         kind=layers.kind(observation) if status is Status.PASSED else None,
@@ -93,8 +93,7 @@ def verdict(observation: Observation) -> tuple[Status, str]:
         return failed(observation.failure)
     if not observation.cases:
         return Status.SANDBOX_ERROR, "no case was observed"
-    timed = () if observation.timed is None else (observation.timed,)
-    for case in (*observation.cases, *timed):
+    for case in (*observation.cases, *observation.timed):
         status, detail = judge_case(case)
         if status is not Status.PASSED:
             return status, f"{case.name}: {detail}"

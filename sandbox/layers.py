@@ -28,6 +28,8 @@ MEMORY_RATIO, MEMORY_BYTES = 2.0, 256 << 20
 HARMLESS_FLAGS = ("grad:", "inference_mode:", "default_device:", "default_dtype:")
 """Settings that change no operator's speed on the tensors that a call is given."""
 CONDITIONED = 4.0
+EXPLAINED = 3.0
+"""Times the reference's own error: beyond them most of a difference from it is the candidate's."""
 OVERLAP = 1.5
 OWN_SHARE = 0.5
 """Of a call's time in the candidate's own kernels, from which it counts as a custom kernel."""
@@ -43,7 +45,7 @@ def before_timing(observation: Observation, *, sound: bool) -> tuple[Evidence, .
         parameters(observation),
         *runtime(observation.runtime, observation.cases),
         *tree(observation),
-        *signature(observation.cases),
+        *signature(observation),
         *memory(observation),
         *provenance(observation),
     )
@@ -130,33 +132,36 @@ def tree(observation: Observation) -> list[Evidence]:
     return [Evidence(Layer.TREE, weight, tuple(facts))]
 
 
-def precision(cases: tuple[CaseObservation, ...]) -> str | None:
-    """Class of the worst norm error over the cases that are conditioned as well as the best."""
-    worst = worst_error(cases)
+def precision(observation: Observation) -> str | None:
+    """Class of the worst norm error over the cases that are conditioned as well as the best, and
+    over timed rounds, where it is beyond what the reference's own explains.
+    """
+    worst = worst_error(observation)
     if worst is None:
         return None
     return next((name for name, limit in PRECISION_CLASSES if worst <= limit), "looser")
 
 
-def worst_error(cases: tuple[CaseObservation, ...]) -> float | None:
+def worst_error(observation: Observation) -> float | None:
     """Of norms, where the bound is near the tightest: a softmax of large inputs says nothing of the
     arithmetic.
     """
+    cases = observation.cases
+    timed = [e.norm for case in observation.timed[:1] for e in case.errors]
+    told = [norm for norm in timed if norm > EXPLAINED * observation.own_error]
     bounds = [max(b.norm for b in case.bounds) for case in cases if case.bounds]
     tight = CONDITIONED * min(bounds, default=0.0)
-    return max(
-        (
-            e.norm
-            for case in cases
-            if case.bounds and max(b.norm for b in case.bounds) <= tight
-            for e in case.errors
-        ),
-        default=None,
-    )
+    verified = [
+        e.norm
+        for case in cases
+        if case.bounds and max(b.norm for b in case.bounds) <= tight
+        for e in case.errors
+    ]
+    return max([*verified, *told]) if verified else None
 
 
-def signature(cases: tuple[CaseObservation, ...]) -> list[Evidence]:
-    found, worst = precision(cases), worst_error(cases)
+def signature(observation: Observation) -> list[Evidence]:
+    found, worst = precision(observation), worst_error(observation)
     if found is None:
         return []
     words = f"worst error norm {worst:.1e}: as computed in {found}"

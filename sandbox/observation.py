@@ -266,8 +266,11 @@ class Observation:
     failure: Failure | None = None
     parameters: str = "none"
     cases: tuple[CaseObservation, ...] = ()
-    timed: CaseObservation | None = None
-    """The worst of all timed rounds, against the reference worker's outputs."""
+    timed: tuple[CaseObservation, ...] = ()
+    """The worst of all timed rounds, against the reference worker's outputs: of inputs as given,
+    and of each hidden kind."""
+    own_error: float = 0.0
+    """The norm of the reference's error, which is in all that timed outputs are compared with."""
     rounds: tuple[RoundObservation, ...] = ()
     sets: int = 0
     planned_sets: int = 0

@@ -15,18 +15,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from sandbox.differences import differences
+from sandbox.differences import differences, finite
 from sandbox.drift import drift, timed_alone, uneven
 from sandbox.keepsake import HandedOver, Keepsake
 from sandbox.observation import CaseObservation, Errors, RoundObservation
 from sandbox.plan import SPARE_OUTPUTS, Plan
 from sandbox.quiet import Quiet
-from sandbox.rounds import MET_BY, restyled, single_set
+from sandbox.rounds import MET_BY, hiding_rounds, restyled, single_set
 from sandbox.sides import Sides
 from sandbox.structure import structure
 from sandbox.subject import Signature, Subject
 from sandbox.turn import Progress, Turn, goes, span
 from sandbox.types import EvalConfig
+from sandbox.unlike import Kinds, Unlike
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class ProcessPair(Sides):
         new_weights: bool = True,
         strict: bool = True,
         judged: bool = True,
+        kinds: Kinds | None = None,
     ) -> None:
         """`new_weights`: overwrite parameters at secret moments, as a training loop would.
 
@@ -63,6 +65,8 @@ class ProcessPair(Sides):
 
         `judged`: False where both sides are trusted; their outputs are not compared, and no call is
         alone in its "go".
+
+        `kinds`: of inputs that some sets of some batches have in place of those as given.
         """
         super().__init__(
             reference,
@@ -77,11 +81,14 @@ class ProcessPair(Sides):
         )
         self.number = number
         self.judged = judged
+        self.kinds = kinds if judged else None
         self.ages = strict and judged
         """Call on after the last round, so that what is kept grows old."""
         self.used_up = not signature.mutates and not signature.aliases
         """A call's inputs are poisoned once it is "done": no output needs them."""
         self.last = False
+        self.hides = False
+        """The next round is a batch with inputs of other kinds."""
         self.poisoned = 0
         """The candidate's first so many input sets hold nothing since they were used."""
         self.secret = random.Random(secrets.randbits(64))
@@ -160,7 +167,7 @@ class ProcessPair(Sides):
 
     def rounds(
         self, bounds: Sequence[Errors], over: Callable[[], bool] = lambda: False
-    ) -> Iterable[tuple[RoundObservation, CaseObservation]]:
+    ) -> Iterable[tuple[RoundObservation, Sequence[CaseObservation]]]:
         """Timed rounds with the comparison of every output; which ones are single-set is secret.
 
         They end early once `over` says so, though not before the candidate was tested in every way.
@@ -168,7 +175,7 @@ class ProcessPair(Sides):
         """
         kinds = single_set(self.config, self.secret, judged=self.judged)
         most = 2 * len(kinds)
-        changed = restyled(len(kinds), self.secret)
+        changed, hiding = restyled(len(kinds), self.secret), hiding_rounds(kinds, self.secret)
         for number, single in enumerate(kinds):
             if number >= MET_BY and over():
                 return
@@ -176,10 +183,11 @@ class ProcessPair(Sides):
             following = 0 if self.last else self.count(single=kinds[number + 1])
             if self.restyles and number in changed:
                 self.given.restyle()
-            seen, case = self.round(single, bounds, following)
+            self.hides = number in hiding
+            seen, cases = self.round(single, bounds, following)
             if seen.void and len(kinds) < most:
                 kinds.append(single)
-            yield seen, case
+            yield seen, cases
 
     def count(self, *, single: bool) -> int:
         """Input sets of a round."""
@@ -187,11 +195,16 @@ class ProcessPair(Sides):
 
     def round(
         self, single: bool, bounds: Sequence[Errors], following: int
-    ) -> tuple[RoundObservation, CaseObservation]:
-        """One round, and fresh values for the sets of the one that is to follow, so many."""
+    ) -> tuple[RoundObservation, Sequence[CaseObservation]]:
+        """One round, and fresh values for the sets of the one that is to follow, so many. Tells of
+        the inputs as given, and of those of each other kind where there are any.
+        """
         sets = list(range(self.count(single=single)))
         self.secret.shuffle(sets)
         self.given.fill(len(sets))
+        unlike = self.kinds.draw(len(sets)) if self.kinds and self.hides else None
+        if unlike is not None:
+            self.given.change(unlike, self.secret)
         if len(sets) > self.poisoned:
             self.candidate.poison("inputs", 0, len(sets))
         turns: dict[Subject, Turn] = {}
@@ -208,11 +221,11 @@ class ProcessPair(Sides):
                     turns[side], case = self.run_candidate(sets, single, case)
                 else:
                     turns[side] = self.run_reference(sets, single)
-        case = self.looked_at(sets, single, bounds, following, case)
+        cases = self.looked_at(sets, single, bounds, following, case, unlike)
         mine, its = turns[self.reference], turns[self.candidate]
         if single:
             its = its.beside(mine)
-        return self.observed(mine, its, len(sets), single=single), case
+        return self.observed(mine, its, len(sets), single=single), cases
 
     def observed(self, mine: Turn, its: Turn, calls: int, *, single: bool) -> RoundObservation:
         """What the turns of the reference and of the candidate come to."""
@@ -237,16 +250,25 @@ class ProcessPair(Sides):
         bounds: Sequence[Errors],
         following: int,
         case: CaseObservation,
-    ) -> CaseObservation:
+        unlike: Unlike | None,
+    ) -> Sequence[CaseObservation]:
         """How the outputs of a round differ, and whether the one that is kept is what it was; then
         they are spoilt.
         """
+        others = list[CaseObservation]()
         if self.judged:
             # Frozen, so that no thread of it mends an output while outputs are compared.
             with self.frozen(), self.given.meanwhile_filled(following):
                 self.handed_over.put_back()
-                found = differences(self.reference, self.candidate, self.signature, sets, bounds)
-                case = replace(case, **found, bounds=tuple(bounds))
+                sides = self.reference, self.candidate, self.signature
+                given = (range(len(sets)),) if unlike is None else unlike.others
+                case = replace(case, **differences(*sides, given, bounds), bounds=tuple(bounds))
+                # What overflows is at an edge that a candidate may lie on the other side of.
+                for index, kind in () if unlike is None else unlike.places:
+                    if finite(self.reference, self.signature, index):
+                        seen = differences(*sides, [range(index, index + 1)], kind.bounds)
+                        name = f"{case.name}, {kind.name}"
+                        others.append(CaseObservation(name, **seen, bounds=kind.bounds))
         if self.keep is None:  # kept in an earlier round
             if self.ages and self.last:
                 self.candidate.idle.end()
@@ -260,7 +282,7 @@ class ProcessPair(Sides):
             self.candidate.idle.end()
             self.candidate.spoil()
             self.candidate.idle.begin()
-        return case
+        return (case, *others)
 
     def spoils(self, single: bool) -> bool:
         """Whether a round's outputs are held until it has been compared, and then spoilt."""

@@ -1,23 +1,26 @@
-"""When a pair's rounds disclose one input set per "go", and before which parameters change: secret,
-though early enough that a pair that is cut short has met both.
+"""When a pair's rounds disclose one input set per "go", before which parameters change, and which
+batches hold hidden inputs: secret, though early enough that a pair that is cut short has met all.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from sandbox.statistics import full_rounds
 from sandbox.types import EvalConfig
 
 RESTYLED_ROUNDS = 2
 """Of a pair, before which parameters change: never none, so that frozen weights cannot be lucky."""
+HIDING_ROUNDS = 2
+"""Batches of a pair that hold hidden inputs: few enough that a median does without them."""
 MET_BY = 3
-"""Rounds by which every pair has met a single-set round and new parameters, and before which none
-ends early: else a slow cheat would pass for a slow kernel."""
+"""Rounds by which every pair has met a single-set round, new parameters and hidden inputs, and
+before which none ends early: else a slow cheat would pass for a slow kernel."""
 
 
 def single_set(config: EvalConfig, secret: random.Random, *, judged: bool) -> list[bool]:
-    """Of a pair's rounds, True for single-set ones: at least one, at a place that is met early.
+    """Of a pair's rounds, True for single-set ones: at least one, and both kinds are met early.
     Where nobody is `judged` none is, and the others are as many.
     """
     if not judged:
@@ -25,7 +28,7 @@ def single_set(config: EvalConfig, secret: random.Random, *, judged: bool) -> li
     count = config.rounds - full_rounds(config)
     kinds = [True] * count + [False] * full_rounds(config)
     secret.shuffle(kinds)
-    while not any(kinds[:MET_BY]):
+    while set(kinds[:MET_BY]) != set(kinds):
         secret.shuffle(kinds)
     return kinds
 
@@ -35,3 +38,13 @@ def restyled(rounds: int, secret: random.Random) -> set[int]:
     early = secret.randrange(min(MET_BY, rounds))
     others = [number for number in range(rounds) if number != early]
     return {early, *secret.sample(others, min(RESTYLED_ROUNDS - 1, len(others)))}
+
+
+def hiding_rounds(kinds: Sequence[bool], secret: random.Random) -> set[int]:
+    """Numbers of the batches, among rounds of these kinds, that hold hidden inputs."""
+    batches = [number for number, single in enumerate(kinds) if not single]
+    if not batches:
+        return set()
+    early = secret.choice([number for number in batches if number < MET_BY] or batches[:1])
+    others = [number for number in batches if number != early]
+    return {early, *secret.sample(others, min(HIDING_ROUNDS - 1, len(others)))}

@@ -11,12 +11,13 @@ from sandbox.judge import judge_case
 from sandbox.observation import CaseObservation, Errors, RoundObservation
 from sandbox.pair import ProcessPair
 from sandbox.plan import SLOW, Plan
-from sandbox.pool import Pool, timed_bounds
+from sandbox.pool import Pool, own_error, timed_bounds, timed_kinds
 from sandbox.prepare import Preparation
 from sandbox.ready import PROFILED
 from sandbox.statistics import clear_win, enough, hopeless, settled, summarise
 from sandbox.subject import Opening, Subject
 from sandbox.types import Pair, Status
+from sandbox.unlike import Kinds
 from sandbox.workers import Workers
 
 
@@ -35,6 +36,8 @@ class Timed(Workers):
     """Of the pairs to come."""
     to_beat: float | None
     """The best speedup so far, in a search."""
+    kinds: Kinds
+    """Of inputs beside those as given."""
     doubt = False
     """Something about the first pair was doubted."""
     replanned = False
@@ -48,18 +51,21 @@ class Timed(Workers):
         """
         rounds: list[RoundObservation] = []
         bounds = timed_bounds(self.pools[0].cases[0])
-        worst = CaseObservation("timed rounds", (Errors(),) * len(bounds), bounds)
+        worst = dict[str, CaseObservation]()
+        self.kinds = Kinds(timed_kinds(self.pools[0]))
+        self.note(own_error=own_error(self.pools[0]))
         null = self.preparation.null
         most = max(self.config.max_pairs, merging.LEAST_PAIRS, overrun.MOST_PAIRS)
         number = 0
         while number < most:
             seeded = self.observation.parameters == "seed"
             warm = self.to_beat is not None and self.loaded is not None and not seeded
-            for seen, case in self.warm_pair(bounds) if warm else self.pair(number, bounds):
+            for seen, cases in self.warm_pair(bounds) if warm else self.pair(number, bounds):
                 rounds.append(seen)
-                worst = worst.worst(case)
-                self.note(rounds=tuple(rounds), timed=worst)
-                if judge_case(worst)[0] is not Status.PASSED:
+                for case in cases:
+                    worst[case.name] = worst.get(case.name, case).worst(case)
+                self.note(rounds=tuple(rounds), timed=tuple(worst.values()))
+                if not self.right():
                     return
             pairs = summarise(rounds)
             if self.quicker_than_told(rounds) or (number == 0 and self.lengthened(pairs)):
@@ -77,7 +83,7 @@ class Timed(Workers):
 
     def pair(
         self, number: int, bounds: tuple[Errors, ...]
-    ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
+    ) -> Iterator[tuple[RoundObservation, Sequence[CaseObservation]]]:
         self.dismiss()
         task, config, signature = self.task, self.config, self.pools[0].signature
         self.make_room(None, self.plan.bytes(signature) + 4 * signature.state_bytes)
@@ -99,7 +105,7 @@ class Timed(Workers):
 
     def warm_pair(
         self, bounds: tuple[Errors, ...]
-    ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
+    ) -> Iterator[tuple[RoundObservation, Sequence[CaseObservation]]]:
         assert self.loaded is not None
         known = self.preparation.signature
         with self.stage("start"), self.beside(self.loaded, known, self.plan.sets):
@@ -120,7 +126,7 @@ class Timed(Workers):
         bounds: tuple[Errors, ...],
         *,
         new_weights: bool,
-    ) -> Iterator[tuple[RoundObservation, CaseObservation]]:
+    ) -> Iterator[tuple[RoundObservation, Sequence[CaseObservation]]]:
         signature = self.pools[0].signature
         with self.beside(subject, signature, self.plan.sets), self.stand.undisturbed():
             with self.stage("warm"):
@@ -139,6 +145,7 @@ class Timed(Workers):
                         self.stand.quiet,
                         new_weights=new_weights,
                         strict=self.to_beat is None,
+                        kinds=self.kinds,
                     )
                     found = pair.start(self.config.load_timeout_s, shorter=may_be_shorter)
                     if found == self.plan:
@@ -218,12 +225,15 @@ class Timed(Workers):
             reference_tree=known.reference_tree.joined(reference.facts()[1]),
         )
 
+    def right(self) -> bool:
+        """Whether all that was computed while it was timed was right."""
+        return all(judge_case(case)[0] is Status.PASSED for case in self.observation.timed)
+
     def promising(self) -> bool:
         """Whether to profile it, once it is right: outside a search and faster than eager it may be
         promoted; or because the protocol says so.
         """
-        timed = self.observation.timed
-        if timed is None or judge_case(timed)[0] is not Status.PASSED:
+        if not self.observation.timed or not self.right():
             return False
         if self.to_beat is not None or self.config.profile_searches:
             return self.config.profile_searches

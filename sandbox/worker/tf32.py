@@ -46,6 +46,11 @@ class Tf32(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not wrapped for torch.compile, which its first use would import: seconds a process."""
+        return False
+
     def __init__(self, matmul: bool, convolution: bool) -> None:
         super().__init__()
         self.used = False

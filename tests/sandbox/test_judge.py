@@ -93,10 +93,10 @@ VERDICTS = [
     (replace(SEEN, cases=(replace(GOOD, bounds=()),)), Status.WRONG_VALUE),
     (replace(SEEN, cases=(GOOD, BAD)), Status.WRONG_VALUE),
     (replace(SEEN, cases=(replace(GOOD, state_differs=True),)), Status.WRONG_VALUE),
-    (replace(SEEN, timed=GOOD), Status.PASSED),
-    (replace(SEEN, timed=BAD), Status.WRONG_VALUE),
-    (replace(SEEN, timed=replace(GOOD, inputs_mutated=True)), Status.INPUT_MUTATED),
-    (replace(SEEN, timed=replace(GOOD, unfinished=True)), Status.REWARD_HACK),
+    (replace(SEEN, timed=(GOOD,)), Status.PASSED),
+    (replace(SEEN, timed=(GOOD, BAD)), Status.WRONG_VALUE),
+    (replace(SEEN, timed=(replace(GOOD, inputs_mutated=True),)), Status.INPUT_MUTATED),
+    (replace(SEEN, timed=(replace(GOOD, unfinished=True),)), Status.REWARD_HACK),
     (replace(SEEN, rounds=2 * rounds_of(1e-4, 6e-4)), Status.REWARD_HACK),
     (replace(SEEN, rounds=rounds_of(1e-4, 2e-4)), Status.PASSED),
     (replace(SEEN, floor_s=6e-4), Status.REWARD_HACK),
@@ -164,7 +164,19 @@ def test_faults_of_ours_are_not_scored() -> None:
 )
 def test_precision_is_the_class_of_the_worst_case(norm: float, name: str) -> None:
     worse = replace(GOOD, errors=(Errors(norm=norm),))
-    assert layers.precision((GOOD, worse)) == name
+    assert layers.precision(replace(SEEN, cases=(GOOD, worse))) == name
+
+
+@pytest.mark.parametrize(
+    ("own", "timed", "name"),
+    [(1e-7, 3e-4, "tf32"), (2.8e-4, 4e-4, "float32"), (2.8e-4, 2e-3, "bfloat16")],
+    ids=["eager is exact", "eager uses TF32", "beyond eager's TF32"],
+)
+def test_what_is_timed_in_another_precision_counts_as_that(
+    own: float, timed: float, name: str
+) -> None:
+    worst = replace(GOOD, errors=(Errors(norm=timed),))
+    assert layers.precision(replace(SEEN, timed=(worst,), own_error=own)) == name
 
 
 FULL = Evaluation(

@@ -199,7 +199,7 @@ def script(candidate_s: float, *others_s: float, pair: int = 0, calls: int = 4) 
     """Batches of one pair, whose reference takes 1 ms a batch."""
     case = CaseObservation("timed rounds")
     found = [RoundObservation(pair, False, calls, 0.001, s) for s in (candidate_s, *others_s)]
-    return [(seen, case) for seen in found]
+    return [(seen, [case]) for seen in found]
 
 
 @pytest.mark.parametrize("to_beat", [None, 1.0])
@@ -216,6 +216,8 @@ def test_short_batches_are_for_who_is_slow_in_every_one(
     pairs: list[list[Any]], told: int, to_beat: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandbox.timing.timed_bounds", lambda _: ())
+    monkeypatch.setattr("sandbox.timing.timed_kinds", lambda _: ())
+    monkeypatch.setattr("sandbox.timing.own_error", lambda _: 0.0)
     monkeypatch.setattr("sandbox.timing.judge_case", lambda _: (Status.PASSED, ""))
     planned, searched = Plan(80, 2), Plan(40, 2)
     wanted = planned if to_beat is None else searched
@@ -234,7 +236,7 @@ def test_short_batches_are_for_who_is_slow_in_every_one(
     def pair(number: int, _: object) -> Any:
         numbers.append(number)
         # As planned, where the script says no other number of calls.
-        return [(replace(r, calls=r.calls or run.plan.sets), case) for r, case in left.pop(0)]
+        return [(replace(r, calls=r.calls or run.plan.sets), cases) for r, cases in left.pop(0)]
 
     run.pair = pair  # type: ignore[method-assign, assignment]
     run.time()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from sandbox import compare
 from sandbox.handle import WorkerFailed
 from sandbox.observation import Errors, Failure, FailureKind
 from sandbox.pool import JITTER, NONE, _CaseMaker, bound, explained
@@ -114,8 +118,34 @@ def test_branches_pass_through() -> None:
 def test_more_than_tf32_explains_allows_nothing() -> None:
     """Such as a router that chooses another expert, or a truth of zeros."""
     one = Errors(2.8e-4, 4e-4, 5e-3)
-    assert explained(None) is None
-    assert explained([one, Errors(0.3, 0.9, 5.0), Errors(math.inf, 0.0, 0.0)]) == [one, NONE, NONE]
+    rough = [one, Errors(0.3, 0.9, 5.0), Errors(math.inf, 0.0, 0.0)]
+    assert explained(rough, [NONE] * 3) == [one, NONE, NONE]
+
+
+@pytest.mark.parametrize(
+    ("smooth", "forward"),
+    [
+        (True, lambda y: torch.softmax(y, 1)),
+        (True, lambda y: y.relu()),
+        (True, lambda y: torch.logsumexp(y, 1)),
+        (False, lambda y: y * (y == y.amax(1, keepdim=True))),
+        (False, torch.sign),
+    ],
+)
+@pytest.mark.parametrize("scale", [1.0, 128.0])
+def test_tf32_explains_what_is_as_many_times_the_jitters_effect_as_it_is_coarser(
+    smooth: bool, forward: Callable[[torch.Tensor], torch.Tensor], scale: float
+) -> None:
+    """A softmax of large inputs is off by ten times more than a product, and no less right."""
+    torch.manual_seed(0)
+    layer = torch.nn.Conv2d(3, 16, 3).double().requires_grad_(False)
+    x = torch.randn(64, 3, 32, 32).double() * scale
+    truth = forward(layer(x))
+    shaken = forward(layer(x * (1 + JITTER * torch.empty_like(x).uniform_(-1, 1))))
+    with Tf32(matmul=True, convolution=True):
+        rough = compare.errors(forward(layer(x)), truth)
+    (found,) = explained([rough], [compare.errors(shaken, truth)])
+    assert found == (rough if smooth else NONE)
 
 
 class Failing:
@@ -152,3 +182,13 @@ def test_what_tf32_makes_is_allowed_a_candidate_by_the_references_factor() -> No
     leaf = Leaf((4,), "float32", (1,), 4)
     rough = Errors(3e-4, 4e-4, 5e-4)
     assert bound(leaf, Errors(), Errors(), EvalConfig(), rough) == Errors(12e-4, 16e-4, 20e-4)
+
+
+def test_nothing_of_torch_compile_is_imported_for_it() -> None:
+    """Which takes three seconds in every process that makes cases."""
+    code = (
+        "import sys, torch; from sandbox.worker.tf32 import Tf32\n"
+        "with Tf32(True, True): torch.ones(2, 2) @ torch.ones(2, 2)\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
