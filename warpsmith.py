@@ -83,7 +83,8 @@ def optimize(
 
     `config` is an OptimizeConfig, a preset's name or a YAML file; `overrides` are fields of
     OptimizeConfig. Ctrl-C ends it cleanly; the same call with the same name goes on. With a file to
-    export requests to, or files to import replies from, nothing is sent to a model's endpoint.
+    export requests to, or files to import replies from, nothing is sent to a model's endpoint. Of
+    several processes that a launcher started for one that learns, only the first returns.
     """
     from agent.config import OptimizeConfig, load_optimize
     from agent.launch import launch
@@ -94,14 +95,15 @@ def optimize(
     if not isinstance(config, OptimizeConfig):
         chosen = tuple(tasks) if tasks else None
         config = load_optimize(config, typed=False, tasks=chosen, **overrides)
-    config, policy = local_policy(replace(config, device=resolve_device(config.device)))
-    return launch(
-        config,
-        new_name() if name is None else name,
-        policy,
-        export_requests=None if export_requests is None else Path(export_requests),
-        import_replies=[Path(file) for file in import_replies],
-    )
+    config = replace(config, device=resolve_device(config.device))
+    with local_policy(config) as (config, policy):
+        return launch(
+            config,
+            new_name() if name is None else name,
+            policy,
+            export_requests=None if export_requests is None else Path(export_requests),
+            import_replies=[Path(file) for file in import_replies],
+        )
 
 
 def replay(run: str, *, name: str | None = None) -> tuple[CampaignResult, list[Difference]]:

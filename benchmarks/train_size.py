@@ -31,8 +31,8 @@ from agent.journal import Journal
 from benchmarks.keeping import header, keep_json
 from rewards.terms import score
 from rl.config import TrainConfig, load_train
-from rl.grpo import with_adapters
 from rl.policy import Policy, load_policy
+from rl.replica import with_adapters
 from rl.tokens import END, PAD, START, TEMPLATE
 from rl.trainers import Group, optimizer_of, update
 from sandbox.doctor import resolve_device

@@ -17,6 +17,7 @@ from rl.data import TRAIN, family_of
 from rl.grpo import GrpoLearner
 from rl.local import LocalModel
 from rl.policy import load_policy
+from rl.ranks import Ranks
 from sandbox.doctor import resolve_device
 from sandbox.errors import ConfigError
 from sandbox.types import digest
@@ -141,8 +142,12 @@ def _by_hash(pair: tuple[str, object]) -> str:
     return digest(pair[0])
 
 
-def open_policy(config: OptimizeConfig, train: TrainConfig, run: Path) -> LocalPolicy:
-    """The config's local policy; its learner's checkpoints lie in the run's folder."""
+def open_policy(
+    config: OptimizeConfig, train: TrainConfig, run: Path, ranks: Ranks | None = None
+) -> LocalPolicy:
+    """The config's local policy; its learner's checkpoints lie in the run's folder. `ranks`: who
+    learns, as GrpoLearner takes it.
+    """
     if config.local is None:
         raise ConfigError("expected a model local:FOLDER")
     if config.learn:
@@ -151,7 +156,7 @@ def open_policy(config: OptimizeConfig, train: TrainConfig, run: Path) -> LocalP
                 "reward.coverage_weight pays for a share that only a profile tells; "
                 "set profile_searches: true in the campaign's evaluation"
             )
-        learner = GrpoLearner(run, config.local, train, config.device)
+        learner = GrpoLearner(run, config.local, train, config.device, ranks)
         return LocalPolicy(learner.model, learner)
     policy = load_policy(config.local, "", config.device, train.dtype)
     sampling = replace(train.sampling, greedy=config.greedy)

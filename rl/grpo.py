@@ -18,24 +18,22 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from agent.learner import Lesson, Rollout
 from rewards.robust import smooth
 from rewards.terms import score
 from rewards.types import Reward
-from rl.anchor import anchor_of
 from rl.config import TrainConfig
 from rl.curves import write_curves
 from rl.episodes import returns
 from rl.figures import spread, summary
 from rl.local import LocalModel, TokenStore
-from rl.policy import FILE, Policy, load_policy
-from rl.trainers import Group, optimizer_of, update
+from rl.policy import FILE
+from rl.ranks import Ranks
+from rl.replica import Replica
+from rl.trainers import Group
 from sandbox.types import Evaluation, digest
 
 FOLDER = "learner"
-OPTIMIZER = "optimizer.pt"
 TOKENS = "tokens.jsonl"
 KEPT = 2
 """Newest versions kept on disk."""
@@ -44,27 +42,28 @@ KEPT = 2
 class GrpoLearner:
     """The policy of one run: `model` proposes with the weights that `learn` changes."""
 
-    def __init__(self, run: Path, start: Path | str, config: TrainConfig, device: str) -> None:
-        """Goes on from the run's newest checkpoint, or from the weights in `start`."""
+    def __init__(
+        self,
+        run: Path,
+        start: Path | str,
+        config: TrainConfig,
+        device: str,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Goes on from the run's newest checkpoint, or from the weights in `start`. `ranks`: who
+        samples and learns, by default this process alone.
+        """
         self.config, self.folder = config, run / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
         newest = max(versions(self.folder), default=None)
-        source = start if newest is None else self.folder / str(newest)
-        self.policy = with_adapters(load_policy(source, "", device, config.dtype), config)
-        self.anchor = None
-        if config.rl.beta:
-            first = self.policy
-            if newest is not None and hasattr(first.model, "peft_config"):
-                first = with_adapters(load_policy(start, "", "cpu", config.dtype), config)
-            self.anchor = anchor_of(first, start)
-        self.policy.version = newest or 0
+        self.ranks = ranks or Ranks(Replica(config, device))
+        self.scratch = self.folder / "trainer"
+        checkpoint = None if newest is None else self.folder / str(newest)
+        self.ranks.open(start, checkpoint, self.scratch)
+        self.policy = self.ranks.replica.policy
         self.name = self.policy.name
-        self.optimizer = optimizer_of(self.policy, config, self.folder)
-        if newest is not None:
-            kept = torch.load(Path(source) / OPTIMIZER, map_location=device, weights_only=True)
-            self.optimizer.load_state_dict(kept)
         tokens = TokenStore(self.folder / TOKENS)
-        self.model = LocalModel(self.policy, config.sampling, config.seed, tokens)
+        self.model = LocalModel(self.policy, config.sampling, config.seed, tokens, self.ranks)
 
     @property
     def version(self) -> int:
@@ -108,15 +107,9 @@ class GrpoLearner:
         groups = [group for group in seen if _varies(group) and len(group.replies) >= least]
         figures = summary(fresh, self.config.reward) | spread(seen)
         if groups:
-            scratch = self.folder / "trainer"
-            figures |= {
-                f"trl/{key}": value
-                for key, value in update(
-                    self.policy, groups, self.optimizer, self.config, scratch, self.anchor
-                ).items()
-            }
-            shutil.rmtree(scratch, ignore_errors=True)
-            self.policy.version += 1
+            told = self.ranks.update(groups)
+            figures |= {f"trl/{key}": value for key, value in told.items()}
+            shutil.rmtree(self.scratch, ignore_errors=True)
             self._save()
         figures["seconds"] = time.monotonic() - began_s
         write_curves(self.folder, self.version, figures, fresh)
@@ -165,8 +158,7 @@ class GrpoLearner:
         """Under another name first: a folder named after a version is complete."""
         partial = self.folder / "partial"
         shutil.rmtree(partial, ignore_errors=True)
-        self.policy.save(partial)
-        torch.save(self.optimizer.state_dict(), partial / OPTIMIZER)
+        self.ranks.replica.save(partial)
         os.replace(partial, self.folder / str(self.version))
         for old in sorted(versions(self.folder))[:-KEPT]:
             shutil.rmtree(self.folder / str(old))
@@ -175,22 +167,6 @@ class GrpoLearner:
 def versions(folder: Path) -> list[int]:
     """Of the complete checkpoints in a learner's folder."""
     return [int(f.parent.name) for f in folder.glob(f"*/{FILE}") if f.parent.name.isdigit()]
-
-
-def with_adapters(policy: Policy, config: TrainConfig) -> Policy:
-    """LoRA's in place of full fine-tuning, where the config says so."""
-    if config.lora is not None and not hasattr(policy.model, "peft_config"):
-        from peft import LoraConfig, get_peft_model
-
-        wanted = LoraConfig(
-            r=config.lora.rank,
-            lora_alpha=config.lora.alpha,
-            lora_dropout=config.lora.dropout,
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-        )
-        policy.model = get_peft_model(policy.model, wanted)
-    return policy
 
 
 def _compared_with(rollout: Rollout) -> str:

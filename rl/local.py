@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from agent.model import ModelError, Reply, answered
 from agent.prompts.message import Message
@@ -53,6 +54,14 @@ class TokenStore:
         return self._tokens.get(digest([version, prompt, reply]))
 
 
+class Sampler(Protocol):
+    """A policy, or those who hold its weights together."""
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
+    ) -> list[Sample | None]: ...
+
+
 @dataclass(eq=False)
 class _Asked:
     """One request; its answer is None in every place where there was no room for one."""
@@ -73,8 +82,11 @@ class LocalModel:
         sampling: SamplingConfig,
         seed: int = 0,
         tokens: TokenStore | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
+        """`sampler`: who samples in the policy's place."""
         self.policy, self.sampling, self.seed = policy, sampling, seed
+        self._sampler: Sampler = sampler or policy
         self.tokens = tokens or TokenStore()
         self._busy = threading.Lock()
         self._waiting: deque[_Asked] = deque()
@@ -118,7 +130,7 @@ class LocalModel:
                 int(digest([self.seed, policy.version, each.draw, place]), 16) % (1 << 63)
                 for each, place in rows
             ]
-            samples = iter(policy.sample(ids, self.sampling, seeds))
+            samples = iter(self._sampler.sample(ids, self.sampling, seeds))
             for each in asked:
                 replies = [self._reply(messages, next(samples)) for messages in each.prompts]
                 each.answer.set_result(replies)

@@ -5,6 +5,8 @@ The only module here, with `rl.config`, that may be imported where the `train` e
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 
@@ -27,17 +29,26 @@ def open_training(source: str) -> TrainConfig:
     return config
 
 
-def local_policy(config: OptimizeConfig) -> tuple[OptimizeConfig, OpenPolicy | None]:
+@contextmanager
+def local_policy(
+    config: OptimizeConfig,
+) -> Iterator[tuple[OptimizeConfig, OpenPolicy | None]]:
     """The campaign as its local policy samples or learns in it, and what opens that policy; the
     campaign itself and None where it asks no such one. Raises ConfigError where it is no folder.
+    Of several ranks one alone gets here: the others follow it (rl/ranks.py).
     """
     if config.local is None:
-        return config, None
+        yield config, None
+        return
     if not config.local.is_dir():
         raise ConfigError(f"{config.local}: no such folder; expected a transformers checkpoint's")
     train = open_training(config.train)
     from rl.campaign import learning, open_policy
+    from rl.ranks import joined
 
-    if config.learn:
-        config = learning(config, train)
-    return config, partial(open_policy, config, train)
+    with joined(train, config.device) as ranks:
+        if config.learn:
+            config = learning(config, train)
+        elif ranks.size > 1:
+            raise ConfigError("several processes are for learning; add --learn, or start one")
+        yield config, partial(open_policy, config, train, ranks=ranks)

@@ -17,8 +17,8 @@ from accelerate import PartialState
 
 from rl.config import NEW, TrainConfig
 from rl.data import Example
-from rl.grpo import with_adapters
 from rl.policy import FILE, Policy, load_policy, new_policy
+from rl.replica import with_adapters
 from rl.trainers import Tokens, fine_tune
 from sandbox.errors import ConfigError
 

@@ -8,9 +8,8 @@ optimizer outlives a trainer, since every generation of rollouts gets a trainer 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from typing import Any
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainingArguments
@@ -151,24 +151,28 @@ def update(
 ) -> dict[str, float]:
     """`rl.iterations` GRPO steps on the groups; returns TRL's figures of the last. A group with
     fewer replies than `rl.group` is filled up with replies that have no reward, which TRL leaves
-    out of its baseline; they pull at nothing but by `rl.beta`, which holds the policy to `anchor`.
+    out of its baseline, and whose tokens it does not count; `rl.beta` holds the policy to `anchor`.
+    Where several processes call it with equal weights and groups, each takes an equal share.
     """
     settings = config.rl
-    filled = [_filled(group, settings.group) for group in groups]
-    together = settings.batch or settings.group
-    waiting: dict[str, list[tuple[list[int], list[int], float | None]]] = defaultdict(list)
-    for group in filled:
-        waiting[group.key] = list(zip(group.prompts, group.replies, group.rewards, strict=True))
+    processes = PartialState(cpu=policy.model.device.type == "cpu").num_processes
+    filled = _filled(groups, settings.group, processes)
+    rows = [row for group in filled for row in group]
+    share = len(rows) // processes
+    at_most = settings.batch or settings.group
+    together = next(n for n in range(at_most, 0, -1) if share % n == 0)
 
-    def rollout(prompts: Sequence[str], trainer: object) -> dict[str, Any]:
-        # A prompt arrives once per reply that is wanted to it.
-        taken = [waiting[key].pop(0) for key in prompts]
+    def rollout(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+        first = trainer.accelerator.process_index * share
+        mine = rows[first : first + share]
+        assert [row.key for row in mine] == list(prompts), "TRL hands out prompts in another order"
         return {
-            "prompt_ids": [prompt for prompt, _, _ in taken],
-            "completion_ids": [reply for _, reply, _ in taken],
+            "prompt_ids": [row.prompt for row in mine],
+            "completion_ids": [row.reply for row in mine],
             # On-policy: TRL takes the old policy to be the present one, or asks it beforehand.
             "logprobs": None,
-            "worth": [value for _, _, value in taken],
+            "env_mask": [[int(row.counts)] * len(row.reply) for row in mine],
+            "worth": [row.reward for row in mine],
         }
 
     def judged(worth: Sequence[float | None], **_: object) -> list[float | None]:
@@ -177,7 +181,7 @@ def update(
     arguments = GRPOConfig(
         **common(policy, config, folder, settings.learning_rate),
         per_device_train_batch_size=together,
-        gradient_accumulation_steps=len(filled) * settings.group // together,
+        gradient_accumulation_steps=share // together,
         num_generations=settings.group,
         max_completion_length=config.sampling.max_new_tokens,
         temperature=config.sampling.temperature,
@@ -195,13 +199,15 @@ def update(
         logging_steps=1,
         shuffle_dataset=False,
     )
+    # A process trains on its own device, whatever others it sees: lanes measure on those.
+    arguments._n_gpu = 1
     if anchor is not None:
         anchor.before(policy.model)
     trainer = GRPOTrainer(
         model=policy.model,
         args=arguments,
         reward_funcs=judged,
-        train_dataset=Dataset.from_dict({"prompt": [group.key for group in filled]}),
+        train_dataset=Dataset.from_dict({"prompt": [rows[0].key for rows in filled]}),
         processing_class=policy.tokenizer,
         optimizers=(optimizer, LambdaLR(optimizer, constant)),
         rollout_func=rollout,
@@ -246,6 +252,7 @@ def common(
         "report_to": [],
         "disable_tqdm": True,
         "dataloader_pin_memory": not cpu,
+        "ddp_find_unused_parameters": False,  # There are none; looking for them costs a pass.
     }
 
 
@@ -257,13 +264,28 @@ def numbers(row: Mapping[str, object]) -> dict[str, float]:
     return {k: float(v) for k, v in row.items() if isinstance(v, int | float)}
 
 
-def _filled(group: Group, size: int) -> Group:
-    if len(group.replies) > size:
-        raise ValueError(f"{len(group.replies)} replies in one group; expected at most {size}")
-    lacking = size - len(group.replies)
-    return Group(
-        group.key,
-        group.prompts + [group.prompts[0]] * lacking,
-        group.replies + [group.replies[0][:1]] * lacking,  # Their tokens would count in the mean.
-        group.rewards + [None] * lacking,
-    )
+@dataclass(frozen=True)
+class _Row:
+    """One reply, as TRL is handed it."""
+
+    key: str
+    prompt: list[int]
+    reply: list[int]
+    reward: float | None
+    counts: bool = True
+    """False of what fills a group: TRL does not see its tokens."""
+
+
+def _filled(groups: Sequence[Group], size: int, processes: int) -> list[list[_Row]]:
+    """Groups of `size` rows, so many that they are equal shares for the processes."""
+    found = []
+    for group in groups:
+        lacking = size - len(group.replies)
+        if lacking < 0:
+            raise ValueError(f"{size - lacking} replies in one group; expected at most {size}")
+        replies = zip(group.prompts, group.replies, group.rewards, strict=True)
+        filling = _Row(group.key, group.prompts[0], group.replies[0][:1], None, counts=False)
+        found.append([_Row(group.key, *reply) for reply in replies] + [filling] * lacking)
+    while len(found) * size % processes:
+        found.append([replace(filling, key=f"filling {len(found)}")] * size)
+    return found

@@ -79,6 +79,19 @@ def test_replies_in_smaller_batches_take_the_same_steps(loss, tmp_path):
     assert after(2) == pytest.approx(after(None), rel=1e-5)
 
 
+def test_what_fills_a_group_does_not_count(tmp_path):
+    def after(group: int) -> list[float]:
+        policy = new_policy(["a b c d e f"] * 20, SHAPE, "toy", seed=1)
+        grpo = GrpoConfig(group=group, learning_rate=0.02, max_grad_norm=1e9)
+        config = TrainConfig(device="cpu", optimizer="sgd", rl=grpo)
+        prompt, *replies = (policy.reply_ids(t) for t in ("a", "b c", "e f", "d e f a"))
+        groups = [Group("g", [prompt] * 3, replies, [1.0, 0.0, 0.3])]
+        update(policy, groups, optimizer_of(policy, config, tmp_path), config, tmp_path)
+        return [math.fsum(policy.log_probabilities(prompt, reply)) for reply in replies]
+
+    assert after(5) == pytest.approx(after(3), rel=1e-5)
+
+
 def test_a_loss_that_is_normalised_by_batch_is_refused_smaller_ones():
     assert GrpoConfig(group=4, loss="bnpo").batch is None
     with pytest.raises(ValueError, match="bnpo"):

@@ -1,0 +1,88 @@
+"""What every rank of a training holds: policy, optimizer, and the weights that KL is measured from.
+
+It samples and is updated. What for is rl/grpo.py's to say, and who else does so rl/ranks.py's.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl.anchor import Anchor, anchor_of
+from rl.config import SamplingConfig, TrainConfig
+from rl.policy import Policy, Sample, load_policy
+from rl.trainers import Group, optimizer_of, update
+
+OPTIMIZER = "optimizer.pt"
+
+
+class Replica:
+    """Equal in every rank, from `open` on and after each `update`."""
+
+    policy: Policy
+    anchor: Anchor | None
+    optimizer: Any
+
+    def __init__(self, config: TrainConfig, device: str) -> None:
+        self.config, self.device = config, device
+
+    def open(self, start: Path | str, newest: Path | None, scratch: Path) -> None:
+        """The weights in `start`, or where there is one the run's newest checkpoint; trainers keep
+        in `scratch` what they must.
+        """
+        config, self.scratch = self.config, scratch
+        first = newest or start
+        self.policy = with_adapters(load_policy(first, "", self.device, config.dtype), config)
+        self.anchor = None
+        if config.rl.beta:
+            known = self.policy
+            if newest is not None and hasattr(known.model, "peft_config"):
+                known = with_adapters(load_policy(start, "", "cpu", config.dtype), config)
+            self.anchor = anchor_of(known, start)
+        self.policy.version = 0 if newest is None else int(newest.name)
+        self.optimizer = optimizer_of(self.policy, config, scratch)
+        if newest is not None:
+            kept = torch.load(newest / OPTIMIZER, map_location=self.device, weights_only=True)
+            self.optimizer.load_state_dict(kept)
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
+    ) -> list[Sample | None]:
+        """As the policy samples."""
+        return self.policy.sample(prompts, sampling, seeds)
+
+    def update(self, groups: Sequence[Group]) -> dict[str, float]:
+        """A next version of the weights; returns TRL's figures. All ranks take it together."""
+        figures = update(
+            self.policy, groups, self.optimizer, self.config, self.scratch, self.anchor
+        )
+        self.policy.version += 1
+        gc.collect()  # Trainers hold each other in cycles, and with them DDP's gradients.
+        self.policy.rest()
+        return figures
+
+    def save(self, folder: Path) -> None:
+        self.policy.save(folder)
+        torch.save(self.optimizer.state_dict(), folder / OPTIMIZER)
+
+
+def with_adapters(policy: Policy, config: TrainConfig) -> Policy:
+    """LoRA's in place of full fine-tuning, where the config says so."""
+    if config.lora is not None and not hasattr(policy.model, "peft_config"):
+        from peft import LoraConfig, get_peft_model
+
+        wanted = LoraConfig(
+            r=config.lora.rank,
+            lora_alpha=config.lora.alpha,
+            lora_dropout=config.lora.dropout,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng([]):
+            torch.manual_seed(config.seed)  # Every rank draws the same ones.
+            policy.model = get_peft_model(policy.model, wanted)
+    return policy

@@ -1,0 +1,114 @@
+"""`optimize --learn` under a launcher: two ranks, one of them killed on the way, and resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("trl", reason="needs the train extra")
+
+import torch
+
+from agent.journal import Journal
+from agent.learner import LEARN, POLICY_VERSION
+from rl.grpo import versions
+from rl.policy import load_policy
+from tests.conftest import environment_of
+from tests.rl import recurrence
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "warpsmith")
+LEARNING = ("optimize", "recurrence.py", "--config", "learn.yaml", "--learn", "--train", "toy.yaml")
+TORN = "one of 2 ranks failed or has ended"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    recurrence.write(folder)
+    return folder
+
+
+@contextmanager
+def launched(folder: Path, name: str) -> Iterator["subprocess.Popen[str]"]:
+    """The campaign of this name, begun or gone on with."""
+    words = [sys.executable, "-m", *LAUNCH, *LEARNING, "--model", "local:policy", "--name", name]
+    process = subprocess.Popen(
+        words,
+        cwd=folder,
+        env=environment_of(folder, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        for each in ranks_of(process):
+            each.kill()
+        process.kill()
+
+
+def ranks_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """Of a launcher that runs: its ranks in their order."""
+    if not psutil.pid_exists(process.pid):
+        return []
+    return sorted(psutil.Process(process.pid).children(), key=lambda p: p.environ()["RANK"])
+
+
+def await_version(folder: Path, name: str, process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 200
+    while not versions(folder / "runs" / name / "learner") and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+
+
+def test_a_campaign_goes_on_after_a_rank_was_killed(folder):
+    with launched(folder, "learned") as process:
+        await_version(folder, "learned", process)
+        _, follower = ranks_of(process)
+        follower.kill()
+        _, err = process.communicate(timeout=60)
+        assert process.returncode != 0
+        assert TORN in err
+    with Journal(folder / "runs" / "learned", read_only=True) as journal:
+        before = [r.id for t in journal.tasks() for r in journal.proposals(t.id)]
+    with launched(folder, "learned") as process:
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+    assert out.count(" replies, ") == 1, "one campaign is told"
+    learner = folder / "runs" / "learned" / "learner"
+    newest = max(versions(learner))
+    old, new = (
+        load_policy(f).model.state_dict() for f in (folder / "policy", learner / str(newest))
+    )
+    assert any(not torch.equal(old[name], new[name]) for name in old)
+    with Journal(folder / "runs" / "learned", read_only=True) as journal:
+        records = [r for t in journal.tasks() for r in journal.proposals(t.id)]
+        lessons = [json.loads(detail) for detail in journal.events(LEARN)]
+    assert [r.id for r in records][: len(before)] == before
+    assert {0, 1} <= {r.proposal.features[POLICY_VERSION] for r in records}
+    assert lessons[-1]["version"] == newest
+    assert os.listdir(folder / "runs") == ["learned"]
+
+
+def test_ctrl_c_ends_all_ranks(folder):
+    with launched(folder, "interrupted") as process:
+        await_version(folder, "interrupted", process)
+        ranks = ranks_of(process)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert "to go on: the same command with --name interrupted" in err
+        assert TORN not in err
+        assert not any(rank.is_running() for rank in ranks)
