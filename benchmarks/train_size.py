@@ -7,12 +7,15 @@ verdicts of a recorded campaign. Measured are sampling, GRPO updates, memory, an
 gives the same adapters again.
 
     python -m benchmarks.train_size --preset qwen2.5-coder-1.5b --out FILE
+    torchrun --nproc-per-node 3 -m benchmarks.train_size --preset qwen2.5-coder-7b --out FILE
+
+In several processes each has the whole policy on a GPU of its own, samples its share of the
+replies and takes its share of each update; seconds and memory are those of the first.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import math
 import tempfile
@@ -32,9 +35,9 @@ from benchmarks.keeping import header, keep_json
 from rewards.terms import score
 from rl.config import TrainConfig, load_train
 from rl.policy import Policy, load_policy
-from rl.replica import with_adapters
+from rl.ranks import Ranks, joined
 from rl.tokens import END, PAD, START, TEMPLATE
-from rl.trainers import Group, optimizer_of, update
+from rl.trainers import Group
 from sandbox.doctor import resolve_device
 
 SIZES: Mapping[str, Mapping[str, object]] = {
@@ -95,33 +98,48 @@ class Asked:
 
 
 def run(config: TrainConfig, shape: Qwen2Config, folder: Path, asked: Asked) -> dict[str, Any]:
-    """One policy of this shape, made, sampled, updated, saved and loaded again."""
+    """One policy of this shape, made, sampled, updated, saved and loaded again. Of several ranks
+    only the first returns.
+    """
     device = resolve_device(config.device)
+    with joined(config, device) as ranks:
+        return measured(ranks, config, shape, folder, asked, device)
+
+
+def measured(
+    ranks: Ranks,
+    config: TrainConfig,
+    shape: Qwen2Config,
+    folder: Path,
+    asked: Asked,
+    device: str,
+) -> dict[str, Any]:
+    """By rank 0, which tells the others what to do."""
     clock = Clock(device)
     with clock("make"):
         make(shape, list(texts()), folder / "start", config, device)
     with clock("load"):
-        policy = load_policy(folder / "start", config.name, device, config.dtype)
-        policy = with_adapters(policy, config)
-        optimizer = optimizer_of(policy, config, folder / "trainer")
+        ranks.open(folder / "start", None, folder / "trainer")
+    policy = ranks.replica.policy
     rollouts = list(islice(repeated(recorded(policy, config)), asked.updates * asked.groups))
     sampling = replace(config.sampling, max_new_tokens=asked.new_tokens)
     prompts = list(islice(cycle(g.prompts[0] for g in rollouts), config.sampling.batch))
-    policy.sample(prompts, replace(sampling, max_new_tokens=2), range(len(prompts)))
+    prompts, seeds = prompts * ranks.size, range(len(prompts) * ranks.size)
+    ranks.sample(prompts, replace(sampling, max_new_tokens=2), seeds)
     with clock("sample"):
-        replies = policy.sample(prompts, sampling, range(len(prompts)))
+        replies = ranks.sample(prompts, sampling, seeds)
     drawn = sum(len(reply.ids) for reply in replies if reply is not None)
     losses = []
     for number in range(asked.updates):
         mine = rollouts[number * asked.groups : (number + 1) * asked.groups]
         with clock(f"update {number + 1}"):
-            figures = update(policy, mine, optimizer, config, folder / "trainer")
+            figures = ranks.update(mine)
         losses.append(figures["loss"])
     with clock("save"):
         policy.save(folder / "end")
     parameters, learned = policy.parameters, trained(policy)
-    del policy, optimizer
-    gc.collect()  # Trainers hold each other in cycles.
+    del policy
+    ranks.replica.close()
     with clock("load again"):
         again = load_policy(folder / "end", config.name, device, config.dtype)
     found = trained(again)
@@ -129,6 +147,7 @@ def run(config: TrainConfig, shape: Qwen2Config, folder: Path, asked: Asked) -> 
     tokens, seconds = sum(map(tokens_of, mine)), clock.seconds
     return {
         "environment": {"torch": torch.__version__, "device": name_of(device)},
+        "ranks": ranks.size,
         "parameters": parameters,
         "trained_parameters": sum(tensor.numel() for tensor in learned.values()),
         "dtype": config.dtype,
@@ -146,20 +165,24 @@ def run(config: TrainConfig, shape: Qwen2Config, folder: Path, asked: Asked) -> 
         "losses": losses,
         "moved": any(bool(t.any()) for name, t in learned.items() if "lora_B" in name),
         "same_after_loading": same,
-        f"hours_of_{STEPS}_updates": hours(seconds, rollouts, config, asked),
+        f"hours_of_{STEPS}_updates": hours(seconds, rollouts, config, asked, len(prompts)),
     }
 
 
 def hours(
-    seconds: Mapping[str, float], rollouts: Sequence[Group], config: TrainConfig, asked: Asked
+    seconds: Mapping[str, float],
+    rollouts: Sequence[Group],
+    config: TrainConfig,
+    asked: Asked,
+    replies: int,
 ) -> dict[str, float]:
-    """Of so many updates like the last, without judging: a batch of replies lasts as long as its
-    longest, which is taken to be the longest that was recorded.
+    """Of so many updates like the last, without judging: a batch of so many replies lasts as long
+    as its longest, which is taken to be the longest that was recorded.
     """
     update_s = seconds[f"update {asked.updates}"]
     token_s = seconds["sample"] / asked.new_tokens
     longest = max(len(reply) for group in rollouts for reply in group.replies)
-    batches = math.ceil(asked.groups * config.rl.group / config.sampling.batch)
+    batches = math.ceil(asked.groups * config.rl.group / replies)
     sample_s = batches * min(longest, config.sampling.max_new_tokens) * token_s
     return {
         "sampling": round(STEPS * sample_s / 3600, 2),

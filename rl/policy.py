@@ -31,6 +31,7 @@ from transformers import (
 from agent.prompts.message import Message
 from kernelbench.hub import reachable
 from rl.config import SamplingConfig, ShapeConfig
+from rl.decoding import decode, wanted
 from rl.tokens import START, new_tokenizer
 from sandbox.errors import ConfigError
 
@@ -133,25 +134,31 @@ class Policy:
         width = max(map(len, prompts))
         pad, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
         # (batch, width) int64, padded on the left
-        ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts])
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-        out = self.model.generate(
-            input_ids=ids.to(self.model.device),
-            attention_mask=mask.to(self.model.device),
-            max_new_tokens=most,
-            # What a checkpoint's own defaults add is no part of the policy that is trained.
-            do_sample=False,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=50,
-            repetition_penalty=1.0,
-            logits_processor=_drawn(sampling, seeds, self.model.device),
-            pad_token_id=pad,
-            eos_token_id=end,
-        )
+        device, drawn = self.model.device, _drawn(sampling, seeds, self.model.device)
+        ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts]).to(device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts]).to(device)
+        if wanted(self.model):
+            out = decode(
+                self.model, ids, mask, most, lambda x: drawn(ids, x.float()).argmax(-1), end
+            )
+        else:
+            out = self.model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                max_new_tokens=most,
+                # What a checkpoint's own defaults add is no part of the policy that is trained.
+                do_sample=False,
+                temperature=1.0,
+                top_p=1.0,
+                top_k=50,
+                repetition_penalty=1.0,
+                logits_processor=drawn,
+                pad_token_id=pad,
+                eos_token_id=end,
+            )[:, width:]
         seconds = (time.monotonic() - began_s) / len(prompts)
         found = []
-        for row, prompt in zip(out[:, width:].tolist(), prompts, strict=True):
+        for row, prompt in zip(out.tolist(), prompts, strict=True):
             finished = end in row
             kept = row[: row.index(end) + 1] if finished else row
             text = self.tokenizer.decode(kept, skip_special_tokens=True)

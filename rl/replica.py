@@ -65,6 +65,12 @@ class Replica:
         self.policy.rest()
         return figures
 
+    def close(self) -> None:
+        """Free weights and optimizer."""
+        del self.policy, self.optimizer
+        self.anchor = None
+        gc.collect()
+
     def save(self, folder: Path) -> None:
         self.policy.save(folder)
         torch.save(self.optimizer.state_dict(), folder / OPTIMIZER)
