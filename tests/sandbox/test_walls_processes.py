@@ -149,22 +149,24 @@ def test_a_frozen_tree_can_be_killed() -> None:
 
 
 def test_memory_of_the_whole_tree_is_counted() -> None:
-    def idle() -> None:
-        os.fork()
-        time.sleep(60)
+    told, tell = os.pipe()
 
     def hold() -> None:
         os.fork()
+        os.read(told, 1)
         block = bytearray(CHUNK)
         block[:] = b"x" * CHUNK
         time.sleep(60)
 
-    # What this process has counts too: its own memory per fork, shared memory that it keeps once.
-    with worker(idle) as pgid:
+    # What this process has counts too, its own memory per fork: much, and now less, once kernels
+    # take idle memory back. So the same processes are looked at twice.
+    with worker(hold) as pgid:
         assert wait_until(lambda: count_processes(pgid) == 2)
         unused = tree_memory_bytes(pgid)
-    with worker(hold) as pgid:
+        os.write(tell, b"xx")
         assert wait_until(lambda: tree_memory_bytes(pgid) > unused + 1.5 * CHUNK)
+    os.close(told)
+    os.close(tell)
 
 
 def test_memory_that_a_fork_shares_is_divided_once_it_would_be_too_much() -> None:
