@@ -45,10 +45,10 @@ def differences(
     return fields
 
 
-def finite(side: Subject, signature: Signature, index: int) -> bool:
-    """Whether all that was computed in this set is."""
+def finite(side: Subject, signature: Signature, sets: range) -> bool:
+    """Whether all that was computed in these sets is."""
     return all(
-        bool(side.leaf("slots", index, leaf).isfinite().all())
+        bool(side.stack("slots", leaf)[sets.start : sets.stop].isfinite().all())
         for leaf, spec in enumerate(signature.outputs)
         if spec.floating
     )

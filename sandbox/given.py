@@ -53,10 +53,12 @@ class Given:
         """Give some of the filled sets fresh values of other kinds."""
         self.reference.finish_ours()
         floating = [i for i, leaf in enumerate(self.signature.inputs) if leaf.floating]
-        for index, kind in unlike.places:
+        for sets, kind in unlike.places:
             limit_s, seed = self.config.run_timeout_s, secrets.randbits(60)
-            self.reference.request("fill", limit_s, sets=[index], seed=seed, scale=kind.scale)
-            if kind.change is not None:
+            self.reference.request("fill", limit_s, sets=list(sets), seed=seed, scale=kind.scale)
+            if kind.change is None:
+                continue
+            for index in sets:
                 views = [self.reference.leaf("inputs", index, leaf) for leaf in floating]
                 hidden.CHANGES[kind.change](views, secret)
         self.synchronize()

@@ -264,9 +264,9 @@ class ProcessPair(Sides):
                 given = (range(len(sets)),) if unlike is None else unlike.others
                 case = replace(case, **differences(*sides, given, bounds), bounds=tuple(bounds))
                 # What overflows is at an edge that a candidate may lie on the other side of.
-                for index, kind in () if unlike is None else unlike.places:
-                    if finite(self.reference, self.signature, index):
-                        seen = differences(*sides, [range(index, index + 1)], kind.bounds)
+                for places, kind in () if unlike is None else unlike.places:
+                    if finite(self.reference, self.signature, places):
+                        seen = differences(*sides, [places], kind.bounds)
                         name = f"{case.name}, {kind.name}"
                         others.append(CaseObservation(name, **seen, bounds=kind.bounds))
         if self.keep is None:  # kept in an earlier round

@@ -25,7 +25,7 @@ from sandbox.structure import structure
 from sandbox.subject import Signature, Subject
 from sandbox.trees import Layout, Leaf
 from sandbox.types import EvalConfig
-from sandbox.unlike import Kind
+from sandbox.unlike import Kind, Kinds
 
 CLASS_NORM = {"float64": 1e-12, "float32": 5e-6, "float16": 3e-4, "bfloat16": 2e-3}
 """Norm-wise error of a matmul at any K per dtype (measured: ||error|| of randn matmuls against
@@ -364,22 +364,25 @@ def own_error(pool: Pool) -> float:
     return max((own.norm for own in pool.cases[0].own), default=0.0)
 
 
-def timed_kinds(pool: Pool) -> tuple[Kind, ...]:
-    """The hidden inputs that timed batches may hold beside those as given: scaled and negated ones,
-    and, where that takes no time to speak of, of another distribution. Fresh values are alike
-    none that was seen: one element changed in them would say nothing. None where calls move
-    buffers, through which outputs of one scale could depend on inputs of another.
+def timed_kinds(pool: Pool) -> Kinds:
+    """The hidden inputs that timed batches may hold beside those as given: negated ones, the
+    smallest and the largest, and, where that takes no time to speak of, those of another
+    distribution: so few that three pairs meet all. Fresh values are like none that was seen: one
+    element changed in them would say nothing.
     """
     given, *others = pool.cases
-    if pool.signature.moves_state or not pool.signature.inputs:
-        return ()
+    if not pool.signature.inputs:
+        return Kinds(())
     small = pool.signature.input_bytes <= FLATTENED_BYTES
-    return tuple(
-        Kind(case.name, case.scale, case.change, timed_bounds(case))
-        for case in others
-        if (case.change is None and case.scale != given.scale)
-        or (case.change is not None and not case.alike and small)
+    scaled = sorted(
+        (case for case in others if case.change is None and case.scale != given.scale),
+        key=lambda case: case.scale,
     )
+    above = [case for case in scaled if case.scale > 0]
+    chosen = [case for case in scaled if case.scale < 0] + above[:1] + above[1:][-1:]
+    chosen += [case for case in others if small and case.change is not None and not case.alike]
+    kinds = [Kind(case.name, case.scale, case.change, timed_bounds(case)) for case in chosen]
+    return Kinds(kinds, whole=pool.signature.moves_state)
 
 
 def refuse_degenerate(cases: Sequence[Case], signature: Signature) -> None:

@@ -19,6 +19,8 @@ from sandbox.types import EvalConfig
 from sandbox.unlike import MOST, Kind, Kinds
 from sandbox.worker.tf32 import rounded
 
+SCALED = ["inputs x -1", "inputs x 0.01", "inputs x 128"]
+
 
 def kind(name: str) -> Kind:
     return Kind(name, 1.0, None, ())
@@ -30,7 +32,7 @@ def test_some_sets_of_a_batch_are_unlike_and_the_others_are_not(sets: int) -> No
     for _ in range(50):
         found = kinds.draw(sets)
         assert found is not None
-        places = [place for place, _ in found.places]
+        places = [index for place, _ in found.places for index in place]
         others = [index for part in found.others for index in part]
         assert sorted(places + others) == list(range(sets))
         assert 1 <= len(places) <= max(1, min(MOST, sets // 4))
@@ -40,7 +42,9 @@ def test_some_sets_of_a_batch_are_unlike_and_the_others_are_not(sets: int) -> No
 def test_every_place_of_a_batch_may_be_unlike() -> None:
     kinds = Kinds([kind("a")])
     drawn = [kinds.draw(9) for _ in range(400)]
-    seen = Counter(place for found in drawn if found for place, _ in found.places)
+    seen = Counter(
+        index for found in drawn if found for place, _ in found.places for index in place
+    )
     assert set(seen) == set(range(9))
 
 
@@ -51,9 +55,19 @@ def test_all_kinds_are_met_before_one_comes_again() -> None:
         assert {k.name for found in drawn if found for _, k in found.places} == set("abcde")
 
 
-def test_nothing_is_hidden_where_there_is_nothing_or_no_room() -> None:
+def test_nothing_is_hidden_where_there_is_nothing() -> None:
     assert Kinds([]).draw(512) is None
-    assert Kinds([kind("a")]).draw(1) is None
+
+
+@pytest.mark.parametrize(("sets", "whole"), [(1, False), (1, True), (9, True)])
+def test_all_of_a_batch_is_of_one_kind_where_it_has_no_room_for_others(
+    sets: int, whole: bool
+) -> None:
+    kinds = Kinds([kind("a"), kind("b")], whole=whole)
+    drawn = [kinds.draw(sets) for _ in range(2)]
+    assert [found.others for found in drawn if found] == [(), ()]
+    assert {found.places[0][1].name for found in drawn if found} == {"a", "b"}
+    assert all(found.places[0][0] == range(sets) for found in drawn if found)
 
 
 @pytest.mark.parametrize("rounds", [2, 3, 8, 20])
@@ -77,7 +91,10 @@ def pool(**signature: Any) -> Any:
     cases = (
         case("given"),
         case("given, fresh values"),
+        case("inputs x 3", 3.0),
+        case("inputs x 0.01", 0.01),
         case("inputs x -1", -1.0),
+        case("inputs x 128", 128.0),
         case("given, flattened", change="flattened"),
         case("given, one element changed", change="one element changed", alike=True),
     )
@@ -87,16 +104,18 @@ def pool(**signature: Any) -> Any:
 @pytest.mark.parametrize(
     ("signature", "names"),
     [
-        ({}, ["inputs x -1", "given, flattened"]),
-        ({"input_bytes": 1 << 30}, ["inputs x -1"]),
-        ({"moves_state": True}, []),
+        ({}, [*SCALED, "given, flattened"]),
+        ({"input_bytes": 1 << 30}, SCALED),
+        ({"moves_state": True}, [*SCALED, "given, flattened"]),
         ({"inputs": ()}, []),
     ],
 )
 def test_what_fresh_values_do_not_say_yet_is_hidden(
     signature: dict[str, Any], names: list[str]
 ) -> None:
-    assert [kind.name for kind in timed_kinds(pool(**signature))] == names
+    found = timed_kinds(pool(**signature))
+    assert [kind.name for kind in found.kinds] == names
+    assert found.whole is signature.get("moves_state", False)
 
 
 def test_bfloat16_does_not_pass_timed_rounds_where_eager_uses_tf32() -> None:
