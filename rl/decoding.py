@@ -12,9 +12,11 @@ import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from transformers import StaticCache
+from transformers.cache_utils import StaticLayer
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +24,8 @@ GRAIN = 256
 """Tokens to which the cache's length is rounded up: like batches then use memory that there is."""
 LOOKED_AT = 8
 """Steps between two looks whether all replies have ended: a look waits for the GPU."""
+_refused: WeakSet[Any] = WeakSet()
+"""Models that no graph held."""
 Choose = Callable[[torch.Tensor], torch.Tensor]
 """(rows, vocabulary) logits to (rows,) tokens."""
 
@@ -35,8 +39,10 @@ def wanted(model: Any) -> bool:
 
 def able(model: Any) -> bool:
     """Whether every layer sees all tokens before its own, at places that stay."""
-    layers = set(getattr(model.config, "layer_types", None) or ())
-    return bool(getattr(model, "_can_compile_fullgraph", False)) and layers <= {"full_attention"}
+    if not getattr(model, "_can_compile_fullgraph", False) or model in _refused:
+        return False
+    layers = StaticCache(config=model.config, max_cache_len=GRAIN).layers
+    return all(type(layer) is StaticLayer for layer in layers)
 
 
 def decode(
@@ -102,12 +108,14 @@ class _Steps:
 
     def _captured(self) -> Callable[[], torch.Tensor] | None:
         """A step to be replayed; None where the model does what no graph holds."""
-        graph = torch.cuda.CUDAGraph()
+        graph, usual = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         try:
             # Other threads of this process may go on: what they do is no part of it.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 logits = self._step()
         except RuntimeError as error:
+            torch.cuda.set_stream(usual)  # A capture that fails does not come back from its own.
+            _refused.add(self.model)
             logger.warning("sampling goes on without a CUDA graph: %s", error)
             return None
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from sandbox.observation import Errors
 
 MOST = 4
-"""Sets of a batch, and at most a quarter of it: its time is to stay that of the inputs as given."""
+"""Sets of a batch, and at most a quarter of it (of two or three sets one): its time is to stay that
+of the inputs as given."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -104,3 +106,5 @@ def test_layers_that_see_a_window_are_left_to_generate() -> None:
         Gemma3TextConfig(**SHAPE, head_dim=8, sliding_window=16, num_experts=None)
     )
     assert not able(windowed)
+    assert not able(MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=16)))
+    assert able(MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)))

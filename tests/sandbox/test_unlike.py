@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +21,7 @@ from sandbox.types import EvalConfig
 from sandbox.unlike import MOST, Kind, Kinds
 from sandbox.worker.tf32 import rounded
 
-SCALED = ["inputs x -1", "inputs x 0.01", "inputs x 128"]
+SCALED = ["inputs x -1", "inputs x 0.01", "inputs x 3"]
 
 
 def kind(name: str) -> Kind:
@@ -82,13 +84,15 @@ def test_a_pair_meets_hidden_inputs_early_and_never_in_a_lone_call(rounds: int) 
 
 
 def case(name: str, scale: float = 1.0, change: str | None = None, alike: bool = False) -> Case:
-    made = None if change is None else "given"
-    return Case(name, torch.zeros(8), (), (), (), None, scale, made, change, alike)
+    made, one = None if change is None else "given", (NONE,)
+    return Case(name, torch.zeros(8), (torch.ones(64),), one, one, None, scale, made, change, alike)
 
 
 def pool(**signature: Any) -> Any:
-    given = {"moves_state": False, "inputs": (None,), "input_bytes": 1 << 20} | signature
-    cases = (
+    outputs = (Leaf((64,), "float32", (1,), 4),)
+    given = {"moves_state": False, "inputs": (None,), "input_bytes": 1 << 20, "outputs": outputs}
+    given |= signature
+    cases = [
         case("given"),
         case("given, fresh values"),
         case("inputs x 3", 3.0),
@@ -97,7 +101,7 @@ def pool(**signature: Any) -> Any:
         case("inputs x 128", 128.0),
         case("given, flattened", change="flattened"),
         case("given, one element changed", change="one element changed", alike=True),
-    )
+    ]
     return SimpleNamespace(signature=SimpleNamespace(**given), cases=cases)
 
 
@@ -108,6 +112,8 @@ def pool(**signature: Any) -> Any:
         ({"input_bytes": 1 << 30}, SCALED),
         ({"moves_state": True}, [*SCALED, "given, flattened"]),
         ({"inputs": ()}, []),
+        ({"outputs": (Leaf((), "float32", (), 4),)}, []),
+        ({"outputs": (Leaf((), "int64", (), 8),)}, [*SCALED, "given, flattened"]),
     ],
 )
 def test_what_fresh_values_do_not_say_yet_is_hidden(
@@ -116,6 +122,21 @@ def test_what_fresh_values_do_not_say_yet_is_hidden(
     found = timed_kinds(pool(**signature))
     assert [kind.name for kind in found.kinds] == names
     assert found.whole is signature.get("moves_state", False)
+
+
+def test_who_is_wrong_on_hidden_inputs_is_so_by_far_and_single_numbers_are_let_be() -> None:
+    leaves = Leaf((64,), "float32", (1,), 4), Leaf((), "float32", (), 4)
+    found = pool(outputs=leaves)
+    found.cases[2:] = [
+        replace(
+            case("inputs x -1", -1.0),
+            truth=(torch.ones(64), torch.ones(())),
+            bounds=(Errors(1, 4, 16),) * 2,
+            own=(NONE,) * 2,
+        )
+    ]
+    (only,) = timed_kinds(found).kinds
+    assert only.bounds == (Errors(24, 96, 384), Errors(math.inf, math.inf, math.inf))
 
 
 def test_bfloat16_does_not_pass_timed_rounds_where_eager_uses_tf32() -> None:
