@@ -288,7 +288,8 @@ GUARDED = """
 import sys, torch
 from torch.utils.cpp_extension import load_inline
 if "torch._subclasses.fake_tensor" in sys.modules and hasattr(torch, "rehearsed"):
-    made = load_inline("late_3", cpp_sources="int one() { return 1; }", functions=["one"])
+    made = load_inline("late_3", cpp_sources=['extern "C" int one() { return 1; }'],
+                       is_python_module=False, no_implicit_headers=True)
 torch.rehearsed = True
 class ModelNew(torch.nn.Module): ...
 """
@@ -325,8 +326,21 @@ def test_a_rehearsal_that_comes_to_nothing_says_nothing(builder: Builder) -> Non
     assert builder.build(late(called=died), FAST, TASK).failure is None
 
 
+REFUSED_LATE = """
+import torch
+from torch.utils.cpp_extension import load_inline
+class ModelNew(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+    def forward(self, x):
+        load_inline("late", cpp_sources=['extern "C" int one() { return nothing; }'],
+                    is_python_module=False, no_implicit_headers=True)
+        return x
+"""
+
+
 def test_what_does_not_compile_late_is_told_without_compiling_again(builder: Builder) -> None:
-    source = replace(late(), source=late().source.replace("x * f", "x * nothing"))
+    source = replace(late(), source=REFUSED_LATE)
     found = builder.build(source, FAST, TASK)
     assert (found.failure, found.artifacts is not None) == (None, True)
     assert "nothing" in ((found.artifacts or Path()) / "0" / "failed").read_text()
@@ -336,7 +350,8 @@ FALLS_BACK = """
 import torch
 from torch.utils.cpp_extension import load_inline
 try:
-    made = load_inline("guarded", cpp_sources="int one() {{ return {value}; }}", functions=["one"])
+    made = load_inline("guarded", cpp_sources=['extern "C" int one() {{ return {value}; }}'],
+                       is_python_module=False, no_implicit_headers=True)
 except RuntimeError:
     made = None
 class ModelNew(torch.nn.Module): ...
