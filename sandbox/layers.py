@@ -146,18 +146,19 @@ def worst_error(observation: Observation) -> float | None:
     """Of norms, where the bound is near the tightest: a softmax of large inputs says nothing of the
     arithmetic.
     """
-    cases = observation.cases
-    timed = [e.norm for case in observation.timed[:1] for e in case.errors]
-    told = [norm for norm in timed if norm > EXPLAINED * observation.own_error]
-    bounds = [max(b.norm for b in case.bounds) for case in cases if case.bounds]
+    cases = [case for case in observation.cases if case.bounds]
+    bounds = [max(b.norm for b in case.bounds) for case in cases]
     tight = CONDITIONED * min(bounds, default=0.0)
-    verified = [
+    told = [
         e.norm
-        for case in cases
-        if case.bounds and max(b.norm for b in case.bounds) <= tight
+        for case, bound in zip(cases, bounds, strict=True)
+        if bound <= tight
         for e in case.errors
     ]
-    return max([*verified, *told]) if verified else None
+    if bounds and bounds[0] <= tight:  # of inputs as given, which are timed
+        timed = [e.norm for case in observation.timed[:1] for e in case.errors]
+        told += [norm for norm in timed if norm > EXPLAINED * observation.own_error]
+    return max(told, default=None)
 
 
 def signature(observation: Observation) -> list[Evidence]:

@@ -25,7 +25,6 @@ from sandbox.structure import structure
 from sandbox.subject import Signature, Subject
 from sandbox.trees import Layout, Leaf
 from sandbox.types import EvalConfig
-from sandbox.unlike import Kind, Kinds
 
 CLASS_NORM = {"float64": 1e-12, "float32": 5e-6, "float16": 3e-4, "bfloat16": 2e-3}
 """Norm-wise error of a matmul at any K per dtype (measured: ||error|| of randn matmuls against
@@ -45,17 +44,12 @@ LARGE_BYTES = 4 << 30
 is the reference's own float32 output, and two cases are kept."""
 CHANGED_BYTES = 64 << 20
 """Of one input set, above which one hidden change is enough: each costs a comparison."""
-FLATTENED_BYTES = 4 << 20
-"""Of inputs, up to which another distribution is made of them beside what is timed (CPU: 0.1 s for
-four sets)."""
 LARGE_SCALE = -3.0
 """Of the second: another sign and size, so that U[0,1) inputs do not make a ReLU the identity."""
 TAIL, NORM_TAIL = 1.5, 1.1
 MANY = 4096
 """Elements from which NORM_TAIL is enough."""
 NONE = Errors()
-LEAST_SCALE, MOST_SCALE, UNLIKE_TIMES = 0.01, 3.0, 16.0
-"""Of hidden inputs in timed batches, and of what is allowed of outputs on them."""
 UNSIGNED = frozenset(("uint16", "uint32", "uint64"))
 """Without arithmetic, and without promotion to another type, in torch."""
 CHANGES_TRIED = 4
@@ -364,50 +358,6 @@ def timed_bounds(case: Case) -> tuple[Errors, ...]:
 def own_error(pool: Pool) -> float:
     """The norm of the reference's error on inputs as given."""
     return max((own.norm for own in pool.cases[0].own), default=0.0)
-
-
-def timed_kinds(pool: Pool) -> Kinds:
-    """The hidden inputs that timed batches may hold beside those as given: negated, smaller and
-    larger ones, and, where that takes no time to speak of, those of another distribution: so few
-    that three pairs meet all. Fresh values are like none that was seen: one element changed in them
-    would say nothing.
-
-    Who is wrong on them is so by far, and an honest kernel is to pass whatever is drawn: bounds are
-    wide, outputs of a few elements, which have no scale of their own, are left out, and so are
-    scales at which many functions saturate. There one operand near zero is worth an error that the
-    draw of the case did not have: of honest tanh layers nine in ten were refused at 2^20.
-    """
-    given, *others = pool.cases
-    if not pool.signature.inputs or not any(_has_scale(leaf) for leaf in pool.signature.outputs):
-        return Kinds(())
-    small = pool.signature.input_bytes <= FLATTENED_BYTES
-    scaled = sorted(
-        (case for case in others if case.change is None and _moderate(case.scale, given.scale)),
-        key=lambda case: case.scale,
-    )
-    above = [case for case in scaled if case.scale > 0]
-    chosen = [case for case in scaled if case.scale < 0] + above[:1] + above[1:][-1:]
-    chosen += [case for case in others if small and case.change is not None and not case.alike]
-    kinds = [
-        Kind(case.name, case.scale, case.change, _wide(timed_bounds(case), pool.signature))
-        for case in chosen
-    ]
-    return Kinds(kinds, whole=pool.signature.moves_state)
-
-
-def _moderate(scale: float, given: float) -> bool:
-    return scale != given and LEAST_SCALE <= abs(scale) <= MOST_SCALE
-
-
-def _has_scale(leaf: Leaf) -> bool:
-    return not leaf.floating or leaf.elements >= compare.SHORT_ROW
-
-
-def _wide(bounds: Sequence[Errors], signature: Signature) -> tuple[Errors, ...]:
-    return tuple(
-        each.times(UNLIKE_TIMES) if _has_scale(leaf) else Errors(math.inf, math.inf, math.inf)
-        for each, leaf in zip(bounds, signature.outputs, strict=True)
-    )
 
 
 def refuse_degenerate(cases: Sequence[Case], signature: Signature) -> None:

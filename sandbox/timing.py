@@ -11,13 +11,13 @@ from sandbox.judge import judge_case
 from sandbox.observation import CaseObservation, Errors, RoundObservation
 from sandbox.pair import ProcessPair
 from sandbox.plan import SLOW, Plan
-from sandbox.pool import Pool, own_error, timed_bounds, timed_kinds
+from sandbox.pool import Pool, own_error, timed_bounds
 from sandbox.prepare import Preparation
 from sandbox.ready import PROFILED
 from sandbox.statistics import clear_win, enough, hopeless, settled, summarise
 from sandbox.subject import Opening, Subject
 from sandbox.types import Pair, Status
-from sandbox.unlike import Kinds
+from sandbox.unlike import Kinds, timed_kinds
 from sandbox.workers import Workers
 
 

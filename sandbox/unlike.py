@@ -9,16 +9,26 @@ is a single set, a whole batch is of one kind.
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sandbox.compare import SHORT_ROW
 from sandbox.observation import Errors
+from sandbox.pool import Pool, timed_bounds
+from sandbox.subject import Signature
+from sandbox.trees import Leaf
 
 MOST = 4
 """Sets of a batch, and at most a quarter of it (of two or three sets one): its time is to stay that
 of the inputs as given."""
+FLATTENED_BYTES = 4 << 20
+"""Of inputs, up to which another distribution is made of them beside what is timed (CPU: 0.1 s for
+four sets)."""
+LEAST_SCALE, MOST_SCALE, UNLIKE_TIMES = 0.01, 3.0, 16.0
+"""Of hidden inputs in timed batches, and of what is allowed of outputs on them."""
 
 
 @dataclass(frozen=True)
@@ -74,3 +84,47 @@ class Kinds:
         if not self._coming:
             self._coming = self._secret.sample(self.kinds, len(self.kinds))
         return self._coming.pop()
+
+
+def timed_kinds(pool: Pool) -> Kinds:
+    """The hidden inputs that timed batches may hold beside those as given: negated, smaller and
+    larger ones, and, where that takes no time to speak of, those of another distribution: so few
+    that three pairs meet all. Fresh values are like none that was seen: one element changed in them
+    would say nothing.
+
+    Who is wrong on them is so by far, and an honest kernel is to pass whatever is drawn: bounds are
+    wide, outputs of a few elements, which have no scale of their own, are left out, and so are
+    scales at which many functions saturate. There one operand near zero is worth an error that the
+    draw of the case did not have: of honest tanh layers nine in ten were refused at 2^20.
+    """
+    given, *others = pool.cases
+    if not pool.signature.inputs or not any(_has_scale(leaf) for leaf in pool.signature.outputs):
+        return Kinds(())
+    small = pool.signature.input_bytes <= FLATTENED_BYTES
+    scaled = sorted(
+        (case for case in others if case.change is None and _moderate(case.scale, given.scale)),
+        key=lambda case: case.scale,
+    )
+    above = [case for case in scaled if case.scale > 0]
+    chosen = [case for case in scaled if case.scale < 0] + above[:1] + above[1:][-1:]
+    chosen += [case for case in others if small and case.change is not None and not case.alike]
+    kinds = [
+        Kind(case.name, case.scale, case.change, _wide(timed_bounds(case), pool.signature))
+        for case in chosen
+    ]
+    return Kinds(kinds, whole=pool.signature.moves_state)
+
+
+def _moderate(scale: float, given: float) -> bool:
+    return scale != given and LEAST_SCALE <= abs(scale) <= MOST_SCALE
+
+
+def _has_scale(leaf: Leaf) -> bool:
+    return not leaf.floating or leaf.elements >= SHORT_ROW
+
+
+def _wide(bounds: Sequence[Errors], signature: Signature) -> tuple[Errors, ...]:
+    return tuple(
+        each.times(UNLIKE_TIMES) if _has_scale(leaf) else Errors(math.inf, math.inf, math.inf)
+        for each, leaf in zip(bounds, signature.outputs, strict=True)
+    )

@@ -14,11 +14,11 @@ import torch
 
 from sandbox import compare
 from sandbox.observation import Errors
-from sandbox.pool import NONE, Case, bound, timed_bounds, timed_kinds
+from sandbox.pool import NONE, Case, bound, timed_bounds
 from sandbox.rounds import MET_BY, hiding_rounds, single_set
 from sandbox.trees import Leaf
 from sandbox.types import EvalConfig
-from sandbox.unlike import MOST, Kind, Kinds
+from sandbox.unlike import MOST, Kind, Kinds, timed_kinds
 from sandbox.worker.tf32 import rounded
 
 SCALED = ["inputs x -1", "inputs x 0.01", "inputs x 3"]
