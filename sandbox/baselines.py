@@ -9,13 +9,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from sandbox.cache import read_json, write_json
-from sandbox.compiling import COMPILED, Compiling
+from sandbox.compiling import COMPILED, Ahead, Compiling
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import reference_failed
 from sandbox.judge import MEMORY_TYPES
@@ -107,41 +106,46 @@ class Baselines:
         """
         found = {name: self._baseline(task, config, name) for name in _baselines(task, config)}
         missing = [name for name, baseline in found.items() if baseline is None]
-        compile_all = partial(self.compiling.ahead, task, config, signature)
         cores = len(os.sched_getaffinity(0))
-        beside = cores // CORES_PER_COMPILER
-        rivals = deque[Subject]()
-        with self.races(task, config, signature, scheme) as races:
+        ahead = Ahead(self.compiling, task, config, signature)
+        with self.races(task, config, signature, scheme) as races, closing(ahead):
             if races.stays and (first := take()) is not None:
                 races.references[0] = first
-            ahead = "compile" in missing and races.small
-            try:
-                with ThreadPoolExecutor(1, "compile") as pool:
-                    if ahead and beside:
-                        if task.device == "cpu":  # what it imports and probes runs on these cores
-                            self.compiling.stand.zygote.start()
-                        pool.submit(compile_all, rivals, range(config.min_pairs), beside)
-                    null = self._null(task, config)
-                    if null is None:
-                        with stage(NULL):
-                            null = self.null(races)
-                    # Meanwhile the others' code is compiled.
-                    for name in sorted(missing, key=COMPILED.__contains__):
-                        if name == "compile":
-                            with stage(name):
-                                pool.shutdown()
-                                if ahead and not beside:  # the first's code serves the others
-                                    compile_all(rivals, range(1))
-                                    compile_all(rivals, range(1, config.min_pairs), cores)
-                        with stage(f"baseline {name}"):
-                            mine = rivals if name == "compile" else deque[Subject]()
-                            found[name] = self.baseline(races, name, null, mine)
-                if races.references:
-                    keep(races.references.pop(max(races.references)))
-            finally:
-                for subject in rivals:
-                    self.stand.retire(subject)
+            races.alone = ahead.stop
+            beside = int(min(cores // CORES_PER_COMPILER, races.beside))
+            if "compile" in missing and beside > 0:
+                if task.device == "cpu":  # what it imports and probes runs on these cores
+                    self.compiling.stand.zygote.start()
+                ahead.begin(range(config.min_pairs), beside)
+            null = self._null(task, config)
+            if null is None:
+                with stage(NULL):
+                    null = self.null(races)
+            # Meanwhile the others' code is compiled.
+            for name in sorted(missing, key=COMPILED.__contains__):
+                if name == "compile":
+                    with stage(name):
+                        self._compiled(ahead, races, beside, cores)
+                with stage(f"baseline {name}"):
+                    mine = ahead.ready if name == "compile" else deque[Subject]()
+                    found[name] = self.baseline(races, name, null, mine)
+            if races.references:
+                keep(races.references.pop(max(races.references)))
         return null, tuple(baseline for baseline in found.values() if baseline is not None)
+
+    def _compiled(self, ahead: Ahead, races: Races, beside: int, cores: int) -> None:
+        """Wait for what is made ahead, or make it now; of large calls' workers, which are made one
+        by one, only the first is waited for: its code serves the others.
+        """
+        if not races.small:
+            ahead.stop()
+            return
+        ahead.finish()
+        if beside == 0:
+            ahead.begin(range(1))
+            ahead.finish()
+            ahead.begin(range(1, races.config.min_pairs), cores)
+            ahead.finish()
 
     def races(self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan) -> Races:
         """Of one task."""

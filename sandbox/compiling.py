@@ -51,45 +51,6 @@ class Compiling:
         subject, _ = self.stand.reference(task, config, opening, preload)
         return subject
 
-    def ahead(
-        self,
-        task: Task,
-        config: EvalConfig,
-        signature: Signature,
-        ready: deque[Subject],
-        numbers: range,
-        at_once: int = 1,
-    ) -> None:
-        """Make ready workers of the compiled model, called once, for these pairs of its baseline:
-        host work, which stands still in timed regions. What fails here fails again, and is
-        recorded, when the baseline is timed.
-        """
-        with ThreadPoolExecutor(at_once, "compiler") as pool:
-            for number in numbers:
-                pool.submit(self._called, task, config, signature, ready, keep=number == 0)
-
-    def _called(
-        self,
-        task: Task,
-        config: EvalConfig,
-        signature: Signature,
-        ready: deque[Subject],
-        *,
-        keep: bool,
-    ) -> None:
-        try:
-            self.stand.zygote.start()  # which imports for seconds, and keeps nobody waiting
-            subject = self.start(task, config, signature, "compile")
-            with on_failure(lambda: self.retire(subject)):
-                with self.stand.quiet.beside(subject.worker):
-                    subject.request("call", COMPILE_TIMEOUT_S, seed=0)
-                if keep:
-                    with self.stand.quiet.noise():
-                        self.keep(subject)
-            ready.append(subject)
-        except (WorkerFailed, SandboxFault) as failed:
-            logger.info("nothing is compiled ahead: %s", failed)
-
     def keep(self, subject: Subject) -> None:
         """Inductor's results and precompiled headers, for the next pairs and the next tasks."""
         try:
@@ -104,3 +65,62 @@ class Compiling:
                 Shelf(folder, LIMITS["inductor"]).trim()
         except (OSError, ValueError) as error:
             logger.info("compiled code is not kept: %s", error)
+
+
+class Ahead:
+    """Workers of one task's compiled model, called once, that are made while others are timed: host
+    work, which stands still in timed regions. What fails here fails again, and is recorded, when
+    the baseline is timed.
+    """
+
+    def __init__(
+        self, compiling: Compiling, task: Task, config: EvalConfig, signature: Signature
+    ) -> None:
+        self.compiling = compiling
+        self.task = task
+        self.config = config
+        self.signature = signature
+        self.ready = deque[Subject]()
+        self._making: ThreadPoolExecutor | None = None
+
+    def begin(self, numbers: range, at_once: int = 1) -> None:
+        """Make those of these pairs; what was begun before is over."""
+        self._making = ThreadPoolExecutor(at_once, "compiler")
+        for number in numbers:
+            self._making.submit(self._make, keep=number == 0)
+
+    def finish(self) -> None:
+        """Wait until all are made."""
+        if self._making is not None:
+            self._making.shutdown()
+        self._making = None
+
+    def stop(self) -> bool:
+        """Make no other, and wait for those under way; False where nothing had been begun."""
+        making, self._making = self._making, None
+        if making is not None:
+            making.shutdown(cancel_futures=True)
+        return making is not None
+
+    def close(self) -> None:
+        """End what is left."""
+        self.stop()
+        for subject in self.ready:
+            self.compiling.retire(subject)
+
+    def _make(self, *, keep: bool) -> None:
+        """`keep` its code for the others."""
+        compiling = self.compiling
+        quiet = compiling.stand.quiet
+        try:
+            compiling.stand.zygote.start()  # which imports for seconds, and keeps nobody waiting
+            subject = compiling.start(self.task, self.config, self.signature, "compile")
+            with on_failure(lambda: compiling.retire(subject)):
+                with quiet.beside(subject.worker):
+                    subject.request("call", COMPILE_TIMEOUT_S, seed=0)
+                if keep:
+                    with quiet.noise():
+                        compiling.keep(subject)
+            self.ready.append(subject)
+        except (WorkerFailed, SandboxFault) as failed:
+            logger.info("nothing is compiled ahead: %s", failed)

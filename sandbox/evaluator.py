@@ -160,7 +160,15 @@ class LocalEvaluator:
         """
         self._refuse_other_device(task)
         known = self._preparer.figures(task, config)
-        return self.prepare(task, config).figures if known is None else known
+        if known is not None:
+            return known
+        if config.baselines_only:
+            return self._ours(task, partial(self._time_baselines, task, config))
+        return self.prepare(task, config).figures
+
+    def _time_baselines(self, task: Task, config: EvalConfig) -> Figures:
+        with self._turns.alone(), self._hold(f"{task.hash}-{config.id}"):
+            return self._preparer.time_baselines(task, config)
 
     def _prepare(self, key: str, task: Task, config: EvalConfig) -> Preparation:
         if self._preparer.is_timed(task, config):

@@ -117,17 +117,7 @@ def build_pool(
     Raises InvalidReference for a stochastic or data-dependent reference, and what `admit` raises
     (by default `refuse_degenerate`) of the cases, before any is left out to save memory.
     """
-    if not signature.outputs:
-        raise InvalidReference("forward() returns no tensor")
-    if not any(leaf.elements for leaf in signature.outputs):
-        raise InvalidReference("forward() returns no element: whatever is empty would pass")
-    dtypes = {leaf.dtype for leaf in (*signature.inputs, *signature.outputs)}
-    if any(dtype.startswith("complex") for dtype in dtypes):
-        raise InvalidReference("complex tensors: split them with torch.view_as_real")
-    if unsigned := dtypes & UNSIGNED:
-        raise InvalidReference(f"{min(unsigned)} tensors: torch compares them with none; use int64")
-    if not signature.repeatable:
-        raise InvalidReference("stochastic: equal inputs give different outputs under another seed")
+    refuse_unscorable(signature)
     subject.attach_all(signature, 1, 1)
     subject.request("publish", config.run_timeout_s)
     state = subject.arenas["state"].bytes.clone()
@@ -358,6 +348,21 @@ def timed_bounds(case: Case) -> tuple[Errors, ...]:
 def own_error(pool: Pool) -> float:
     """The norm of the reference's error on inputs as given."""
     return max((own.norm for own in pool.cases[0].own), default=0.0)
+
+
+def refuse_unscorable(signature: Signature) -> None:
+    """Raise InvalidReference for what no case has to tell."""
+    if not signature.outputs:
+        raise InvalidReference("forward() returns no tensor")
+    if not any(leaf.elements for leaf in signature.outputs):
+        raise InvalidReference("forward() returns no element: whatever is empty would pass")
+    dtypes = {leaf.dtype for leaf in (*signature.inputs, *signature.outputs)}
+    if any(dtype.startswith("complex") for dtype in dtypes):
+        raise InvalidReference("complex tensors: split them with torch.view_as_real")
+    if unsigned := dtypes & UNSIGNED:
+        raise InvalidReference(f"{min(unsigned)} tensors: torch compares them with none; use int64")
+    if not signature.repeatable:
+        raise InvalidReference("stochastic: equal inputs give different outputs under another seed")
 
 
 def refuse_degenerate(cases: Sequence[Case], signature: Signature) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -19,7 +20,7 @@ from sandbox.errors import InvalidReference
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import NoRoom, reference_failed
 from sandbox.plan import LONGEST, Plan, plan
-from sandbox.pool import Pool, build_pool
+from sandbox.pool import Pool, build_pool, refuse_unscorable
 from sandbox.race import stays
 from sandbox.sensitivity import refuse_ignored_inputs
 from sandbox.stages import Stages
@@ -30,6 +31,7 @@ from sandbox.types import Baseline, EvalConfig, Task
 from sandbox.warm import WarmReferences
 
 logger = logging.getLogger(__name__)
+Done = TypeVar("Done")
 
 ROOM_SHARE = 0.2
 """Of free memory: what a pair may take before idle workers give theirs back, and the ends of
@@ -141,28 +143,52 @@ class Preparer:
 
         `started` is a reference worker with the task loaded, whose start could be done before.
         """
+        found = self._twice(
+            task,
+            # Its worker goes with the first attempt.
+            lambda share: self._prepare(task, config, started if share == 1.0 else None, share),
+        )
+        self._keep_figures(task, config, found.signature, found.floor_s)
+        return replace(found, seconds=dict(self.stage.seconds))
+
+    def time_baselines(self, task: Task, config: EvalConfig) -> Figures:
+        """Where no candidate is to come: cases are not made, so that a reference which only they
+        show to be degenerate has its figures. Raises what `prepare` raises.
+        """
+        found = self._twice(task, partial(self._time_baselines, task, config))
+        return replace(found, seconds=dict(self.stage.seconds))
+
+    def _twice(self, task: Task, work: Callable[[float], Done]) -> Done:
+        """For a share of the free memory: all of it, then less and with the room of everything else
+        where the first plan left a reference too little.
+        """
         self.stage = Stages()
         for share in (1.0, LESS_SHARE):
             try:
                 with self.stage.other():
-                    found = self._prepare(task, config, started, share)
-                if self.baselines.figures(task, config) is None:
-                    latency_s = found.signature.latency_s
-                    self.baselines.keep_figures(task, config, latency_s, found.floor_s)
-                return replace(found, seconds=dict(self.stage.seconds))
+                    return work(share)
             except NoRoom as error:  # whose frames hold gigabytes of cases
                 refused: Exception = NoRoom(str(error))
             except (memory.OutOfMemoryError, torch.OutOfMemoryError) as error:
                 refused = memory.OutOfMemoryError(str(error))
-            started = None
-            self.forget()
-            self.warm.cool()
-            self.end_used()
-            self.stand.settle()
-            if task.device == "cuda":
-                torch.cuda.empty_cache()
+            self._forget_others()
             logger.info("once more with the room of everything else: %s", refused)
         raise refused
+
+    def _forget_others(self) -> None:
+        """Whatever holds memory for other tasks, or for this one until now."""
+        self.forget()
+        self.warm.cool()
+        self.end_used()
+        self.stand.settle()
+        if self.facts.device == "cuda":
+            torch.cuda.empty_cache()
+
+    def _keep_figures(
+        self, task: Task, config: EvalConfig, signature: Signature, floor_s: float | None
+    ) -> None:
+        if self.baselines.figures(task, config) is None:
+            self.baselines.keep_figures(task, config, signature.latency_s, floor_s)
 
     def end_used(self) -> None:
         """End processes that wait for another task, of references and of baselines."""
@@ -178,35 +204,13 @@ class Preparer:
             subject, pools = self._pools(task, config, started, randomise=True)
         except WorkerFailed as failed:
             raise reference_failed(task, failed) from failed
-        if config.verify_only:  # nobody is raced against it
-            with contextlib.suppress(WorkerFailed):
-                subject.release()
-            self.stand.reuse(subject)
-        elif known or stays(task, pools[0].signature):
-            self.warm.keep(task, config, subject, rested=True)
-        else:
-            subject.close()  # The null experiment and baselines need the room.
-        if task.device == "cuda":
-            fused.load((memory.dtype_of(leaf) for leaf in pools[0].signature.outputs), task.device)
-            torch.cuda.empty_cache()  # the plan counts what the driver has
-        room = int(share * free_bytes(task.device))
-        scheme = self.plan(pools[0].signature, config, share)
-        if known is None and scheme.bytes(pools[0].signature) > ROOM_SHARE * room:
-            self.warm.rest()
-            self.stand.settle()
+        self._put_by(task, config, subject, pools[0].signature, raced=known is None)
+        scheme = self._planned(pools[0].signature, config, share, raced=known is None)
         short = replace(config, batch_ms=min(config.batch_ms, config.search_batch_ms))
         search = self.plan(pools[0].signature, short, share)
         long = replace(config, batch_ms=LONGEST * config.batch_ms)
         most_sets = self.plan(pools[0].signature, long, share).sets
-        null, baselines = known or self.baselines.measured(
-            task,
-            config,
-            pools[0].signature,
-            scheme,
-            self.stage,
-            keep=partial(self.warm.keep, task, config, rested=True),
-            take=partial(self.warm.take, task, config),
-        )
+        null, baselines = known or self._raced(task, config, pools[0].signature, scheme)
         return Preparation(
             task,
             pools,
@@ -217,6 +221,69 @@ class Preparer:
             search,
             self.floor_s(pools[0].signature, search),
             most_sets,
+        )
+
+    def _time_baselines(self, task: Task, config: EvalConfig, share: float) -> Figures:
+        try:
+            with self.stage("start"):
+                subject = self.stand.start_reference(task, config)
+            with on_failure(subject.close):
+                with self.stage("examine"):
+                    signature = self.stand.open_reference(subject, Opening())
+                refuse_unscorable(signature)
+                self.room_for(task, signature)
+        except InvalidReference as error:
+            raise type(error)(f"{task.id}: {error}") from None
+        except WorkerFailed as failed:
+            raise reference_failed(task, failed) from failed
+        self._put_by(task, config, subject, signature, raced=True)
+        scheme = self._planned(signature, config, share, raced=True)
+        _, baselines = self._raced(task, config, signature, scheme)
+        floor_s = self.floor_s(signature, scheme)
+        self._keep_figures(task, config, signature, floor_s)
+        return Figures(signature.latency_s, floor_s, baselines)
+
+    def _put_by(
+        self, task: Task, config: EvalConfig, subject: Subject, signature: Signature, *, raced: bool
+    ) -> None:
+        """Keep the worker that made a task's cases for what comes next, or end it. `raced`: null
+        experiment and baselines do.
+        """
+        if config.verify_only:  # nobody is raced against it
+            with contextlib.suppress(WorkerFailed):
+                subject.release()
+            self.stand.reuse(subject)
+        elif not raced or stays(task, signature, free_bytes(task.device)):
+            self.warm.keep(task, config, subject, rested=True)
+        else:
+            subject.close()  # The null experiment and baselines need the room.
+
+    def _planned(
+        self, signature: Signature, config: EvalConfig, share: float, *, raced: bool
+    ) -> Plan:
+        """Of a pair, for which idle workers give their room where it takes much."""
+        if self.facts.device == "cuda":
+            fused.load((memory.dtype_of(leaf) for leaf in signature.outputs), self.facts.device)
+            torch.cuda.empty_cache()  # the plan counts what the driver has
+        room = int(share * free_bytes(self.facts.device))
+        scheme = self.plan(signature, config, share)
+        if raced and scheme.bytes(signature) > ROOM_SHARE * room:
+            self.warm.rest()
+            self.stand.settle()
+        return scheme
+
+    def _raced(
+        self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan
+    ) -> tuple[Null, tuple[Baseline, ...]]:
+        """Null experiment and baselines, timed now as far as they are not known."""
+        return self.baselines.measured(
+            task,
+            config,
+            signature,
+            scheme,
+            self.stage,
+            keep=partial(self.warm.keep, task, config, rested=True),
+            take=partial(self.warm.take, task, config),
         )
 
     def plan(self, signature: Signature, config: EvalConfig, share: float) -> Plan:
@@ -268,7 +335,8 @@ class Preparer:
             return room
         self.forget()
         self.warm.rest()
-        self.end_used()
+        if not stays(task, signature, room):
+            self.end_used()
         self.stand.settle()
         if task.device == "cuda":
             torch.cuda.empty_cache()

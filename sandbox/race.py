@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from sandbox.cleanup import on_failure
 from sandbox.compiling import COMPILE_TIMEOUT_S, COMPILED, Compiling
 from sandbox.device import free_bytes
 from sandbox.handle import WorkerFailed
+from sandbox.judge import MEMORY_TYPES
 from sandbox.observation import Errors, RoundObservation
 from sandbox.pair import ProcessPair
 from sandbox.plan import Plan
@@ -26,8 +28,13 @@ logger = logging.getLogger(__name__)
 TRUSTED = Errors(1.0, 1.0, 1e9)
 """Baselines are timed, not judged."""
 BESIDE_BYTES = 1 << 30
-"""Inputs and outputs of a call up to which workers are opened, and called once, while others are
-timed."""
+"""Inputs and outputs of a call up to which workers are called once while others are timed, and wait
+between races whatever a pair takes."""
+WAITING_SHARE, PAIR_SHARE = 0.15, 0.65
+"""Of free memory, the call and the pair up to which workers wait where calls are larger: their
+contexts are some gigabytes, which the largest pairs need."""
+AHEAD_SHARE, AHEAD_CALLS = 0.8, 2
+"""Of free memory that a pair and what is compiled beside it may take, a call twice over each."""
 KEPT_SHARE = 0.2
 """Of free memory that the pairs of a race may take for their references to serve the next race: a
 plan fills the memory with a single pair."""
@@ -38,13 +45,14 @@ STAYING_BYTES = 1 << 30
 """Of parameters up to which a model stays on a GPU between races."""
 
 
-def stays(task: Task, signature: Signature) -> bool:
-    """Whether workers wait between races, without arenas: CUDA contexts are made by turns, a
-    quarter of a second each (H200). A process on the CPU is forked in no time, and what it did
-    before shows in its heap.
+def stays(task: Task, signature: Signature, room: int) -> bool:
+    """Whether workers wait between races, without arenas, where so many bytes are free: CUDA
+    contexts are made by turns, a quarter of a second each (H200). A process on the CPU is forked in
+    no time, and what it did before shows in its heap.
     """
     call = signature.input_bytes + signature.output_bytes
-    return task.device == "cuda" and call <= BESIDE_BYTES and signature.state_bytes <= STAYING_BYTES
+    small = call <= max(BESIDE_BYTES, WAITING_SHARE * room)
+    return task.device == "cuda" and small and signature.state_bytes <= STAYING_BYTES
 
 
 class Races:
@@ -71,10 +79,18 @@ class Races:
         self.synchronize = synchronize
         self.references: dict[int, Subject] = {}
         """By their pair; those of the race before serve the next."""
-        self.small = signature.input_bytes + signature.output_bytes <= BESIDE_BYTES
-        self.stays = stays(task, signature)
+        call = signature.input_bytes + signature.output_bytes
+        self.small = call <= BESIDE_BYTES
         self.room = free_bytes(task.device)
         one = scheme.bytes(signature) + 2 * signature.state_bytes
+        fits = self.small or one <= PAIR_SHARE * self.room
+        self.stays = stays(task, signature, self.room) and fits
+        """Workers are opened while others are timed, and wait for the next race."""
+        left = AHEAD_SHARE * self.room - one
+        self.beside = math.inf if self.small else left // (AHEAD_CALLS * call)
+        """So many workers may compile and call the model while a pair is timed."""
+        self.alone: Callable[[], bool] = lambda: False
+        """Ends what takes memory beside a pair; False where there is no such."""
         self.few = config.min_pairs * one <= KEPT_SHARE * self.room
         self.large = one > SLOWLY_FREED_BYTES
         """The end of what was timed is waited for before more memory is taken. Elsewhere only
@@ -93,6 +109,17 @@ class Races:
 
         `ready`: workers of the wrapped one, which are used up.
         """
+        try:
+            return self._race(wrap, ready, null, bare=bare)
+        except WorkerFailed as failed:
+            if not (set(failed.failure.types) & MEMORY_TYPES and self.alone()):
+                raise
+            logger.info("once more, with nothing beside it: %s", failed)
+        return self._race(wrap, ready, null, bare=bare)
+
+    def _race(
+        self, wrap: str | None, ready: deque[Subject], null: Null | None, *, bare: bool
+    ) -> list[RoundObservation]:
         start = partial(self._start_pair, wrap, ready)
         rounds: list[RoundObservation] = []
         emptied: list[Subject] = []
@@ -105,7 +132,7 @@ class Races:
                         last = number + 1 == self.config.min_pairs
                         # The first one's compiled code serves the others, unless they have theirs.
                         first = number == 0 and wrap in COMPILED and not ready
-                        early = self.small and not last and not first
+                        early = (self.small or self.stays) and not last and not first
                         if early:
                             coming.append(pool.submit(start, number + 1))
                         if self.large:

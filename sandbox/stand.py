@@ -189,6 +189,7 @@ class Stand:
             seed=seed,
             state_seed=secrets.randbits(31) if opening.randomise else None,
             wrap=opening.wrap,
+            describe=opening.known is None,
         )
         if opening.known is not None:
             return opening.known

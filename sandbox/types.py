@@ -206,7 +206,8 @@ class EvalConfig:
     verify_only: bool = False
     """Time nothing: what passes has no figure, and can be no winner. For learning what is right."""
     baselines_only: bool = False
-    """No candidate is to come: the null experiment is like the baselines, rounds of calls alone."""
+    """No candidate is to come: cases are not made, and the null experiment is like the baselines,
+    rounds of calls alone."""
 
     def __post_init__(self) -> None:
         if self.min_pairs < 2 or self.max_pairs < self.min_pairs:

@@ -20,7 +20,7 @@ import torch
 
 from sandbox import memory
 from sandbox.baselines import DEVICE_BASELINES, NULL, Baselines
-from sandbox.compiling import Compiling
+from sandbox.compiling import Ahead
 from sandbox.cores import common_cores
 from sandbox.errors import DeviceError, InvalidReference
 from sandbox.evaluator import LocalEvaluator
@@ -35,8 +35,9 @@ from sandbox.race import Races
 from sandbox.ready import Ready
 from sandbox.records import from_record, to_record
 from sandbox.stages import Stages
+from sandbox.statistics import Null
 from sandbox.subject import Signature, Subject
-from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
+from sandbox.types import Baseline, Candidate, EvalConfig, Evaluation, Language, Status, Task
 from tests.sandbox.conftest import (
     FAST,
     LINEAR,
@@ -295,7 +296,7 @@ def test_only_what_will_stay_so_is_kept_for_good(
     for_good: bool,
 ) -> None:
     monkeypatch.setattr(Races, "race", as_given(ratios, failure))
-    monkeypatch.setattr(Compiling, "ahead", lambda *_: None)
+    monkeypatch.setattr(Ahead, "_make", lambda *_, **__: None)
     stand, task = SimpleNamespace(retire=None), task_of(SCALE)
     baselines = Baselines(stand, stand, "cpu", tmp_path, lambda: None)  # type: ignore[arg-type]
     config = replace(FAST, baselines=("compile",))
@@ -338,10 +339,25 @@ def test_a_baseline_asked_for_later_is_timed_beside_the_same_null_experiment(
     assert len(raced) == 2
 
 
-@pytest.mark.parametrize(("few", "killed"), [(True, False), (False, False), (False, True)])
+@pytest.mark.parametrize(
+    ("few", "killed", "large"),
+    [
+        (True, False, False),
+        (False, False, False),
+        (False, True, False),
+        (False, False, True),
+    ],
+)
 def test_races_share_their_processes_and_the_pairs_of_a_race_do_not(
-    evaluator: LocalEvaluator, as_on_a_gpu: Ready, paired: Pids, few: bool, killed: bool
+    evaluator: LocalEvaluator,
+    as_on_a_gpu: Ready,
+    paired: Pids,
+    monkeypatch: pytest.MonkeyPatch,
+    few: bool,
+    killed: bool,
+    large: bool,
 ) -> None:
+    monkeypatch.setattr("sandbox.race.BESIDE_BYTES", 0 if large else 1 << 30)
     task = task_of(SCALE.replace("1.0", "2.125"))
     prepared = evaluator.prepare(task, FAST)
     evaluator._stand.settle()
@@ -690,16 +706,15 @@ def test_workers_compiled_beside_the_null_experiment_or_after_it_serve_the_basel
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, cores: int
 ) -> None:
     compiling, made = evaluator._preparer.baselines.compiling, list[Subject]()
-    ahead = compiling.ahead
+    raced = Baselines.baseline
 
     def seen(
-        task: Task, config: EvalConfig, known: Signature, ready: deque[Subject], *which: Any
-    ) -> None:
-        before = len(ready)
-        ahead(task, config, known, ready, *which)
-        made.extend(list(ready)[before:])
+        baselines: Baselines, races: Races, name: str, null: Null, ready: deque[Subject]
+    ) -> Baseline:
+        made.extend(ready)
+        return raced(baselines, races, name, null, ready)
 
-    monkeypatch.setattr(compiling, "ahead", seen)
+    monkeypatch.setattr(Baselines, "baseline", seen)
     monkeypatch.setattr("sandbox.baselines.CORES_PER_COMPILER", cores)
     config = replace(FAST, baselines=("compile",))
     found = evaluator.prepare(task_of(SCALE.replace("+ 1.0", f"+ 1.25{cores}")), config)
