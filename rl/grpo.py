@@ -63,7 +63,11 @@ class GrpoLearner:
         self.policy = self.ranks.replica.policy
         self.name = self.policy.name
         tokens = TokenStore(self.folder / TOKENS)
-        self.model = LocalModel(self.policy, config.sampling, config.seed, tokens, self.ranks)
+        self.model = LocalModel(
+            self.policy, config.sampling, config.seed, tokens, self.ranks, self.ranks.size
+        )
+        self._since: tuple[float, float] | None = None
+        """When the last update ended (time.monotonic), and for how long it had sampled by then."""
 
     @property
     def version(self) -> int:
@@ -112,8 +116,20 @@ class GrpoLearner:
             shutil.rmtree(self.scratch, ignore_errors=True)
             self._save()
         figures["seconds"] = time.monotonic() - began_s
+        figures |= self._idle(figures["seconds"])
         write_curves(self.folder, self.version, figures, fresh)
         return Lesson(self.version, len(fresh), len(groups), len(seen), figures)
+
+    def _idle(self, update_s: float) -> dict[str, float]:
+        """The share of the time since the last update, or since the run's first sampling, in which
+        nothing was sampled or updated: it was waited for evaluations.
+        """
+        now_s, busy_s = time.monotonic(), self.model.busy_s
+        since_s, had_s = self._since or (self.model.began_s, 0.0)
+        self._since = now_s, busy_s
+        if since_s is None:  # of an earlier call's rollouts alone
+            return {}
+        return {"idle": max(0.0, 1 - (busy_s - had_s + update_s) / (now_s - since_s))}
 
     def _groups(self, fresh: Sequence[Rollout], known: Sequence[Rollout]) -> list[Group]:
         settings = self.config.rl

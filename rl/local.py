@@ -7,11 +7,11 @@ ways, and the gradient must be that of the tokens that were sampled.
 from __future__ import annotations
 
 import json
-import threading
+import sys
 import time
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -72,9 +72,15 @@ class _Asked:
 
 
 class LocalModel:
-    """One sampling at a time, for all who ask meanwhile. Equal prompts, draws, seeds and weights
-    give equal replies, as far as a batch's sums do not depend on what else is in it.
+    """One sampling at a time, for all who ask meanwhile; no request waits for another's reply.
+    Equal prompts, draws, seeds and weights give equal replies, as far as a batch's sums do not
+    depend on what else is in it.
     """
+
+    began_s: float | None = None
+    """When it first sampled (time.monotonic)."""
+    busy_s = 0.0
+    """Seconds that it has sampled for."""
 
     def __init__(
         self,
@@ -83,13 +89,15 @@ class LocalModel:
         seed: int = 0,
         tokens: TokenStore | None = None,
         sampler: Sampler | None = None,
+        replicas: int = 1,
     ) -> None:
-        """`sampler`: who samples in the policy's place."""
+        """`sampler`: who samples in the policy's place, in so many `replicas` side by side."""
         self.policy, self.sampling, self.seed = policy, sampling, seed
         self._sampler: Sampler = sampler or policy
+        self._at_once = replicas * sampling.batch
         self.tokens = tokens or TokenStore()
-        self._busy = threading.Lock()
         self._waiting: deque[_Asked] = deque()
+        self._thread = ThreadPoolExecutor(1, "sampler")
 
     @property
     def name(self) -> str:
@@ -104,14 +112,24 @@ class LocalModel:
         """None where a prompt is as long as the context; ModelError where all are."""
         mine = _Asked(prompts, draw)
         self._waiting.append(mine)
-        with self._busy:
-            if not mine.answer.done():
-                self._answer(self._gathered())
+        self._thread.submit(self._answer_all)
         replies = mine.answer.result()
         if prompts and not any(replies):
             context = self.policy.context
             raise ModelError(f"{self.name}: no prompt leaves room in a context of {context} tokens")
         return replies
+
+    def _answer_all(self) -> None:
+        asked = self._gathered()
+        start = time.monotonic()
+        self.began_s = self.began_s or start
+        try:
+            self._answer(asked)
+        finally:
+            self.busy_s += time.monotonic() - start
+            for each in asked:
+                if not each.answer.done():
+                    each.answer.set_exception(sys.exception())
 
     def _gathered(self) -> list[_Asked]:
         """All that wait, once nobody else comes: a batch takes no longer than a reply."""
@@ -122,23 +140,42 @@ class LocalModel:
         return [self._waiting.popleft() for _ in range(seen)]
 
     def _answer(self, asked: Sequence[_Asked]) -> None:
+        """Batch by batch, each request as soon as it has its last reply: what comes of the first
+        is judged while the others are sampled.
+        """
         policy = self.policy
         rows = [(each, place) for each in asked for place in range(len(each.prompts))]
-        try:
-            ids = [policy.prompt_ids(each.prompts[place]) for each, place in rows]
-            seeds = [
-                int(digest([self.seed, policy.version, each.draw, place]), 16) % (1 << 63)
-                for each, place in rows
-            ]
-            samples = iter(self._sampler.sample(ids, self.sampling, seeds))
-            for each in asked:
-                replies = [self._reply(messages, next(samples)) for messages in each.prompts]
-                each.answer.set_result(replies)
-        except Exception as error:
-            for each in asked:
-                if not each.answer.done():
-                    each.answer.set_exception(error)
-            raise
+        ids = [policy.prompt_ids(each.prompts[place]) for each, place in rows]
+        seeds = [
+            int(digest([self.seed, policy.version, each.draw, place]), 16) % (1 << 63)
+            for each, place in rows
+        ]
+        # As a policy orders them, so that a batch is the same: little of it is padding.
+        order = sorted(range(len(rows)), key=lambda i: len(ids[i]))
+        replies: dict[int, list[Reply | None]] = {id(e): [None] * len(e.prompts) for e in asked}
+        left = {id(each): len(each.prompts) for each in asked}
+        self._hand_over(asked, left, replies)
+        for first in range(0, len(order), self._at_once):
+            chosen = order[first : first + self._at_once]
+            found = self._sampler.sample(
+                [ids[i] for i in chosen], self.sampling, [seeds[i] for i in chosen]
+            )
+            for i, sample in zip(chosen, found, strict=True):
+                each, place = rows[i]
+                replies[id(each)][place] = self._reply(each.prompts[place], sample)
+                left[id(each)] -= 1
+            self._hand_over(asked, left, replies)
+
+    def _hand_over(
+        self,
+        asked: Sequence[_Asked],
+        left: Mapping[int, int],
+        replies: Mapping[int, list[Reply | None]],
+    ) -> None:
+        """To those of whom none is left."""
+        for each in asked:
+            if not left[id(each)] and not each.answer.done():
+                each.answer.set_result(replies[id(each)])
 
     def _reply(self, messages: Sequence[Message], sample: Sample | None) -> Reply | None:
         if sample is None:

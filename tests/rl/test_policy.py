@@ -1,8 +1,10 @@
 """A policy from nothing: its tokenizer loses nothing, its samples repeat, its checkpoints load."""
 
 import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -64,7 +66,8 @@ def test_equal_draws_give_equal_replies_and_others_differ(policy):
 
 
 def test_who_asks_at_once_is_answered_at_once_and_as_if_alone(policy, monkeypatch):
-    model, draws = LocalModel(policy, SAMPLING), [f"t {i}" for i in range(6)]
+    model = LocalModel(policy, replace(SAMPLING, batch=4))
+    draws = [f"t {i}" for i in range(6)]
     alone = [[r.text for r in model.complete(PROMPT, 2, draw)] for draw in draws]
     batches: list[int] = []
     sample = policy.sample
@@ -79,6 +82,32 @@ def test_who_asks_at_once_is_answered_at_once_and_as_if_alone(policy, monkeypatc
     assert [[r.text for r in replies] for replies in together] == alone
     assert len(batches) < 6
     assert sum(batches) == 12
+
+
+def test_who_has_all_replies_does_not_wait_for_others(policy, monkeypatch):
+    model, held, free = LocalModel(policy, SAMPLING), threading.Event(), threading.Event()
+    sample, batches = policy.sample, []
+
+    def one_by_one(prompts, *rest):
+        batches.append(len(prompts))
+        if len(batches) > 1:
+            held.set()
+            assert free.wait(20)
+        return sample(prompts, *rest)
+
+    monkeypatch.setattr(policy, "sample", one_by_one)
+    with ThreadPoolExecutor(2) as pool:
+        long = pool.submit(model.complete, PROMPT, 3, "long")
+        short = pool.submit(model.complete, PROMPT[1:], 2, "short")
+        try:
+            assert len(short.result(20)) == 2
+            assert held.wait(20)
+            assert not long.done()
+        finally:
+            free.set()
+        assert len(long.result(20)) == 3
+    assert batches == [2, 2, 1]
+    assert model.busy_s > 0
 
 
 def test_a_long_prompt_leaves_others_their_room(policy):
