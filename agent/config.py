@@ -78,6 +78,9 @@ class OptimizeConfig:
     """The local model's weights learn from every round; its strategy asks in groups."""
     train: str = "small"
     """How it is sampled and trained: a preset of configs/train, or a file."""
+    own_gpu: bool = False
+    """The GPU that the local model is on (each rank's) is no lane's: it samples while lanes
+    measure. In a cluster that is joined, Ray is not to have it."""
     greedy: bool = False
     """The local model answers with its likeliest tokens in place of a sample."""
     seed_candidates: int = 0
@@ -114,6 +117,10 @@ class OptimizeConfig:
         if self.language is Language.TORCH:
             wanted = "expected 'cpp', 'cuda', 'cuda_inline' or 'triton'"
             raise FieldError("language", f"is 'torch', which holds no kernel; {wanted}")
+        if self.own_gpu and self.local is None:
+            raise FieldError("own_gpu", "is for weights of ours; expected --model local:FOLDER")
+        if self.own_gpu and self.engine != "ray":  # one interpreter would sample and measure
+            raise FieldError("own_gpu", "needs lanes in processes of their own; take engine ray")
         if self.learn and self.greedy:
             raise FieldError("learn", "compares samples of a prompt; greedy replies are all equal")
         if self.learn and self.local is None:
@@ -161,7 +168,7 @@ class OptimizeConfig:
         return strategy
 
 
-WHERE = ("engine", "ray_address", "gpu_type", "lanes", "tasks_at_once")
+WHERE = ("engine", "ray_address", "gpu_type", "lanes", "own_gpu", "tasks_at_once")
 HOW_MUCH = ("max_candidates_per_task", "max_candidates", "max_updates", "max_seconds", "confirm")
 CAPS = ("max_requests", "max_tokens", "max_usd", "max_reply_tokens")
 COSTS = ("prices", *CAPS, "keep_replies")

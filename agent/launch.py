@@ -51,6 +51,8 @@ def launch(
     With a file to export requests to, or files to import replies from, nothing is sent to a model's
     endpoint. Ctrl-C ends it cleanly, a second one at once.
     """
+    if config.own_gpu and config.ray_address is None:
+        refuse_none_left(config.device, 1)
     tasks, console, files = load_suite(config.tasks, config.device), Console(), None
     if export_requests is not None or import_replies:
         say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
@@ -60,9 +62,10 @@ def launch(
         journal.record_event(COMMAND, detail=json.dumps(sys.argv))
         policy = None if open_policy is None else open_policy(journal.folder)
         local = None if policy is None else policy.model
+        kept = policy.gpus if policy is not None and config.own_gpu else 0
         with (
             open_proposers(journal, config, describe(config.device), files, local) as proposers,
-            closing(Deferred(config.engine, partial(open_engine, config))) as engine,
+            closing(Deferred(config.engine, partial(open_engine, config, kept))) as engine,
         ):
 
             def header() -> Header:
@@ -81,7 +84,7 @@ def launch(
                     interrupted=interrupted,
                     on_pulse=view.beat,
                     learner=None if policy is None else policy.learner,
-                    apart=local is not None,
+                    apart=local is not None and not config.own_gpu,
                 )
             title = str(header())
         cost = spending(journal)
@@ -90,8 +93,13 @@ def launch(
     return result
 
 
-def open_engine(config: OptimizeConfig) -> LaneEngine:
-    """The config's engine, started; raises ConfigError where Ray is wanted and not installed."""
+def open_engine(config: OptimizeConfig, kept: int = 0) -> LaneEngine:
+    """The config's engine, started, on all GPUs of this machine but the first so many, which are
+    `kept` for a policy. Raises ConfigError where Ray is wanted and not installed, or no GPU is
+    left.
+    """
+    if kept and config.ray_address is None:
+        refuse_none_left(config.device, kept)
     make_evaluator = partial(LocalEvaluator, config.device)
     depth = ahead(config.device)
     if config.engine == "local":
@@ -107,5 +115,17 @@ def open_engine(config: OptimizeConfig) -> LaneEngine:
         device=config.device,
         address=config.ray_address,
         gpu_type=config.gpu_type,
+        kept_gpus=kept,
         depth=depth,
     )
+
+
+def refuse_none_left(device: str, kept: int) -> None:
+    """Raises ConfigError where a policy's own GPUs leave lanes nothing to measure on."""
+    if device != "cuda":
+        raise ConfigError(f"own_gpu is for a GPU, and the device is {device}; leave it out")
+    if gpu_count() <= kept:
+        raise ConfigError(
+            f"own_gpu keeps {kept} of {gpu_count()} GPUs for the policy, and lanes need one; "
+            "leave it out to share one by turns"
+        )

@@ -108,6 +108,8 @@ class LocalPolicy:
     model: Model
     learner: Learner | None = None
     """Who changes them; None where they stay as they are."""
+    gpus: int = 1
+    """That they are on, of this machine's, from the first."""
 
 
 OpenPolicy = Callable[[Path], LocalPolicy]

@@ -9,10 +9,11 @@ artefacts are shared between nodes only where the cache lies on a shared file sy
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +25,7 @@ from agent.lanes import LaneLost, NoLane
 from agent.reaper import Reaper
 from agent.types import Measured
 from sandbox.cleanup import on_failure
+from sandbox.doctor import gpu_count
 from sandbox.errors import DeviceError
 from sandbox.types import Candidate, EvalConfig, Evaluation, Task
 
@@ -41,6 +43,7 @@ OBJECT_STORE_BYTES = 100 << 20
 START_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 5.0
 KNOCK_S = 5.0
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class LaneActor:
@@ -132,12 +135,16 @@ class RayEngine(LaneEngine):
         gpu_type: str | None = None,
         cpus: int | None = None,
         gpus: int | None = None,
+        kept_gpus: int = 0,
         depth: int = 1,
     ) -> None:
-        """`cpus` and `gpus` limit what Ray started here may use of this machine."""
+        """`cpus` and `gpus` limit what Ray started here may use of this machine, whose first
+        `kept_gpus` it does not see.
+        """
         self._own = not ray.is_initialized()
         if self._own:
-            _connect(address, cpus, gpus)
+            with _hidden(kept_gpus if address is None else 0):
+                _connect(address, cpus, gpus)
         self._reaper: Reaper | None = None
         if self._own and address is None:
             self._reaper = Reaper(ray.get_runtime_context().get_node_id())
@@ -204,6 +211,24 @@ def _connect(address: str | None, cpus: int | None, gpus: int | None) -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         **common,
     )
+
+
+@contextlib.contextmanager
+def _hidden(kept: int) -> Iterator[None]:
+    """What is started in this block sees the GPUs of this process but the first so many."""
+    if not kept:
+        yield
+        return
+    before = os.environ.get(VISIBLE)
+    names = before.split(",") if before else [str(i) for i in range(gpu_count())]
+    os.environ[VISIBLE] = ",".join(names[kept:])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VISIBLE]
+        else:
+            os.environ[VISIBLE] = before
 
 
 def _knock(address: str) -> None:

@@ -157,7 +157,7 @@ def open_policy(
                 "set profile_searches: true in the campaign's evaluation"
             )
         learner = GrpoLearner(run, config.local, train, config.device, ranks)
-        return LocalPolicy(learner.model, learner)
+        return LocalPolicy(learner.model, learner, learner.ranks.here)
     policy = load_policy(config.local, "", config.device, train.dtype)
     sampling = replace(train.sampling, greedy=config.greedy)
     return LocalPolicy(LocalModel(policy, sampling, config.seed))

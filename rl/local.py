@@ -7,6 +7,7 @@ ways, and the gradient must be that of the tokens that were sampled.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from agent.model import ModelError, Reply, answered
 from agent.prompts.message import Message
 from rl.config import SamplingConfig
 from rl.policy import Policy, Sample
+from sandbox.cores import common_cores
 from sandbox.types import digest
 
 GATHER_S = 0.05
@@ -97,7 +99,12 @@ class LocalModel:
         self._at_once = replicas * sampling.batch
         self.tokens = tokens or TokenStore()
         self._waiting: deque[_Asked] = deque()
-        self._thread = ThreadPoolExecutor(1, "sampler")
+        self._thread = ThreadPoolExecutor(1, "sampler", initializer=self._keep_off)
+
+    def _keep_off(self) -> None:
+        """Off the cores that launch what lanes measure meanwhile."""
+        if self.policy.model.device.type == "cuda":
+            os.sched_setaffinity(0, common_cores())
 
     @property
     def name(self) -> str:

@@ -32,7 +32,9 @@ from rl.config import GrpoConfig, SamplingConfig, TrainConfig
 from rl.policy import Sample
 from rl.replica import Replica
 from rl.trainers import Group
+from sandbox.cores import common_cores
 from sandbox.errors import ConfigError, WarpsmithError
+from sandbox.processes import confine
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,11 @@ class Ranks:
         self.replica, self.size, self._group = replica, size, group
         self._lock = threading.Lock()
         """Proposers ask from threads of their own."""
+
+    @property
+    def here(self) -> int:
+        """Those on this machine, by its launcher's word: on its first GPUs."""
+        return min(self.size, int(os.environ.get("LOCAL_WORLD_SIZE", self.size)))
 
     def open(self, start: Path | str, newest: Path | None, scratch: Path) -> None:
         self._each([methodcaller("open", start, newest, scratch)] * self.size)
@@ -178,6 +185,8 @@ def joined(config: TrainConfig, device: str) -> Iterator[Ranks]:
     signal.signal(signal.SIGTERM, _unheard)
     if not state.is_main_process:
         signal.signal(signal.SIGINT, _unheard)
+        if device == "cuda":  # off the cores that launch what lanes measure
+            confine(os.getpid(), common_cores())
         try:
             with _quiet():
                 ranks.follow()

@@ -151,6 +151,11 @@ def test_problems_that_cannot_be_scored_are_named_each_and_code_2(folder):
         (("--engine", "loca"), "--engine is 'loca'; expected 'ray' or 'local'"),
         (("--device", "tpu"), "--device is 'tpu'; expected 'auto', 'cpu' or 'cuda'"),
         (("--learn",), "--learn needs weights of its own; expected --model local:FOLDER"),
+        (("--own-gpu",), "--own-gpu is for weights of ours; expected --model local:FOLDER"),
+        (
+            ("--own-gpu", "--model", "local:x", "--engine", "local"),
+            "--own-gpu needs lanes in processes of their own; take engine ray",
+        ),
         (("--name", ""), "run name '': expected letters, digits, '.', '_' and '-'"),
     ],
 )

@@ -51,6 +51,9 @@ def optimize(
     train: Annotated[
         str | None, typer.Option(help="How the local model samples and learns: preset or file.")
     ] = None,
+    own_gpu: Annotated[
+        bool, typer.Option("--own-gpu", help="The local model's is no lane's.")
+    ] = False,
     config: Config = None,
     name: Annotated[str | None, typer.Option(help="Of the run; an old one goes on.")] = None,
     strategy: Strategy = None,
@@ -87,6 +90,7 @@ def optimize(
         model=model,
         learn=learn or None,
         train=train,
+        own_gpu=own_gpu or None,
         strategy=strategy,
         language=language,
         max_requests=max_requests,

@@ -1,5 +1,6 @@
 """The same loop on Ray: equal decisions, and a lost node costs no finished evaluation."""
 
+import os
 import subprocess
 import sys
 import time
@@ -130,3 +131,39 @@ def test_what_is_being_prepared_ends_with_a_campaign_that_is_stopped(tmp_path):
     workers = {int(line.split()[2]) for line in (tmp_path / "log").read_text().splitlines()}
     assert workers
     assert not any(psutil.pid_exists(pid) for pid in workers)
+
+
+KEEPS = """
+import os, time
+from concurrent.futures import wait
+from agent.ray_engine import RayEngine
+from agent.scripted import ScriptedEvaluator
+
+class Sees(ScriptedEvaluator):
+    def figures(self, task, config):
+        time.sleep(2)  # the other lane has the other task
+        raise InvalidReference(os.environ["CUDA_VISIBLE_DEVICES"])
+
+from sandbox.errors import InvalidReference
+from sandbox.types import EvalConfig
+from tests.agent.scripts import make_task
+engine = RayEngine(Sees, device="cuda", cpus=2, gpus=2, kept_gpus=1)
+asked = [engine.submit_prepare(make_task(name), EvalConfig()) for name in "ab"]
+wait(asked)
+seen = sorted(str(each.exception()) for each in asked)
+print(engine.lanes, *seen, os.environ["CUDA_VISIBLE_DEVICES"])
+engine.close()
+"""
+
+
+def test_lanes_do_not_see_the_gpus_that_are_kept():
+    done = subprocess.run(
+        [sys.executable, "-c", KEEPS],
+        cwd=ROOT,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "4,5,6"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.split() == ["2", "5", "6", "4,5,6"]

@@ -115,6 +115,7 @@ def test_every_update_tells_its_figures(journal):
         wanted = {"reward", "correct", "hacks", "speedup", "group_variance"}
         assert wanted <= set(lesson["figures"])
     assert lessons[0]["figures"]["lag_s"] > 0
+    assert all(0 < lesson["figures"]["idle"] < 1 for lesson in lessons)
     moved = [lesson["figures"] for lesson in lessons if lesson["groups"]]
     assert moved
     assert all({"trl/entropy", "trl/grad_norm"} <= set(figures) for figures in moved)

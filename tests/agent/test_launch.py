@@ -1,0 +1,51 @@
+"""Where lanes are opened, beside a policy that keeps GPUs for itself."""
+
+from typing import Any
+
+import pytest
+
+from agent import launch
+from agent.config import OptimizeConfig
+from sandbox.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "kept", "line"),
+    [
+        ("cpu", 0, 1, "own_gpu is for a GPU, and the device is cpu; leave it out"),
+        (
+            "cuda",
+            3,
+            3,
+            "own_gpu keeps 3 of 3 GPUs for the policy, and lanes need one; leave it out to share "
+            "one by turns",
+        ),
+        ("cuda", 4, 3, None),
+    ],
+)
+def test_lanes_need_a_gpu_beside_those_that_are_kept(
+    monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, kept: int, line: str | None
+) -> None:
+    monkeypatch.setattr(launch, "gpu_count", lambda: gpus)
+    if line is None:
+        launch.refuse_none_left(device, kept)
+        return
+    with pytest.raises(ConfigError) as told:
+        launch.refuse_none_left(device, kept)
+    assert str(told.value) == line
+
+
+@pytest.mark.parametrize(("address", "refused"), [(None, True), ("elsewhere:6379", False)])
+def test_what_a_cluster_has_is_not_told_by_this_machine(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, refused: bool
+) -> None:
+    opened: list[dict[str, Any]] = []
+    monkeypatch.setattr(launch, "gpu_count", lambda: 1)
+    monkeypatch.setattr("agent.ray_engine.RayEngine", lambda *_, **more: opened.append(more))
+    config = OptimizeConfig(model="local:policy", device="cuda", own_gpu=True, ray_address=address)
+    if refused:
+        with pytest.raises(ConfigError, match="lanes need one"):
+            launch.open_engine(config, 1)
+    else:
+        launch.open_engine(config, 1)
+    assert [more["kept_gpus"] for more in opened] == [1] * (not refused)
