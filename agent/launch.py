@@ -84,7 +84,7 @@ def launch(
                     interrupted=interrupted,
                     on_pulse=view.beat,
                     learner=None if policy is None else policy.learner,
-                    apart=local is not None and not config.own_gpu,
+                    apart=policy is not None and policy.apart and not config.own_gpu,
                 )
             title = str(header())
         cost = spending(journal)

@@ -110,6 +110,8 @@ class LocalPolicy:
     """Who changes them; None where they stay as they are."""
     gpus: int = 1
     """That they are on, of this machine's, from the first."""
+    apart: bool = True
+    """They are sampled on what lanes measure on."""
 
 
 OpenPolicy = Callable[[Path], LocalPolicy]

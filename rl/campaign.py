@@ -18,6 +18,7 @@ from rl.grpo import GrpoLearner
 from rl.local import LocalModel
 from rl.policy import load_policy
 from rl.ranks import Ranks
+from rl.served import ServedPolicy
 from sandbox.doctor import resolve_device
 from sandbox.errors import ConfigError
 from sandbox.types import digest
@@ -157,7 +158,10 @@ def open_policy(
                 "set profile_searches: true in the campaign's evaluation"
             )
         learner = GrpoLearner(run, config.local, train, config.device, ranks)
-        return LocalPolicy(learner.model, learner, learner.ranks.here)
-    policy = load_policy(config.local, "", config.device, train.dtype)
-    sampling = replace(train.sampling, greedy=config.greedy)
-    return LocalPolicy(LocalModel(policy, sampling, config.seed))
+        apart = train.sampling.engine == "hf"
+        return LocalPolicy(learner.model, learner, learner.ranks.here, apart)
+    sampling, folder = replace(train.sampling, greedy=config.greedy), config.local
+    here = sampling.engine == "hf"
+    policy = load_policy(folder, "", config.device, train.dtype, weights=here)
+    sampler = policy if here else ServedPolicy(policy, sampling, run, lambda: folder)
+    return LocalPolicy(LocalModel(policy, sampling, config.seed, sampler=sampler), apart=here)

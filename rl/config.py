@@ -44,11 +44,20 @@ class SamplingConfig:
     top_p: float = 1.0
     max_new_tokens: int = 1024
     batch: int = 16
-    """Replies generated side by side."""
+    """Replies generated side by side; of a server, requests at once."""
     greedy: bool = False
     """The likeliest token each time, whatever the temperature: for judging a policy."""
+    engine: Literal["hf", "vllm-server"] = "hf"
+    """transformers in this process, or a server that is told each version's adapters."""
+    base_url: str | None = None
+    """Of the server, such as http://localhost:8000/v1."""
 
     def __post_init__(self) -> None:
+        if (self.engine == "vllm-server") != (self.base_url is not None):
+            raise ValueError(
+                f"engine is {self.engine} and base_url {self.base_url}; expected a base_url "
+                "with vllm-server alone"
+            )
         if self.temperature <= 0 or not 0 < self.top_p <= 1:
             raise ValueError("expected a temperature above 0 and top_p in 0..1")
         if min(self.max_new_tokens, self.batch) < 1:
@@ -210,6 +219,11 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.sampling.engine == "vllm-server" and self.lora is None:
+            raise ValueError(
+                "sampling.engine vllm-server is told adapters, and all weights are trained; "
+                "set lora, or take engine hf"
+            )
         held_out = [t for t in self.tasks if t.startswith("kernelbench")]
         if held_out and not self.transductive:
             raise ValueError(

@@ -30,6 +30,7 @@ from rl.local import LocalModel, TokenStore
 from rl.policy import FILE
 from rl.ranks import Ranks
 from rl.replica import Replica
+from rl.served import ServedPolicy
 from rl.trainers import Group
 from sandbox.types import Evaluation, digest
 
@@ -63,8 +64,10 @@ class GrpoLearner:
         self.policy = self.ranks.replica.policy
         self.name = self.policy.name
         tokens = TokenStore(self.folder / TOKENS)
+        here = config.sampling.engine == "hf"
+        sampler, replicas = (self.ranks, self.ranks.size) if here else (self._served(), 1)
         self.model = LocalModel(
-            self.policy, config.sampling, config.seed, tokens, self.ranks, self.ranks.size
+            self.policy, config.sampling, config.seed, tokens, sampler, replicas
         )
         self._since: tuple[float, float] | None = None
         """When the last update ended (time.monotonic), and for how long it had sampled by then."""
@@ -169,6 +172,14 @@ class GrpoLearner:
     def _tokens(self, rollout: Rollout) -> list[int]:
         kept = self.model.tokens.get(rollout.version, rollout.prompt, rollout.reply)
         return self.policy.reply_ids(rollout.reply) if kept is None else kept
+
+    def _served(self) -> ServedPolicy:
+        """Who samples in the ranks' place, from what is saved."""
+        if self.version not in versions(self.folder):
+            self._save()  # The first adapters are drawn by chance: no server could make them.
+        return ServedPolicy(
+            self.policy, self.config.sampling, self.folder, lambda: self.folder / str(self.version)
+        )
 
     def _save(self) -> None:
         """Under another name first: a folder named after a version is complete."""

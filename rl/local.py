@@ -1,4 +1,5 @@
-"""A policy as a campaign's model (agent.model.Model): batched, in this process, version by version.
+"""A policy as a campaign's model (agent.model.Model): batched, version by version, sampled in this
+process or by a server.
 
 The tokens of every reply are kept beside the run: a reply's text can be cut into tokens in several
 ways, and the gradient must be that of the tokens that were sampled.
@@ -16,6 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+import torch
 
 from agent.model import ModelError, Reply, answered
 from agent.prompts.message import Message
@@ -57,7 +60,12 @@ class TokenStore:
 
 
 class Sampler(Protocol):
-    """A policy, or those who hold its weights together."""
+    """A policy, those who hold its weights together, or a server that has them."""
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and reply together."""
+        ...
 
     def sample(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
@@ -103,7 +111,7 @@ class LocalModel:
 
     def _keep_off(self) -> None:
         """Off the cores that launch what lanes measure meanwhile."""
-        if self.policy.model.device.type == "cuda":
+        if torch.cuda.is_initialized():
             os.sched_setaffinity(0, common_cores())
 
     @property
@@ -122,7 +130,7 @@ class LocalModel:
         self._thread.submit(self._answer_all)
         replies = mine.answer.result()
         if prompts and not any(replies):
-            context = self.policy.context
+            context = self._sampler.context
             raise ModelError(f"{self.name}: no prompt leaves room in a context of {context} tokens")
         return replies
 

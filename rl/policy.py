@@ -37,6 +37,8 @@ from sandbox.errors import ConfigError
 
 FILE = "policy.json"
 """Beside a checkpoint: whose it is and how often it was updated."""
+ADAPTER = "adapter_config.json"
+"""Beside one that is adapters alone (PEFT): what base model they change."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,15 @@ class Policy:
 
     name: str
     model: Any
+    """None where another process holds the weights (rl/served.py)."""
     tokenizer: Any
     version: int = 0
     """Updates by rollouts since it was last begun from a checkpoint of another stage."""
 
     @property
     def context(self) -> int:
-        return int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
+        config = getattr(self.model, "config", None)
+        return int(getattr(config, "max_position_embeddings", 1 << 30))
 
     @property
     def parameters(self) -> int:
@@ -190,14 +194,24 @@ class Policy:
         (folder / FILE).write_text(json.dumps(record) + "\n")
 
 
-def load_policy(source: str | Path, name: str = "", device: str = "cpu", dtype: str = "") -> Policy:
-    """From a folder or a hub's name; raises ConfigError where there is no model."""
+def load_policy(
+    source: str | Path,
+    name: str = "",
+    device: str = "cpu",
+    dtype: str = "",
+    *,
+    weights: bool = True,
+) -> Policy:
+    """From a folder or a hub's name, or all of it but the weights; raises ConfigError where there
+    is no model.
+    """
     known = Path(source) / FILE
     record = json.loads(known.read_text()) if known.is_file() else {}
     here = Path(source).is_dir() or not reachable()
     try:
         tokenizer = _tokenizer(source, here=here)
-        model = _weights(source, getattr(torch, dtype) if dtype else "auto", here=here)
+        kind = getattr(torch, dtype) if dtype else "auto"
+        model = _weights(source, kind, here=here).to(device) if weights else None
     except (OSError, ValueError) as error:
         if here and not Path(source).is_dir():
             raise ConfigError(
@@ -209,7 +223,15 @@ def load_policy(source: str | Path, name: str = "", device: str = "cpu", dtype: 
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     name = name or record.get("name") or Path(source).name
-    return Policy(name, model.to(device), tokenizer, int(record.get("version", 0)))
+    return Policy(name, model, tokenizer, int(record.get("version", 0)))
+
+
+def base_of(source: str | Path) -> str:
+    """The model that a checkpoint's adapters change; of any other checkpoint, itself."""
+    adapters = Path(source) / ADAPTER
+    if not adapters.is_file():
+        return str(source)
+    return str(json.loads(adapters.read_text())["base_model_name_or_path"])
 
 
 def _drawn(
@@ -241,7 +263,7 @@ class Noise(LogitsProcessor):  # type: ignore[misc]
 
 
 def _weights(source: str | Path, dtype: Any, *, here: bool) -> Any:
-    if (Path(source) / "adapter_config.json").is_file():
+    if (Path(source) / ADAPTER).is_file():
         from peft import AutoPeftModelForCausalLM
 
         return AutoPeftModelForCausalLM.from_pretrained(source, dtype=dtype, is_trainable=True)

@@ -4,6 +4,7 @@ each with a replica of the policy on a device of its own.
 Rank 0 runs the campaign, and hands every rank, itself among them, its part of a sampling or of an
 update. The others do these parts and nothing else, so that none computes while a lane measures on
 its device. One process is a world of one: its part is a call, without torch.distributed.
+Where a server samples (rl/served.py) rank 0 alone asks it, and the parts are updates.
 Whoever samples needs whole weights: updates are DDP's, and FSDP and DeepSpeed are refused. A rank
 that fails ends them all; which one did, and why, is on its own stderr.
 """
@@ -65,6 +66,10 @@ class Ranks:
     def here(self) -> int:
         """Those on this machine, by its launcher's word: on its first GPUs."""
         return min(self.size, int(os.environ.get("LOCAL_WORLD_SIZE", self.size)))
+
+    @property
+    def context(self) -> int:
+        return self.replica.policy.context
 
     def open(self, start: Path | str, newest: Path | None, scratch: Path) -> None:
         self._each([methodcaller("open", start, newest, scratch)] * self.size)

@@ -59,6 +59,17 @@ def most_of(
     return Spend(1, prompt + completion, usd)
 
 
+def cost_of(completion: Any, price: Price | None) -> Spend | None:
+    """What the answer says it used; None where it does not say."""
+    usage = getattr(completion, "usage", None)
+    prompt = getattr(usage, "prompt_tokens", None)
+    generated = getattr(usage, "completion_tokens", None)
+    if not isinstance(prompt, int) or not isinstance(generated, int):
+        return None
+    usd = 0.0 if price is None else price.cost_usd(prompt, generated)
+    return Spend(1, prompt + generated, usd)
+
+
 def replies_of(
     completion: Any, seconds: float, model: str = "", price: Price | None = None
 ) -> list[Reply]:

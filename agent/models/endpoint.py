@@ -13,7 +13,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import openai
 
 from agent.model import CapReached, ModelError, Reply, answered
-from agent.models.completions import check_caps, most_of, replies_of, sampling
+from agent.models.completions import check_caps, cost_of, most_of, replies_of, sampling
 from agent.models.ledger import Ledger, Reservation, Spend
 from agent.models.prices import Price
 from agent.models.store import ReplyStore, request_keys
@@ -46,6 +46,16 @@ RETRIED = frozenset((408, 409, 429))
 """Statuses below 500 that may pass by themselves."""
 UNSENT = frozenset(("ConnectError", "ConnectTimeout"))
 """What the HTTP library raises where nothing was sent, so nothing can be billed."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of a route that is not chat completions."""
+
+    body: Any
+    """What its JSON says; the text of an answer that is none."""
+    seconds: float
+    """Wall clock of the request, retries left out."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +148,14 @@ class OpenAIModel:
     def ask_once(self, messages: Sequence[Message], n: int) -> list[Reply]:
         """One request, whatever number of replies it brings; nothing kept is used."""
         return self._line.run(self._line.ask(messages, n))
+
+    def ask_route(
+        self, path: str, bodies: Sequence[Mapping[str, object] | None]
+    ) -> list[Answer | ModelError]:
+        """What another route answers to each body (POST) or to None (GET), side by side; in the
+        place of each that failed after its retries, why. Nothing is kept.
+        """
+        return self._line.run(self._line.routed(path, bodies))
 
 
 class _Line:
@@ -247,17 +265,43 @@ class _Line:
         except (AttributeError, TypeError, LookupError) as error:
             raise ModelError(f"{self._who}: its answer is not a chat completion") from error
 
+    async def routed(
+        self, path: str, bodies: Sequence[Mapping[str, object] | None]
+    ) -> list[Answer | ModelError]:
+        return await asyncio.gather(*(self._routed(path, body) for body in bodies))
+
+    async def _routed(self, path: str, body: Mapping[str, object] | None) -> Answer | ModelError:
+        async def send() -> Any:
+            if body is None:
+                return await self.client.get(path, cast_to=object)
+            return await self.client.post(path, cast_to=object, body=dict(body))
+
+        async with self._slots:
+            try:
+                return Answer(*await self._retried(send, Spend(requests=1)))
+            except openai.OpenAIError as error:
+                return await self._explained(error)
+            except ValueError:
+                return ModelError(f"{self._who}: its answer to {path} is not the JSON it says")
+
     async def _send(self, messages: Sequence[Message], n: int) -> tuple[Any, float]:
         """The completion and the seconds its request took, after retries."""
         options = self.model.options() | ({"n": n} if n > 1 else {})
-        most = self.model.most(messages, n)
+
+        async def send() -> Any:
+            return await self.client.chat.completions.create(
+                model=self.model.name, messages=list(messages), **options
+            )
+
+        return await self._retried(send, self.model.most(messages, n))
+
+    async def _retried(self, send: Callable[[], Awaitable[Any]], most: Spend) -> tuple[Any, float]:
+        """What `send` brings and the seconds that took; each try is reserved in the ledger."""
         for tries_left in range(self.model.retries, -1, -1):
             reserved = await self._reserved(most)
             start_s = time.monotonic()
             try:
-                completion = await self.client.chat.completions.create(
-                    model=self.model.name, messages=list(messages), **options
-                )
+                answer = await send()
             except openai.APIError as error:
                 self._settle(reserved, _cost_of_failure(error, most))
                 if not tries_left or not _passes(error):
@@ -267,8 +311,8 @@ class _Line:
                 self._settle(reserved, most)
                 raise
             else:
-                self._settle(reserved, _cost_of(completion, self.model.price) or most)
-                return completion, time.monotonic() - start_s
+                self._settle(reserved, cost_of(answer, self.model.price) or most)
+                return answer, time.monotonic() - start_s
         raise AssertionError("the last try returns or raises")
 
     async def _reserved(self, most: Spend) -> Reservation:
@@ -312,7 +356,7 @@ class _Line:
                 why = f"no reply within {self.model.timeout_s:g} s, {tries}; raise the time-out?"
             case openai.APIConnectionError():
                 cause = error.__cause__ or error
-                why = f"cannot be reached ({cause}); is it running, is OPENAI_BASE_URL right?"
+                why = f"cannot be reached ({cause}); is it running, is that address right?"
             case openai.AuthenticationError() | openai.PermissionDeniedError():
                 variable = self.model.api_key_env
                 why = f"the key was refused ({error.status_code}); check {variable}"
@@ -352,17 +396,6 @@ def _cost_of_failure(error: openai.APIError, most: Spend) -> Spend:
     if refused or type(error.__cause__).__name__ in UNSENT:
         return Spend(requests=1)
     return most
-
-
-def _cost_of(completion: Any, price: Price | None) -> Spend | None:
-    """What the answer says it used; None where it does not say."""
-    usage = getattr(completion, "usage", None)
-    prompt = getattr(usage, "prompt_tokens", None)
-    generated = getattr(usage, "completion_tokens", None)
-    if not isinstance(prompt, int) or not isinstance(generated, int):
-        return None
-    usd = 0.0 if price is None else price.cost_usd(prompt, generated)
-    return Spend(1, prompt + generated, usd)
 
 
 def _pause_s(error: openai.APIError, retry: int) -> float:

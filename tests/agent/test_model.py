@@ -194,6 +194,17 @@ def test_a_model_works_inside_a_running_event_loop() -> None:
         assert asyncio.run(inside())[0].text == "a"
 
 
+def test_another_route_answers_each_body_or_says_why() -> None:
+    with OpenAIServer([]) as server:
+        model = client(server)
+        [models] = model.ask_route("/models", [None])
+        missing = model.ask_route("/nothing", [{}, {"a": 1}])
+    assert not isinstance(models, ModelError)
+    assert models.body["data"] == [{"id": "scripted"}]
+    assert all(isinstance(each, ModelError) and "404" in str(each) for each in missing)
+    assert [r.body for r in server.requests if r.path == "/v1/nothing"] == [{}, {"a": 1}]
+
+
 def test_the_server_double_also_runs_as_a_program(tmp_path: Path) -> None:
     script = tmp_path / "replies.json"
     script.write_text(json.dumps([{"text": "slow", "status": 429}, "a"]), encoding="utf-8")

@@ -117,6 +117,9 @@ class OpenAIServer:
             with self._lock:
                 self._in_flight -= 1
 
+    def content_type(self, path: str, status: int) -> str | None:
+        return "application/json"
+
     def _answer(self, request: Request) -> tuple[int, str]:
         if self.key is not None and request.authorization != f"Bearer {self.key}":
             return 401, error_body(f"Incorrect API key provided: {request.authorization}")
@@ -213,7 +216,8 @@ def handler_for(server: OpenAIServer) -> type[BaseHTTPRequestHandler]:
             status, text = server.answer(request)
             payload = text.encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            if (kind := server.content_type(request.path, status)) is not None:
+                self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()
             self.wfile.write(payload)

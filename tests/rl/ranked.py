@@ -120,8 +120,16 @@ def launched(*words: str, ranks: int = 2) -> list[subprocess.Popen[str]]:
     return [start(env=os.environ | common | mine) for mine in own]
 
 
-def main(command: str, path: str, case: str = "two steps") -> None:
-    folder, config = Path(path), CASES[case]
+def configured(case: str, url: str = "") -> TrainConfig:
+    """With the address of a server that samples, where there is one."""
+    config = CASES[case]
+    if not url:
+        return config
+    return replace(config, sampling=replace(config.sampling, engine="vllm-server", base_url=url))
+
+
+def main(command: str, path: str, case: str = "two steps", url: str = "") -> None:
+    folder, config = Path(path), configured(case, url)
     PartialState(cpu=True, timeout=timedelta(seconds=GRADIENTS_S))
     with joined(config, "cpu") as ranks:
         if command == "train":

@@ -16,13 +16,14 @@ from rl.config import GrpoConfig, TrainConfig
 from rl.policy import load_policy
 from rl.ranks import joined, refuse_uneven
 from sandbox.errors import ConfigError
+from tests.doubles.vllm_server import VllmServer
 from tests.rl import ranked
 
 
-def check(folder: Path, case: str) -> None:
+def check(folder: Path, case: str, url: str = "") -> None:
     ranked.start(folder)
-    processes = ranked.launched("train", str(folder), case)
-    alone = ranked.trained(folder / "one", ranked.CASES[case])
+    processes = ranked.launched("train", str(folder), case, url)
+    alone = ranked.trained(folder / "one", ranked.configured(case, url))
     (out, err), (silence, other) = (p.communicate(timeout=100) for p in processes)
     assert [p.returncode for p in processes] == [0, 0], err + other
     assert silence == other == ""
@@ -55,6 +56,14 @@ def test_two_ranks_sample_and_learn_what_one_does(tmp_path):
 @pytest.mark.parametrize("case", [case for case in ranked.CASES if case != "two steps"])
 def test_two_ranks_learn_what_one_does(case, tmp_path):
     check(tmp_path, case)
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_what_one_does_from_a_servers_replies(tmp_path):
+    with VllmServer(base=tmp_path / "start") as server:
+        check(tmp_path, "adapters", server.url)
+    asked = [r for r in server.requests if r.path == "/v1/completions"]
+    assert len(asked) == 2 * len(ranked.PROMPTS * 3)
 
 
 @pytest.mark.parametrize("gone", [0, 1])
