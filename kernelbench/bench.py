@@ -229,7 +229,7 @@ class Bench:
             baselines: tuple[Baseline, ...] = ()
             detail = ""
             if isinstance(found, InvalidReference):
-                detail = str(found)
+                detail = _without(task.id, str(found))
             elif isinstance(found, WarpsmithError):
                 on_fault(task.id, str(found))
                 continue
@@ -258,9 +258,12 @@ class Bench:
         waiting = {s.candidate.task_id for s in self.pending}
         if not self.submissions and not rows:
             waiting = self.hashes.keys() - self.references.keys()
-        not_scored = {r.task_id: r.detail for r in self.references.values() if r.detail}
+        known = self.references.values()
+        not_scored = {r.task_id: _without(r.task_id, r.detail) for r in known if r.detail}
         not_scored |= {
-            r.task_id: r.evaluation.detail for r in rows if not r.evaluation.status.scored
+            r.task_id: _without(r.task_id, r.evaluation.detail)
+            for r in rows
+            if not r.evaluation.status.scored
         }
         counted = [t.id for t in self.tasks if t.id not in waiting and t.id not in not_scored]
         scores = [
@@ -338,3 +341,8 @@ def _summaries(
 
 def name_of(submission: Submission) -> str:
     return f"{submission.candidate.task_id} sample {submission.sample}"
+
+
+def _without(task_id: str, detail: str) -> str:
+    """A reason as it reads behind the task's name, which many begin with."""
+    return detail.removeprefix(f"{task_id}: ")

@@ -66,7 +66,7 @@ class ListedJudge:
     ) -> Iterator[tuple[Task, Measured | WarpsmithError]]:
         for task in tasks:
             figure = self.speedups.get(task.id.rpartition("/")[2])
-            invalid = InvalidReference("constant output")
+            invalid = InvalidReference(f"{task.id}: constant output")
             yield task, invalid if figure == "invalid" else Measured(estimate_ms=4.0)
 
 
@@ -132,6 +132,7 @@ def test_a_task_that_cannot_be_scored_is_in_no_figure(tmp_path):
     one.run(ListedJudge({"1_A": 2.0, "23_C": "invalid", "9_D": "invalid"}))
     report = one.report()
     assert set(report.not_scored) == {TASKS[2].id, TASKS[3].id}
+    assert not any(why.startswith(task) for task, why in report.not_scored.items())
     assert report.all.tasks == 2
 
 
