@@ -23,6 +23,8 @@ CACHED_BYTES = 1 << 19
 allocator does not return them to the system each time."""
 SHORT_ROW = 16
 """Rows shorter than this are joined with their neighbours: too few elements for a scale."""
+FEW_VALUES, SAMPLED = 16, 4096
+"""Distinct values, of so many elements, up to which a tensor is a mask or a constant."""
 QUIET_ROW = 1e-3
 """A row this much quieter than the tensor is judged by the tensor's scale."""
 
@@ -186,36 +188,46 @@ def identical(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def ties_explain(indices: torch.Tensor, expected: torch.Tensor, inputs: list[torch.Tensor]) -> bool:
-    """True when differing indices pick equal values from some input along some dimension.
+    """True when differing indices pick equal values, along some dimension, from every input that
+    they can pick from.
 
     Sorting, top-k and arg-reductions may break ties differently; an index repeated where the
-    reference repeats none is no tie.
+    reference repeats none is no tie. A mask, or a bias of zeros, has equal values wherever one
+    looks: beside inputs of many values those alone explain nothing.
     """
     if indices.is_floating_point() or indices.dtype == torch.bool:
         return False
-    for values in inputs:
-        for dim in range(values.ndim):
-            for keep in (True, False):
-                if _same_picks(indices, expected, values, dim, keep):
+    varied = [not _few_values(values) for values in inputs]
+    for dim in range(max((values.ndim for values in inputs), default=0)):
+        for keep in (True, False):
+            able = [i for i, values in enumerate(inputs) if _fits(indices, values, dim, keep)]
+            telling = not any(varied) or any(varied[i] for i in able)
+            if able and telling:
+                found = (_same_picks(indices, expected, inputs[i], dim, keep) for i in able)
+                if all(found):
                     return True
     return False
+
+
+def _few_values(values: torch.Tensor) -> bool:
+    return int(values.flatten()[:SAMPLED].unique().numel()) <= FEW_VALUES
+
+
+def _fits(indices: torch.Tensor, values: torch.Tensor, dim: int, keep: bool) -> bool:
+    """Whether they could be places along that dimension, which they `keep` or are without."""
+    shape, picks = list(values.shape), list(indices.shape)
+    if dim >= len(shape) or len(picks) != len(shape) - (not keep):
+        return False
+    return shape[:dim] + shape[dim + 1 :] == (picks[:dim] + picks[dim + 1 :] if keep else picks)
 
 
 def _same_picks(
     indices: torch.Tensor, expected: torch.Tensor, values: torch.Tensor, dim: int, keep: bool
 ) -> bool:
-    picks, wanted = (
-        (indices.long(), expected.long())
-        if keep
-        else (indices.long().unsqueeze(dim), expected.long().unsqueeze(dim))
-        if indices.ndim == values.ndim - 1
-        else (None, None)
-    )
-    if picks is None or wanted is None or picks.ndim != values.ndim:
-        return False
-    others = [i for i in range(values.ndim) if i != dim]
-    if any(picks.shape[i] != values.shape[i] for i in others):
-        return False
+    """Of what fits."""
+    picks, wanted = indices.long(), expected.long()
+    if not keep:
+        picks, wanted = picks.unsqueeze(dim), wanted.unsqueeze(dim)
     size = values.shape[dim]
     if size == 0 or bool((picks < 0).any()) or bool((picks >= size).any()):
         return False

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from sandbox import compare
+from sandbox import compare, memory
 from sandbox.observation import Errors
 from sandbox.subject import Signature, Subject
+from sandbox.trees import Layout
+from sandbox.updates import coarsened, input_share, same_update
 
+INPUT_BOUND = Errors(1e-4, 1e-3, 1e-2)
+"""Of inputs that are written to, by their size."""
 FEW_BYTES = 1 << 16
 """Of an output, up to which those of all parts are copied together."""
 
@@ -22,9 +26,11 @@ def differences(
     signature: Signature,
     parts: Sequence[range],
     bounds: Sequence[Errors],
+    before: Mapping[int, torch.Tensor] | None = None,
 ) -> dict[str, Any]:
     """Fields of a CaseObservation: the worst errors over the sets of these parts, where they are
-    within `bounds` perhaps upper limits of them.
+    within `bounds` perhaps upper limits of them. `before`: the (bytes,) of some sets before the
+    calls, which write to them.
 
     A scalar's scale is that of all sets together.
     """
@@ -39,8 +45,9 @@ def differences(
         worst.append(found)
     fields: dict[str, Any] = {"errors": tuple(worst)}
     if signature.mutates:
-        fields["inputs_mutated"] = not all(
-            _same_inputs(reference, candidate, signature, index) for index in sets
+        fields["update_differs"] = not all(
+            _same_inputs(reference, candidate, signature, index, (before or {}).get(index))
+            for index in sets
         )
     return fields
 
@@ -86,11 +93,21 @@ def _forgive_ties(
     return replace(found, misplaced=0)
 
 
-def _same_inputs(reference: Subject, candidate: Subject, signature: Signature, index: int) -> bool:
+def _same_inputs(
+    reference: Subject,
+    candidate: Subject,
+    signature: Signature,
+    index: int,
+    before: torch.Tensor | None,
+) -> bool:
     """For references that write their inputs: both sides left the same values there."""
-    return all(
-        compare.errors(
-            candidate.leaf("inputs", index, leaf), reference.leaf("inputs", index, leaf)
-        ).within(Errors(1e-4, 1e-3, 1e-2))
-        for leaf in range(len(signature.inputs))
-    )
+    layout = Layout(signature.inputs, 1)
+    for leaf in range(len(signature.inputs)):
+        found, expected = (side.leaf("inputs", index, leaf) for side in (candidate, reference))
+        if not compare.errors(found, expected).within(coarsened(INPUT_BOUND, expected.dtype)):
+            return False
+        if before is not None:
+            was = memory.leaf_view(before, layout, 0, leaf)
+            if not same_update(found, expected, was, input_share(expected.dtype)):
+                return False
+    return True

@@ -1,9 +1,11 @@
-"""Hidden inputs beside the scaled ones: another distribution, one element or the order changed.
+"""Hidden inputs beside the scaled ones: another distribution, one element, some signs or the order
+changed.
 
 Each is made from a case's own inputs and keeps what an honest kernel may rely on: zeros (so
-triangles), signs, the range of values, symmetry, masks of a few values. What cannot keep it is
-left out. They break thresholds that follow the scale, sums and samples of contents as cache keys,
-and results remembered by sample. Runs in the supervisor, on its own copies.
+triangles), sizes, symmetry, masks of a few values, and signs as far as those of x -1 do. What
+cannot keep it is left out. They break thresholds that follow the scale, sums and samples of
+contents as cache keys, results remembered by sample, and a look at a few elements that tells what
+the rest is like. Runs in the supervisor, on its own copies.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ FEW_VALUES = 16
 SAMPLED = 4096
 ALIKE = frozenset({"one element changed", "samples permuted"})
 """Changes that a sum or a sample of the contents may not tell."""
+PART = 64
+"""Of a dimension, one part in so many has its signs changed."""
 ZEROS = 0.01
 """Share of zeros from which they may mean something: a triangle, a mask, a sparse matrix."""
 
@@ -64,10 +68,23 @@ def permute(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
     return bool(able)
 
 
+def negate_part(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
+    """Signs change in a stretch of one dimension of each tensor."""
+    able = [t for t in inputs if t.numel() > 1 and not _few_values(t) and not _symmetric(t)]
+    able = [t for t in able if _zeros(t) <= ZEROS]
+    for tensor in able:
+        dim = secret.choice([i for i, size in enumerate(tensor.shape) if size > 1])
+        length = max(1, tensor.shape[dim] // PART)
+        first = secret.randrange(tensor.shape[dim] - length + 1)
+        tensor.narrow(dim, first, length).neg_()
+    return bool(able)
+
+
 CHANGES: Mapping[str, Change] = {
     "flattened": flatten,
     "one element changed": change_one,
     "samples permuted": permute,
+    "part negated": negate_part,
 }
 """By the name that a case gets: `given, one element changed`."""
 

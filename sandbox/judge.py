@@ -160,6 +160,8 @@ def judge_case(case: CaseObservation) -> tuple[Status, str]:
             where = case.mismatches[number] if number < len(case.mismatches) else None
             tail = "" if where is None else f"; {where}"
             return Status.WRONG_VALUE, f"output {number}: {describe(found, bound)}{tail}"
+    if case.update_differs:
+        return Status.WRONG_VALUE, "an input that the reference writes to was left otherwise"
     if case.stale:
         return Status.WRONG_VALUE, "an output changed after later calls: allocate each one afresh"
     if case.state_differs:

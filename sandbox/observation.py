@@ -116,6 +116,8 @@ class CaseObservation:
     mismatches: tuple[Mismatch | None, ...] = ()
     """Per output leaf that is beyond its bound, where that was looked at."""
     inputs_mutated: bool = False
+    update_differs: bool = False
+    """Inputs that the reference writes to were left otherwise."""
     unfinished: bool = False
     """A call was said to be done before a GPU had even made out its inputs."""
     structure_differs: str = ""
@@ -138,6 +140,7 @@ class CaseObservation:
             self,
             errors=tuple(a.worst(b) for a, b in zip(self.errors, other.errors, strict=True)),
             inputs_mutated=self.inputs_mutated or other.inputs_mutated,
+            update_differs=self.update_differs or other.update_differs,
             unfinished=self.unfinished or other.unfinished,
             structure_differs=self.structure_differs or other.structure_differs,
             shape_differs=self.shape_differs or other.shape_differs,

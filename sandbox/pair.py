@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+import torch
+
 from sandbox.differences import differences, finite
 from sandbox.drift import drift, timed_alone, uneven
 from sandbox.keepsake import HandedOver, Keepsake
@@ -33,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 LOOKS = 2
 """Calls of a candidate that have to be slow for short batches."""
+WATCHED = 2
+"""Sets of a round whose inputs are kept, where calls write to them: a small change tells itself by
+what it was made to."""
 OVERHEAD_GOS = 9
 """Empty "go"s whose median round trip, on the reference's side, is taken off both sides' times."""
 
@@ -89,6 +94,8 @@ class ProcessPair(Sides):
         self.last = False
         self.hides = False
         """The next round is a batch with inputs of other kinds."""
+        self.before: dict[int, torch.Tensor] = {}
+        """The (bytes,) of some sets before the round, where calls write to their inputs."""
         self.poisoned = 0
         """The candidate's first so many input sets hold nothing since they were used."""
         self.secret = random.Random(secrets.randbits(64))
@@ -205,6 +212,11 @@ class ProcessPair(Sides):
         unlike = self.kinds.draw(len(sets)) if self.kinds and self.hides else None
         if unlike is not None:
             self.given.change(unlike, self.secret)
+        self.before = {}
+        if self.signature.mutates and self.judged:
+            for index in self.secret.sample(sets, min(WATCHED, len(sets))):
+                self.before[index] = self.reference.set_bytes("inputs", index).clone()
+            self.synchronize()
         if len(sets) > self.poisoned:
             self.candidate.poison("inputs", 0, len(sets))
         turns: dict[Subject, Turn] = {}
@@ -262,11 +274,12 @@ class ProcessPair(Sides):
                 self.handed_over.put_back()
                 sides = self.reference, self.candidate, self.signature
                 given = (range(len(sets)),) if unlike is None else unlike.others
-                case = replace(case, **differences(*sides, given, bounds), bounds=tuple(bounds))
+                seen = differences(*sides, given, bounds, self.before)
+                case = replace(case, **seen, bounds=tuple(bounds))
                 # What overflows is at an edge that a candidate may lie on the other side of.
                 for places, kind in () if unlike is None else unlike.places:
                     if finite(self.reference, self.signature, places):
-                        seen = differences(*sides, [places], kind.bounds)
+                        seen = differences(*sides, [places], kind.bounds, self.before)
                         name = f"{case.name}, {kind.name}"
                         others.append(CaseObservation(name, **seen, bounds=kind.bounds))
         if self.keep is None:  # kept in an earlier round

@@ -81,6 +81,8 @@ class Case:
     """and in which way (sandbox/hidden.py)."""
     alike: bool = False
     """Whether only who looks at all of its inputs can tell it from that case."""
+    inputs_after: torch.Tensor | None = None
+    """(bytes,) uint8: the inputs after the call, where calls write to them."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Pool:
 
 
 def _bytes(case: Case) -> int:
-    after = () if case.state_after is None else (case.state_after,)
+    after = [t for t in (case.state_after, case.inputs_after) if t is not None]
     return sum(t.numel() * t.element_size() for t in (case.inputs, *case.truth, *after))
 
 
@@ -128,6 +130,7 @@ def build_pool(
         subject.attach("oracle", truth)
     per_case = signature.input_bytes + 2 * truth.stride
     per_case += signature.state_bytes if signature.moves_state else 0
+    per_case += signature.input_bytes if signature.mutates else 0
     room = max(2, int(POOL_SHARE * free_bytes) // max(per_case, 1))
     cases = [maker.make("given", 1.0)]
     if large:
@@ -177,11 +180,13 @@ class _CaseMaker:
         """TF32 may be used, as far as is known."""
 
     def make(self, name: str, scale: float) -> Case | None:
-        """The case, or None where truth or reference leaves the finite range."""
+        """The case, or None where truth or reference leaves the finite range, or where the
+        reference raises on inputs that get_inputs() does not make.
+        """
         subject, limit = self.subject, self.config.run_timeout_s
         subject.restate()
         subject.request("fill", limit, sets=[0], seed=secrets.randbits(60), scale=scale)
-        return self.judged(name, scale)
+        return self.judged(name, scale, given=scale == 1.0)
 
     def changed(self, given: Case, names: Sequence[str]) -> tuple[Case, ...]:
         """Cases made from another's inputs; of large inputs one alone, which one is secret."""
@@ -200,7 +205,7 @@ class _CaseMaker:
                 if hidden.CHANGES[name](views, secret):
                     if self.subject.task.device == "cuda":
                         torch.cuda.synchronize()
-                    case = self.judged(f"{given.name}, {name}", given.scale)
+                    case = self.judged(f"{given.name}, {name}", given.scale, given=False)
                 if case is None or tells(case, given):
                     break
             if case is not None:
@@ -208,10 +213,12 @@ class _CaseMaker:
                 found.append(replace(case, made_from=given.name, change=name, alike=alike))
         return tuple(found)
 
-    def judged(self, name: str, scale: float) -> Case | None:
-        """The case of the inputs that are in set 0 now."""
+    def judged(self, name: str, scale: float, *, given: bool) -> Case | None:
+        """The case of the inputs that are in set 0 now; `given`: as get_inputs() makes them."""
         subject = self.subject
         inputs = subject.set_bytes("inputs", 0).clone()
+        if not given and not self.accepted(inputs):
+            return None
         truth = self.truth(0.0)
         shaken = self.off(truth, JITTER)
         rough = self.off(truth, 0.0, tf32=True) if self.coarse else None
@@ -219,6 +226,7 @@ class _CaseMaker:
         subject.set_bytes("inputs", 0).copy_(inputs)
         subject.warm([])
         subject.go([0])
+        after = subject.set_bytes("inputs", 0).clone() if self.signature.mutates else None
         _, claim = subject.collect([0])
         self.check_structure(claim)
         outputs = [subject.leaf("slots", 0, i).clone() for i in range(len(self.signature.outputs))]
@@ -240,7 +248,22 @@ class _CaseMaker:
                 strict=True,
             )
         )
-        return Case(name, inputs, tuple(truth), limits, own, self.state_after(), scale)
+        state_after = self.state_after()
+        return Case(name, inputs, tuple(truth), limits, own, state_after, scale, inputs_after=after)
+
+    def accepted(self, inputs: torch.Tensor) -> bool:
+        """Whether the reference takes what is in set 0; all is then as before the call."""
+        subject = self.subject
+        subject.warm([])
+        try:
+            subject.go([0])
+        except WorkerFailed as failed:
+            if failed.failure.kind is not FailureKind.CLAIMED:
+                raise
+            return False
+        subject.set_bytes("inputs", 0).copy_(inputs)
+        subject.restate()
+        return True
 
     def off(
         self, truth: list[torch.Tensor] | None, jitter: float, *, tf32: bool = False
@@ -293,8 +316,12 @@ class _CaseMaker:
     def state_after(self) -> torch.Tensor | None:
         if not self.signature.moves_state:
             return None
+        arena = self.subject.arenas["state"].bytes
+        before = arena.clone()
         self.subject.request("publish", self.config.run_timeout_s)
-        return self.subject.arenas["state"].bytes.clone()
+        after = arena.clone()
+        arena.copy_(before)  # the next case begins there too
+        return after
 
 
 def truth_leaf(leaf: Leaf) -> Leaf:

@@ -24,6 +24,7 @@ from sandbox.trees import Leaf
 MOST = 4
 """Sets of a batch, and at most a quarter of it (of two or three sets one): its time is to stay that
 of the inputs as given."""
+SLOW_CHANGE = "flattened"
 FLATTENED_BYTES = 4 << 20
 """Of inputs, up to which another distribution is made of them beside what is timed (CPU: 0.1 s for
 four sets)."""
@@ -87,10 +88,10 @@ class Kinds:
 
 
 def timed_kinds(pool: Pool) -> Kinds:
-    """The hidden inputs that timed batches may hold beside those as given: negated, smaller and
-    larger ones, and, where that takes no time to speak of, those of another distribution: so few
-    that three pairs meet all. Fresh values are like none that was seen: one element changed in them
-    would say nothing.
+    """The hidden inputs that timed batches may hold beside those as given: negated in whole and in
+    part, smaller and larger ones, and, where that takes no time to speak of, those of another
+    distribution: so few that three pairs meet all. Fresh values are like none that was seen: one
+    element changed in them would say nothing.
 
     Who is wrong on them is so by far, and an honest kernel is to pass whatever is drawn: bounds are
     wide, outputs of a few elements, which have no scale of their own, are left out, and so are
@@ -107,7 +108,11 @@ def timed_kinds(pool: Pool) -> Kinds:
     )
     above = [case for case in scaled if case.scale > 0]
     chosen = [case for case in scaled if case.scale < 0] + above[:1] + above[1:][-1:]
-    chosen += [case for case in others if small and case.change is not None and not case.alike]
+    chosen += [
+        case
+        for case in others
+        if case.change is not None and not case.alike and (small or case.change != SLOW_CHANGE)
+    ]
     kinds = [
         Kind(case.name, case.scale, case.change, _wide(timed_bounds(case), pool.signature))
         for case in chosen

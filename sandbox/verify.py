@@ -18,12 +18,13 @@ from sandbox.pool import Case, Pool
 from sandbox.structure import structure
 from sandbox.subject import Subject
 from sandbox.trees import Layout
+from sandbox.updates import BUFFER_SHARE, coarsened, input_share, same_update
 
 HASTY_BYTES = 64 << 20
 """Of a set's inputs, and of its outputs, up to which one call is made in haste: inputs are needed
 twice there, and calls on more fill a device, so that none gains by running beside another."""
 STATE_BOUND = Errors(1e-3, 1e-2, 1e-1)
-"""Buffers such as running statistics, which a mistaken or missing update misses by far."""
+"""Of buffers such as running statistics, beside that of what changed."""
 
 
 def verify(
@@ -97,6 +98,7 @@ class _Checker:
             and not compare.identical(subject.set_bytes("inputs", i), self.pool.cases[i].inputs)
             for i in batch
         }
+        updated = {i: not self.same_inputs(i) for i in batch}
         if not signature.mutates and not signature.aliases:
             for i in batch:
                 subject.poison("inputs", i, 1)
@@ -111,6 +113,7 @@ class _Checker:
                 replace(
                     self.compare(i, ", in haste" if i == hasty else ""),
                     inputs_mutated=mutated[i],
+                    update_differs=updated[i],
                     state_differs=state_differs,
                     sharing=words(claim.get("sharing")),
                     **differs,
@@ -156,13 +159,36 @@ class _Checker:
         if self.matched not in ("name", "order"):
             return False
         self.subject.request("publish", self.subject.config.run_timeout_s)
-        layout = self.subject.layouts["state"]
-        return not all(
-            compare.errors(
-                self.subject.leaf("state", 0, leaf), memory.leaf_view(expected, layout, 0, leaf)
-            ).within(STATE_BOUND)
+        layout, arena = self.subject.layouts["state"], self.subject.arenas["state"].bytes
+        three = (arena, expected, self.pool.state)
+        same = all(
+            same_buffer(*(memory.leaf_view(each, layout, 0, leaf) for each in three))
             for leaf in range(len(layout.leaves))
         )
+        arena.copy_(self.pool.state)  # the next case begins there too
+        return not same
+
+    def same_inputs(self, index: int) -> bool:
+        """Inputs after the call are the reference's, where calls write to them."""
+        case, layout = self.pool.cases[index], Layout(self.pool.signature.inputs, 1)
+        if case.inputs_after is None:
+            return True
+        return all(
+            same_update(
+                self.subject.leaf("inputs", index, leaf),
+                expected := memory.leaf_view(case.inputs_after, layout, 0, leaf),
+                memory.leaf_view(case.inputs, layout, 0, leaf),
+                input_share(expected.dtype),
+            )
+            for leaf in range(len(layout.leaves))
+        )
+
+
+def same_buffer(found: torch.Tensor, expected: torch.Tensor, before: torch.Tensor) -> bool:
+    """A parameter or buffer after a call: by its size, and by how much it was to change."""
+    near = compare.errors(found, expected).within(coarsened(STATE_BOUND, expected.dtype))
+    changed = not torch.equal(expected, before)
+    return near and (not changed or same_update(found, expected, before, BUFFER_SHARE))
 
 
 def float_inputs(case: Case, pool: Pool) -> list[torch.Tensor]:

@@ -35,7 +35,9 @@ def test_zeros_signs_and_range_survive_every_change(
     change([tensor], SECRET)
     if change is not hidden.permute:
         assert torch.equal(tensor == 0, kept == 0)
-    if kept.isfinite().all() and kept.abs().max() <= 1:
+    if change is hidden.negate_part:
+        assert torch.equal(tensor.abs(), kept.abs())
+    elif kept.isfinite().all() and kept.abs().max() <= 1:
         assert tensor.min() >= min(kept.min(), 0)
         assert tensor.max() <= 1
     assert torch.equal(tensor.isinf(), kept.isinf())
@@ -56,6 +58,20 @@ def test_one_element_moves_far_and_no_other_moves() -> None:
     moved = (after != before).nonzero()
     assert len(moved) == 1
     assert (after - before).abs().max() > 2.0
+
+
+def test_signs_change_in_a_stretch_that_few_elements_do_not_tell() -> None:
+    seen = set()
+    for _ in range(50):
+        before = torch.rand(256, 512) + 0.5
+        after = before.clone()
+        assert hidden.negate_part([after], SECRET)
+        assert torch.equal(after.abs(), before)
+        negated = after < 0
+        seen.add((bool(negated.all(1).any()), bool(negated.all(0).any())))
+        assert negated.double().mean() == 1 / 64
+        assert negated.any(1).sum() in (4, 256)
+    assert seen == {(True, False), (False, True)}
 
 
 def test_samples_of_all_tensors_are_permuted_alike() -> None:

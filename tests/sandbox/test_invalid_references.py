@@ -61,6 +61,30 @@ def test_a_reference_that_cannot_be_scored_is_named(
     assert not found.status.scored
 
 
+POOLED = """
+import torch
+from torch import nn
+
+
+class {name}(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.layer = nn.BatchNorm2d(features)
+
+    def forward(self, x):
+        return self.layer(nn.functional.max_pool2d(x, 4))
+"""
+POOLED_INPUTS = """
+
+def get_inputs():
+    return [torch.rand(4, 8, 32, 32)]
+
+
+def get_init_inputs():
+    return [8]
+"""
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -92,7 +116,30 @@ def test_a_reference_may_write_its_input(evaluate: Evaluate) -> None:
     writes = SCALE.replace(RESULT, "x.relu_().mul_(self.factor) + 1.0")
     assert evaluate(renamed(writes), writes).status is Status.PASSED
     found = evaluate(forward("return y"), writes)
-    assert found.status is Status.INPUT_MUTATED, found.detail
+    assert found.status is Status.WRONG_VALUE, found.detail
+    assert "an input that the reference writes to was left otherwise" in found.detail
+
+
+def test_a_reference_that_raises_on_scaled_inputs_is_judged_on_those_it_takes(
+    evaluate: Evaluate,
+) -> None:
+    unit = SCALE.replace("torch.randn(", "torch.rand(").replace(
+        RESULT,
+        f"torch.nn.functional.binary_cross_entropy(x, x.flip(1), reduction='none') + {RESULT}",
+    )
+    found = evaluate(renamed(unit), unit)
+    assert found.status is Status.PASSED, found.detail
+    names = [case.name for case in found.cases]
+    assert any("inputs x 0.01" in name for name in names)
+    assert not any("inputs x 3" in name or "inputs x -1" in name for name in names)
+
+
+def test_buffers_that_calls_move_are_where_they_were_before_every_case(evaluate: Evaluate) -> None:
+    """Of a pooled batch one changed element often changes nothing, and is changed anew."""
+    pooled = POOLED.format(name="Model") + POOLED_INPUTS
+    for number in range(2):
+        found = evaluate(POOLED.format(name="ModelNew"), f"{pooled}# {number}\n")
+        assert found.status is Status.PASSED, found.detail
 
 
 def test_a_task_of_another_device_is_refused(evaluator: LocalEvaluator) -> None:

@@ -57,6 +57,9 @@ def test_all_kinds_are_met_before_one_comes_again() -> None:
         assert {k.name for found in drawn if found for _, k in found.places} == set("abcde")
 
 
+NEGATED = "given, part negated"
+
+
 def test_nothing_is_hidden_where_there_is_nothing() -> None:
     assert Kinds([]).draw(512) is None
 
@@ -101,6 +104,7 @@ def pool(**signature: Any) -> Any:
         case("inputs x 128", 128.0),
         case("given, flattened", change="flattened"),
         case("given, one element changed", change="one element changed", alike=True),
+        case("given, part negated", change="part negated"),
     ]
     return SimpleNamespace(signature=SimpleNamespace(**given), cases=cases)
 
@@ -108,12 +112,12 @@ def pool(**signature: Any) -> Any:
 @pytest.mark.parametrize(
     ("signature", "names"),
     [
-        ({}, [*SCALED, "given, flattened"]),
-        ({"input_bytes": 1 << 30}, SCALED),
-        ({"moves_state": True}, [*SCALED, "given, flattened"]),
+        ({}, [*SCALED, "given, flattened", NEGATED]),
+        ({"input_bytes": 1 << 30}, [*SCALED, NEGATED]),
+        ({"moves_state": True}, [*SCALED, "given, flattened", NEGATED]),
         ({"inputs": ()}, []),
         ({"outputs": (Leaf((), "float32", (), 4),)}, []),
-        ({"outputs": (Leaf((), "int64", (), 8),)}, [*SCALED, "given, flattened"]),
+        ({"outputs": (Leaf((), "int64", (), 8),)}, [*SCALED, "given, flattened", NEGATED]),
     ],
 )
 def test_what_fresh_values_do_not_say_yet_is_hidden(

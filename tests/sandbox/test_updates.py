@@ -1,0 +1,69 @@
+"""What is written in place is judged by its size and by how much it was to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from sandbox.updates import BUFFER_SHARE, input_share, same_update
+
+BEFORE = torch.randn(64, 128, generator=torch.Generator().manual_seed(1))
+CHANGE = torch.randn(64, 128, generator=torch.Generator().manual_seed(2))
+
+
+def alike(found: torch.Tensor, expected: torch.Tensor, before: torch.Tensor = BEFORE) -> bool:
+    return same_update(found, expected, before.to(expected.dtype), input_share(expected.dtype))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-6])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (lambda change: change, True),
+        (lambda change: change * (1 + 2e-4 * torch.randn_like(change)), True),
+        (lambda change: torch.zeros_like(change), False),
+        (lambda change: change * 1.01, False),
+        (lambda change: change.bfloat16().float(), False),
+        (lambda change: change.index_fill(0, torch.tensor([7]), 0.0), False),
+        (lambda change: change.roll(1, 0), False),
+    ],
+    ids=["as it is", "TF32", "left out", "off by a hundredth", "bfloat16", "a row", "moved"],
+)
+def test_an_update_is_judged_however_small_it_is(
+    size: float, left: Callable[[torch.Tensor], torch.Tensor], right: bool
+) -> None:
+    if size == 1e-6 and right is False and left(CHANGE).allclose(CHANGE, rtol=0.02):
+        return  # Rounding to float32 is a tenth of that change.
+    expected = BEFORE + size * CHANGE
+    assert alike(BEFORE + size * left(CHANGE), expected) is right
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_fewer_roundings_are_forgiven(dtype: torch.dtype) -> None:
+    before, change = BEFORE.to(dtype), CHANGE.to(dtype)
+    twice = before.add(change).mul(change)
+    once = ((before.float() + change.float()) * change.float()).to(dtype)
+    assert not torch.equal(twice, once)
+    assert alike(once, twice)
+    assert not alike(before, twice)
+
+
+def test_what_was_not_to_change_is_exact() -> None:
+    other = BEFORE.clone()
+    other[3, 4] += 1e-6
+    assert alike(BEFORE, BEFORE)
+    assert not alike(other, BEFORE)
+    counts = torch.arange(6)
+    assert same_update(counts + 1, counts + 1, counts, BUFFER_SHARE)
+    assert not same_update(counts, counts + 1, counts, BUFFER_SHARE)
+
+
+def test_infinities_are_where_they_were_put() -> None:
+    expected = BEFORE.clone()
+    expected[:, ::2] = float("-inf")
+    assert alike(expected, expected)
+    assert not alike(BEFORE, expected)
+    expected[0, 1] = float("nan")
+    assert alike(expected.clone(), expected)
