@@ -121,11 +121,13 @@ class Given:
             self.candidate.set_bytes("inputs", first, count),
         )
 
-    def restyle(self) -> None:
-        """New parameters on both sides, as a training loop would have them."""
+    def restyle(self, *, part: bool = False) -> None:
+        """New parameters on both sides, as a training loop would have them, or a small `part` of
+        one: who looks at a few elements does not see it.
+        """
         if self.new_weights:
-            seed = secrets.randbits(31)
-            self.reference.request("restyle", self.config.run_timeout_s, state_seed=seed)
+            limit_s, seed = self.config.run_timeout_s, secrets.randbits(31)
+            self.reference.request("restyle", limit_s, state_seed=seed, part=part)
             self.share_state()
 
     def share_state(self) -> None:

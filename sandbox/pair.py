@@ -183,13 +183,15 @@ class ProcessPair(Sides):
         kinds = single_set(self.config, self.secret, judged=self.judged)
         most = 2 * len(kinds)
         changed, hiding = restyled(len(kinds), self.secret), hiding_rounds(kinds, self.secret)
+        # Once whole, once in part, in either order; where it is once alone, whole.
+        part = self.secret.choice(sorted(changed)) if len(changed) > 1 else None
         for number, single in enumerate(kinds):
             if number >= MET_BY and over():
                 return
             self.last = number == len(kinds) - 1
             following = 0 if self.last else self.count(single=kinds[number + 1])
             if self.restyles and number in changed:
-                self.given.restyle()
+                self.given.restyle(part=number == part)
             self.hides = number in hiding
             seen, cases = self.round(single, bounds, following)
             if seen.void and len(kinds) < most:

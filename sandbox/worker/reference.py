@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 import sys
 import time
 from pathlib import Path
@@ -36,6 +37,7 @@ DYNAMO_CHANGES = ("torch.nn.Module.__init__", "torch.nn.Module.__setstate__")
 """The first torch.compile of a process counts the modules that are made from then on."""
 LEFT_BYTES = 64 << 20
 """Of a GPU's memory, that a process may hold for torch while it waits for another task."""
+PART = 64
 PIECE_ELEMENTS = 1 << 26
 FILLS = 8
 FILLS_S = 0.1
@@ -165,8 +167,11 @@ class ReferenceSession(Session):
         return {}
 
     def do_restyle(self, request: Request, fds: list[int]) -> Request:
-        """Randomise parameters and buffers afresh, as new weights would arrive."""
-        randomise(self.model, request["state_seed"])
+        """Randomise parameters and buffers afresh, as new weights would arrive, or change a `part`
+        of one parameter, as a partial update would.
+        """
+        if not request["part"] or not change_part(self.model, request["state_seed"]):
+            randomise(self.model, request["state_seed"])
         self.synchronize()
         return {}
 
@@ -336,6 +341,23 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     models.seed_all(seed)
     for _, tensor in models.state_of(model):
         shake(tensor)
+
+
+def change_part(model: torch.nn.Module, seed: int) -> bool:
+    """One part in PART of a dimension of one parameter: another sign, or where all are positive
+    another size. False where no parameter has more than one element and is not zero.
+    """
+    able = [p.detach() for p in model.parameters() if p.is_floating_point() and p.numel() > 1]
+    able = [tensor for tensor in able if bool(tensor.any())]
+    if not able:
+        return False
+    dice = random.Random(seed)
+    tensor = dice.choice(able)
+    dim = dice.choice([i for i, size in enumerate(tensor.shape) if size > 1])
+    length = max(1, tensor.shape[dim] // PART)
+    part = tensor.narrow(dim, dice.randrange(tensor.shape[dim] - length + 1), length)
+    part.mul_(2.0 if bool(tensor.min() >= 0) else -1.0)
+    return True
 
 
 def shake(tensor: torch.Tensor) -> bool:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from sandbox.worker.reference import ReferenceSession
+import pytest
+import torch
+
+from sandbox.worker.reference import ReferenceSession, change_part
 
 CALL_S = 0.004
 
@@ -31,3 +34,24 @@ def test_calls_that_only_queue_are_not_counted_by_the_hosts_clock() -> None:
     device = Queue()
     assert CALL_S <= device.latency([]) < 3 * CALL_S
     assert device.made <= 12
+
+
+@pytest.mark.parametrize("positive", [False, True])
+def test_a_part_of_one_parameter_changes_and_nothing_else(positive: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.BatchNorm1d(256))
+    if positive:
+        for parameter in model.parameters():
+            parameter.detach().abs_().add_(0.1)
+    for seed in range(20):
+        before = {name: t.clone() for name, t in model.state_dict().items()}
+        assert change_part(model, seed)
+        changed = {n: (t != before[n]).sum() for n, t in model.state_dict().items()}
+        [(name, count)] = [(name, int(count)) for name, count in changed.items() if count]
+        assert name in dict(model.named_parameters())
+        assert 0 < count <= max(1, before[name].numel() // 64)
+        assert not positive or bool((model.state_dict()[name] > 0).all())
+
+
+def test_without_parameters_there_is_no_part_to_change() -> None:
+    assert not change_part(torch.nn.Sequential(), 1)
+    assert not change_part(torch.nn.PReLU(1), 1)
