@@ -7,11 +7,12 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from sandbox import merging, overrun
+from sandbox.bounds import own_error, timed_bounds
 from sandbox.judge import judge_case
 from sandbox.observation import CaseObservation, Errors, RoundObservation
 from sandbox.pair import ProcessPair
 from sandbox.plan import SLOW, Plan
-from sandbox.pool import Pool, own_error, timed_bounds
+from sandbox.pool import Pool
 from sandbox.prepare import Preparation
 from sandbox.ready import PROFILED
 from sandbox.statistics import clear_win, enough, hopeless, settled, summarise

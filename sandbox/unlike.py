@@ -15,9 +15,10 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sandbox.bounds import timed_bounds
 from sandbox.compare import SHORT_ROW
 from sandbox.observation import Errors
-from sandbox.pool import Pool, timed_bounds
+from sandbox.pool import Pool
 from sandbox.subject import Signature
 from sandbox.trees import Leaf
 

@@ -25,10 +25,10 @@ from agent.extraction.regions import Form, Region, computing, regions
 from agent.extraction.report import Extraction, FoundRegion, Occurrence
 from agent.extraction.units import Unit, units
 from sandbox import compare
+from sandbox.bounds import bound
 from sandbox.device import fingerprint
 from sandbox.errors import ConfigError
 from sandbox.observation import Errors
-from sandbox.pool import bound
 from sandbox.records import to_record
 from sandbox.trees import Leaf
 from sandbox.types import EvalConfig

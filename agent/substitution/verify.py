@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from agent.extraction.model import UserModel
 from agent.substitution.report import Check, Verified
 from sandbox import compare
+from sandbox.bounds import JITTER, bound
 from sandbox.observation import Errors
-from sandbox.pool import JITTER, bound
 from sandbox.trees import Leaf
 from sandbox.types import EvalConfig
 

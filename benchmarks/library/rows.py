@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.export.artefact import ACTIVE, Artefact, against_best, beats_eager, state_of
-from sandbox.pool import CLASS_NORM
+from sandbox.bounds import CLASS_NORM
 from sandbox.statistics import Null, interval
 from sandbox.types import EvalConfig, Interval, Pair
 

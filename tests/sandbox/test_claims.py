@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox.bounds import bound, timed_bounds
 from sandbox.errors import InvalidReference
 from sandbox.observation import Errors
 from sandbox.plan import (
@@ -23,7 +24,7 @@ from sandbox.plan import (
     Plan,
     plan,
 )
-from sandbox.pool import Case, bound, refuse_degenerate, timed_bounds, truth_leaf
+from sandbox.pool import Case, refuse_degenerate, truth_leaf
 from sandbox.stand import match_state
 from sandbox.structure import structure
 from sandbox.subject import Signature

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from sandbox import compare
+from sandbox.bounds import JITTER, NONE, bound, explained
 from sandbox.handle import WorkerFailed
 from sandbox.observation import Errors, Failure, FailureKind
-from sandbox.pool import JITTER, NONE, _CaseMaker, bound, explained
+from sandbox.pool import _CaseMaker
 from sandbox.trees import Leaf
 from sandbox.types import EvalConfig
 from sandbox.worker.tf32 import Tf32, rounded

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from sandbox import compare
+from sandbox.bounds import NONE, bound, timed_bounds
 from sandbox.observation import Errors
-from sandbox.pool import NONE, Case, bound, timed_bounds
+from sandbox.pool import Case
 from sandbox.rounds import MET_BY, hiding_rounds, single_set
 from sandbox.trees import Leaf
 from sandbox.types import EvalConfig
