@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 LOOKS = 2
 """Calls of a candidate that have to be slow for short batches."""
-WATCHED = 2
-"""Sets of a round whose inputs are kept, where calls write to them: a small change tells itself by
-what it was made to."""
+WATCHED, WATCHED_BYTES = 2, 1 << 30
+"""Sets of a round whose inputs are kept, where calls write to them, and at most: how small a change
+is tells what it was made to."""
 OVERHEAD_GOS = 9
 """Empty "go"s whose median round trip, on the reference's side, is taken off both sides' times."""
 
@@ -216,7 +216,8 @@ class ProcessPair(Sides):
             self.given.change(unlike, self.secret)
         self.before = {}
         if self.signature.mutates and self.judged:
-            for index in self.secret.sample(sets, min(WATCHED, len(sets))):
+            room = WATCHED_BYTES // max(self.signature.input_bytes, 1)
+            for index in self.secret.sample(sets, min(WATCHED, len(sets), room)):
                 self.before[index] = self.reference.set_bytes("inputs", index).clone()
             self.synchronize()
         if len(sets) > self.poisoned:
