@@ -197,7 +197,7 @@ def ties_explain(indices: torch.Tensor, expected: torch.Tensor, inputs: list[tor
     """
     if indices.is_floating_point() or indices.dtype == torch.bool:
         return False
-    varied = [not _few_values(values) for values in inputs]
+    varied = [not few_values(values) for values in inputs]
     for dim in range(max((values.ndim for values in inputs), default=0)):
         for keep in (True, False):
             able = [i for i, values in enumerate(inputs) if _fits(indices, values, dim, keep)]
@@ -209,7 +209,8 @@ def ties_explain(indices: torch.Tensor, expected: torch.Tensor, inputs: list[tor
     return False
 
 
-def _few_values(values: torch.Tensor) -> bool:
+def few_values(values: torch.Tensor) -> bool:
+    """Whether it is a mask, a set of labels or a constant."""
     return int(values.flatten()[:SAMPLED].unique().numel()) <= FEW_VALUES
 
 

@@ -15,15 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from sandbox.compare import few_values
+from sandbox.parts import part_of
+
 FLATTENED = 1 / 3
 """Exponent of |x|: a normal distribution becomes two humps and loses its tails."""
-FEW_VALUES = 16
-"""Distinct values up to which a tensor is a mask or a set of labels."""
-SAMPLED = 4096
+TRIES = 16
+"""For an element that may change."""
 ALIKE = frozenset({"one element changed", "samples permuted"})
 """Changes that a sum or a sample of the contents may not tell."""
-PART = 64
-"""Of a dimension, one part in so many has its signs changed."""
 ZEROS = 0.01
 """Share of zeros from which they may mean something: a triangle, a mask, a sparse matrix."""
 
@@ -40,12 +40,12 @@ def flatten(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
 
 def change_one(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
     """One element of one tensor moves to the far end of that tensor's own range."""
-    able = [t for t in inputs if t.numel() > 1 and not _few_values(t) and not _symmetric(t)]
+    able = [t for t in inputs if t.numel() > 1 and not few_values(t) and not _symmetric(t)]
     if not able:
         return False
     tensor = secret.choice(able)
     low, high = float(tensor.amin()), float(tensor.amax())
-    for _ in range(FEW_VALUES):
+    for _ in range(TRIES):
         place = tuple(secret.randrange(size) for size in tensor.shape)
         value = float(tensor[place])
         if value != 0.0:  # a zero may be one by construction
@@ -70,13 +70,10 @@ def permute(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
 
 def negate_part(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
     """Signs change in a stretch of one dimension of each tensor."""
-    able = [t for t in inputs if t.numel() > 1 and not _few_values(t) and not _symmetric(t)]
+    able = [t for t in inputs if t.numel() > 1 and not few_values(t) and not _symmetric(t)]
     able = [t for t in able if _zeros(t) <= ZEROS]
     for tensor in able:
-        dim = secret.choice([i for i, size in enumerate(tensor.shape) if size > 1])
-        length = max(1, tensor.shape[dim] // PART)
-        first = secret.randrange(tensor.shape[dim] - length + 1)
-        tensor.narrow(dim, first, length).neg_()
+        part_of(tensor, secret).neg_()
     return bool(able)
 
 
@@ -87,10 +84,6 @@ CHANGES: Mapping[str, Change] = {
     "part negated": negate_part,
 }
 """By the name that a case gets: `given, one element changed`."""
-
-
-def _few_values(tensor: torch.Tensor) -> bool:
-    return bool(tensor.flatten()[:SAMPLED].unique().numel() <= FEW_VALUES)
 
 
 def _zeros(tensor: torch.Tensor) -> float:

@@ -17,6 +17,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sandbox import memory, trees
+from sandbox.parts import part_of
 from sandbox.trees import Layout
 from sandbox.worker import facts, models
 from sandbox.worker.session import Request, Session
@@ -37,7 +38,6 @@ DYNAMO_CHANGES = ("torch.nn.Module.__init__", "torch.nn.Module.__setstate__")
 """The first torch.compile of a process counts the modules that are made from then on."""
 LEFT_BYTES = 64 << 20
 """Of a GPU's memory, that a process may hold for torch while it waits for another task."""
-PART = 64
 PIECE_ELEMENTS = 1 << 26
 FILLS = 8
 FILLS_S = 0.1
@@ -344,7 +344,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
 
 
 def change_part(model: torch.nn.Module, seed: int) -> bool:
-    """One part in PART of a dimension of one parameter: another sign, or where all are positive
+    """A part of one parameter (sandbox/parts.py): another sign, or where all are positive
     another size. False where no parameter has more than one element and is not zero.
     """
     able = [p.detach() for p in model.parameters() if p.is_floating_point() and p.numel() > 1]
@@ -353,9 +353,7 @@ def change_part(model: torch.nn.Module, seed: int) -> bool:
         return False
     dice = random.Random(seed)
     tensor = dice.choice(able)
-    dim = dice.choice([i for i, size in enumerate(tensor.shape) if size > 1])
-    length = max(1, tensor.shape[dim] // PART)
-    part = tensor.narrow(dim, dice.randrange(tensor.shape[dim] - length + 1), length)
+    part = part_of(tensor, dice)
     part.mul_(2.0 if bool(tensor.min() >= 0) else -1.0)
     return True
 
