@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import random
 import sys
 import time
 from pathlib import Path
@@ -17,11 +16,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sandbox import memory, trees
-from sandbox.parts import part_of
 from sandbox.trees import Layout
 from sandbox.worker import facts, models
 from sandbox.worker.session import Request, Session
 from sandbox.worker.tf32 import Tf32
+from sandbox.worker.weights import change_part, randomise, shake
 from sandbox.worker.wrapped import wrapped
 
 NAME = "reference"
@@ -331,46 +330,6 @@ class ReferenceSession(Session):
             self.model(*inputs)
         self.synchronize()
         return time.perf_counter() - start
-
-
-def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Move every floating parameter and buffer off its initial value, keeping its scale and sign.
-
-    Identity-initialised scales, zero biases and unit variances hide dropped operations.
-    """
-    models.seed_all(seed)
-    for _, tensor in models.state_of(model):
-        shake(tensor)
-
-
-def change_part(model: torch.nn.Module, seed: int) -> bool:
-    """A part of one parameter (sandbox/parts.py): another sign, or where all are positive
-    another size. False where no parameter has more than one element and is not zero.
-    """
-    able = [p.detach() for p in model.parameters() if p.is_floating_point() and p.numel() > 1]
-    able = [tensor for tensor in able if bool(tensor.any())]
-    if not able:
-        return False
-    dice = random.Random(seed)
-    tensor = dice.choice(able)
-    part = part_of(tensor, dice)
-    part.mul_(2.0 if bool(tensor.min() >= 0) else -1.0)
-    return True
-
-
-def shake(tensor: torch.Tensor) -> bool:
-    """Other values of the same scale and sign, in place; False where there are none to be told."""
-    if not tensor.is_floating_point() or tensor.numel() == 0:
-        return False
-    noise = torch.randn_like(tensor)
-    low, high = tensor.min(), tensor.max()
-    if bool(low == high) and bool(low == 0):
-        tensor.copy_(0.25 * noise)
-    elif bool(low > 0):
-        tensor.mul_(torch.exp(0.25 * noise))
-    else:
-        tensor.mul_(1 + 0.25 * noise)
-    return True
 
 
 def restore(tensors: list[torch.Tensor], kept: list[torch.Tensor]) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sandbox.worker.reference import ReferenceSession, change_part
+from sandbox.worker.reference import ReferenceSession
+from sandbox.worker.weights import change_part
 
 CALL_S = 0.004
 
@@ -55,3 +56,11 @@ def test_a_part_of_one_parameter_changes_and_nothing_else(positive: bool) -> Non
 def test_without_parameters_there_is_no_part_to_change() -> None:
     assert not change_part(torch.nn.Sequential(), 1)
     assert not change_part(torch.nn.PReLU(1), 1)
+
+
+def test_parameters_that_change_in_part_again_and_again_stay_of_their_size() -> None:
+    layer = torch.nn.BatchNorm1d(64)
+    for seed in range(2000):
+        change_part(layer, seed)
+    assert layer.weight.min() > 0
+    assert abs(float(layer.weight.detach().log2().mean())) < 2

@@ -1,0 +1,51 @@
+"""New parameters and buffers for a reference's model: all of them, or a part of one."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from sandbox.parts import part_of
+from sandbox.worker import models
+
+
+def randomise(model: torch.nn.Module, seed: int) -> None:
+    """Move every floating parameter and buffer off its initial value, keeping its scale and sign.
+
+    Identity-initialised scales, zero biases and unit variances hide dropped operations.
+    """
+    models.seed_all(seed)
+    for _, tensor in models.state_of(model):
+        shake(tensor)
+
+
+def change_part(model: torch.nn.Module, seed: int) -> bool:
+    """A part of one parameter (sandbox/parts.py): another sign, or where all are positive twice or
+    half the size, which keeps its mean however often a warm reference's is changed. False where
+    no parameter has more than one element and is not zero.
+    """
+    able = [p.detach() for p in model.parameters() if p.is_floating_point() and p.numel() > 1]
+    able = [tensor for tensor in able if bool(tensor.any())]
+    if not able:
+        return False
+    dice = random.Random(seed)
+    tensor = dice.choice(able)
+    part = part_of(tensor, dice)
+    part.mul_(dice.choice((2.0, 0.5)) if bool(tensor.min() >= 0) else -1.0)
+    return True
+
+
+def shake(tensor: torch.Tensor) -> bool:
+    """Other values of the same scale and sign, in place; False where there are none to be told."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return False
+    noise = torch.randn_like(tensor)
+    low, high = tensor.min(), tensor.max()
+    if bool(low == high) and bool(low == 0):
+        tensor.copy_(0.25 * noise)
+    elif bool(low > 0):
+        tensor.mul_(torch.exp(0.25 * noise))
+    else:
+        tensor.mul_(1 + 0.25 * noise)
+    return True
