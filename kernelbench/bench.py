@@ -227,6 +227,7 @@ class Bench:
         for number, (task, found) in enumerate(judge.prepare_many(waiting, config), 1):
             eager_ms: float | None = None
             baselines: tuple[Baseline, ...] = ()
+            seconds: Mapping[str, float] = {}
             detail = ""
             if isinstance(found, InvalidReference):
                 detail = _without(task.id, str(found))
@@ -235,6 +236,7 @@ class Bench:
                 continue
             else:
                 eager_ms, baselines = found.eager_ms or found.estimate_ms, found.timed
+                seconds = found.seconds
             reference = Reference(
                 task.id,
                 task.hash,
@@ -244,6 +246,7 @@ class Bench:
                 baselines,
                 detail,
                 timed=alone,
+                seconds={stage: round(spent, 3) for stage, spent in seconds.items()},
             )
             append_record(self.folder / REFERENCES, reference)
             self.references[task.id] = reference

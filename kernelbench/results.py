@@ -17,7 +17,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,6 +85,8 @@ class Reference:
     detail: str = ""
     timed: bool = True
     """False for an estimate alone."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """That this took, by stage; none where the figures were known."""
     schema_version: int = SCHEMA_VERSION
 
 

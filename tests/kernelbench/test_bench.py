@@ -15,7 +15,7 @@ from agent.types import Measured
 from kernelbench.bench import Bench
 from kernelbench.bench_view import progress_line, reference_line, report_view
 from kernelbench.metrics import figure
-from kernelbench.results import EVALUATIONS, Row, append_record, read_records
+from kernelbench.results import EVALUATIONS, REFERENCES, Row, append_record, read_records
 from kernelbench.submissions import Submission
 from sandbox.errors import InvalidReference, WarpsmithError
 from sandbox.types import (
@@ -231,7 +231,7 @@ def test_without_kernels_references_and_baselines_are_timed_and_no_figure_is_a_f
         def prepare_many(self, tasks, config):
             for task in tasks:
                 self.asked.append(task.id)
-                yield task, Measured(eager_ms=4.0, timed=TIMED)
+                yield task, Measured(eager_ms=4.0, timed=TIMED, seconds={"null": 1.2345})
 
     other = Task("own/problem", "# own", "cpu")
     one, judge, told = bench(tmp_path, "", tasks=[*TASKS, other]), Timing({}), []
@@ -256,6 +256,8 @@ def test_without_kernels_references_and_baselines_are_timed_and_no_figure_is_a_f
     again = Timing({})
     bench(tmp_path, "", tasks=[*TASKS, other]).run(again)
     assert again.asked == []  # it goes on where it stopped
+    lines = (tmp_path / REFERENCES).read_text().splitlines()
+    assert json.loads(lines[0])["seconds"] == {"null": 1.234}
 
 
 def test_beside_kernels_references_are_estimated_and_timed_once_there_are_none(tmp_path):
