@@ -316,7 +316,7 @@ def truth_leaf(leaf: Leaf) -> Leaf:
 def refuse_unscorable(signature: Signature) -> None:
     """Raise InvalidReference for what no case has to tell."""
     if not signature.outputs:
-        raise InvalidReference("forward() returns no tensor")
+        raise InvalidReference("forward() returns no tensor: return what it updates in place")
     if not any(leaf.elements for leaf in signature.outputs):
         raise InvalidReference("forward() returns no element: whatever is empty would pass")
     dtypes = {leaf.dtype for leaf in (*signature.inputs, *signature.outputs)}

@@ -45,7 +45,7 @@ def test_without_candidates_no_case_is_made(
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ("return None", "test/scale: forward\\(\\) returns no tensor"),
+        ("return None", "test/scale: forward\\(\\) returns no tensor: return what it updates"),
         ("return torch.rand_like(x)", "test/scale: stochastic"),
         ("raise ValueError('not this')", "test/scale: the reference failed with ValueError"),
     ],
