@@ -148,7 +148,7 @@ class ProcessPair(Sides):
             # A warm reference has had its batches, in these arenas.
             for _ in range(0 if side.solo else self.plan.untimed):
                 side.warm(self.plan.warm_sets)
-                side.go(batch)
+                self.batch(side, batch)
             side.worker.place()
         with self.silence():
             self.candidate.worker.freeze()

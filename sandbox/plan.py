@@ -35,6 +35,13 @@ SPARE_OUTPUTS = 2
 """More than a batch's, while the allocator grows: once an output is kept, what was freed around it
 no longer fits, and the candidate's next batch took three times as long (CPU; the reference's heap
 is larger by what its inputs were made in)."""
+LEAN_BYTES = 512 << 20
+"""Of a call's inputs and outputs, beyond which trusted sides are called on one input set again and
+again: no cache holds it. With as many sets as fit, pairs filled an H200, so that every one waited
+for the memory of the one before (16 s instead of 5 for a sum over 8 GiB), and where one fitted, a
+batch was a single call."""
+LEAN_CALLS, LEAN_BATCH_S, LEAN_MOST_S = 4, 0.01, 0.1
+"""Of such a batch at least, and how long it lasts at most, but for a single call."""
 RESERVED_OUTPUTS, RESERVED_BYTES = 8, 64 << 20
 """More than a batch's, and at most, for which a side's heap has room from the start: what is kept
 leaves gaps that nothing fits, and new memory in a timed batch took five times as long as the work
@@ -51,6 +58,8 @@ class Plan:
     """Calls of a round that are alone, where there are so many sets."""
     untimed: int = UNTIMED
     """Batches of either side before the first timed one."""
+    repeats: int = 1
+    """Calls on every set of a batch; with more than one, outputs are let go of at once."""
 
     @property
     def single(self) -> int:
@@ -58,7 +67,7 @@ class Plan:
 
     @property
     def timed(self) -> list[int]:
-        return list(range(self.sets))
+        return list(range(self.sets)) * self.repeats
 
     @property
     def warm_sets(self) -> list[int]:
@@ -82,6 +91,14 @@ class Plan:
         if sets > LEAST_SETS:
             return replace(self, sets=sets)
         return replace(self, sets=sets, warm=1, untimed=0)
+
+    def lean(self, signature: Signature) -> Plan:
+        """For two sides that are trusted, where calls are large; else this plan."""
+        if signature.mutates or signature.input_bytes + signature.output_bytes < LEAN_BYTES:
+            return self
+        call_s = max(signature.latency_s, 1e-7)
+        calls = min(max(LEAN_CALLS, math.ceil(LEAN_BATCH_S / call_s)), int(LEAN_MOST_S / call_s))
+        return replace(self, sets=1, warm=1, repeats=max(1, calls))
 
     def reserved(self, signature: Signature, device: str, *, keeps: bool) -> int:
         """Outputs that a side has memory for before its first batch; `keeps`: one of them is kept,

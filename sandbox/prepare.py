@@ -267,6 +267,8 @@ class Preparer:
             torch.cuda.empty_cache()  # the plan counts what the driver has
         room = int(share * free_bytes(self.facts.device))
         scheme = self.plan(signature, config, share)
+        if config.baselines_only:
+            scheme = scheme.lean(signature)
         if raced and scheme.bytes(signature) > ROOM_SHARE * room:
             self.warm.rest()
             self.stand.settle()

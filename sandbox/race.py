@@ -76,6 +76,8 @@ class Races:
         self.config = config
         self.signature = signature
         self.scheme = scheme
+        self.lean = scheme.lean(signature)
+        """Of bare pairs."""
         self.synchronize = synchronize
         self.references: dict[int, Subject] = {}
         """By their pair; those of the race before serve the next."""
@@ -191,14 +193,13 @@ class Races:
         """Of one pair."""
         bounds = [TRUSTED] * len(self.signature.outputs)
         reference = self.references[number]
-        pair = (
-            BarePair if bare and not self.signature.mutates else partial(ProcessPair, judged=False)
-        )(
+        bare = bare and not self.signature.mutates
+        pair = (BarePair if bare else partial(ProcessPair, judged=False))(
             number,
             reference,
             rival,
             self.signature,
-            self.scheme,
+            self.lean if bare else self.scheme,
             reference.config,
             self.synchronize,
             self.stand.quiet,

@@ -75,8 +75,12 @@ class Sides:
         """One batch of the reference, with the candidate stopped."""
         self.reference.warm(self.plan.warm_sets)
         self.given.disclose(self.reference, 0, self.plan.sets)  # as cold as in the rounds
-        seconds = self.net(self.reference.go(self.plan.timed)) / self.plan.sets
+        seconds = self.net(self.batch(self.reference, self.plan.timed)) / len(self.plan.timed)
         return Alone(seconds, self.pace())
+
+    def batch(self, side: Subject, sets: list[int]) -> float:
+        """Seconds of calls on these sets."""
+        return side.go(sets, drops=self.plan.repeats > 1)
 
     def pace(self, single: bool = False) -> float:
         """How slow the launching core is now; 1.0 where calls are not bound by it: long ones, and
@@ -113,7 +117,7 @@ class Sides:
         if single:
             side.rouse(self.plan.warm_sets[0])
         self.given.disclose(side, *span(sets))
-        seconds = side.go(sets)
+        seconds = self.batch(side, sets)
         return seconds if single else self.net(seconds)
 
     @contextlib.contextmanager

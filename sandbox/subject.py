@@ -247,16 +247,24 @@ class Subject:
         """Many more calls, of which nothing is kept."""
         self.request("warm", self.config.run_timeout_s, sets=sets, long=True)
 
-    def go(self, sets: list[int], awake_s: float = 0.0, *, hasty: int | None = None) -> float:
+    def go(
+        self,
+        sets: list[int],
+        awake_s: float = 0.0,
+        *,
+        hasty: int | None = None,
+        drops: bool = False,
+    ) -> float:
         """Seconds from "go" to "done" by the supervisor's clock.
 
         `awake_s`: for so long the worker will wait awake, since something is timed next. `hasty`:
         then call on the last set's values once more, in the place of this set, and deliver what
-        the caller's stream finds at once.
+        the caller's stream finds at once. `drops`: outputs are let go of one by one.
         """
         limit_s = self.config.run_timeout_s
+        more: dict[str, Any] = {"hasty": hasty, "drops": drops}
         start = time.perf_counter()
-        self.worker.send("go", stage=self.stage, sets=sets, awake_s=awake_s, hasty=hasty)
+        self.worker.send("go", stage=self.stage, sets=sets, awake_s=awake_s, **more)
         self.worker.reply(stage=self.stage, timeout_s=limit_s, awake_s=self.awake_s)
         return time.perf_counter() - start
 

@@ -77,5 +77,5 @@ def together(spent: Sequence[float]) -> float:
 
 
 def span(sets: list[int]) -> tuple[int, int]:
-    """(first, count) of consecutive sets in any order."""
-    return min(sets), len(sets)
+    """(first, count) of consecutive sets in any order, some perhaps more than once."""
+    return min(sets), max(sets) - min(sets) + 1

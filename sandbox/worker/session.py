@@ -199,13 +199,17 @@ class Session:
         synchronisation.
 
         `rung`: the ticket of a lone call, whose inputs come with the ring or the key to them.
-        `hasty`: then call once more, as `hurry` says.
+        `hasty`: then call once more, as `hurry` says. `drops`: nothing is retained.
         """
         call, calls, results = self.call, self.calls, self.results
         if "rung" in request:
             self.stand_by(request)
-        for index in request["sets"]:
-            results.append(call(*calls[index]))
+        if request.get("drops"):
+            for index in request["sets"]:
+                call(*calls[index])
+        else:
+            for index in request["sets"]:
+                results.append(call(*calls[index]))
         self.synchronize()
         if "rung" in request:
             self.bell.tell(request["rung"])

@@ -14,7 +14,10 @@ import pytest
 from sandbox.bare import BarePair
 from sandbox.evaluator import LocalEvaluator
 from sandbox.given import Given
+from sandbox.handle import WorkerFailed
+from sandbox.observation import RoundObservation
 from sandbox.pair import ProcessPair
+from sandbox.plan import Plan
 from sandbox.statistics import summarise
 from sandbox.subject import Opening, Subject
 from sandbox.types import Candidate, Language
@@ -97,31 +100,66 @@ def test_where_no_candidate_is_to_come_the_null_experiment_is_bare_and_serves_no
     assert FAST.id != alone.id
 
 
-def test_a_slower_side_is_as_much_slower_as_it_is(evaluator: LocalEvaluator) -> None:
-    prepared = evaluator.prepare(TASK, FAST)
-    late = Candidate(
-        TASK.id,
-        Language.TORCH,
-        forward("__import__('time').sleep(0.004)", "return x * y + 3.5"),
-    )
-    stand, signature = evaluator._stand, prepared.signature
-    opening = Opening(known=signature)
-    reference, _ = stand.reference(TASK, FAST, opening)
-    with closing(reference), closing(stand.candidate(TASK, late, FAST)) as subject:
+def bare_rounds(evaluator: LocalEvaluator, plan: Plan, first_line: str) -> list[RoundObservation]:
+    """Of the reference and a candidate that begins so."""
+    signature = evaluator.prepare(TASK, FAST).signature
+    source = forward(first_line, "return x * y + 3.5")
+    stand = evaluator._stand
+    reference, _ = stand.reference(TASK, FAST, Opening(known=signature))
+    candidate = Candidate(TASK.id, Language.TORCH, source)
+    with closing(reference), closing(stand.candidate(TASK, candidate, FAST)) as subject:
         stand.open_candidate(subject, signature)
-        pair = BarePair(
-            0,
-            reference,
-            subject,
-            signature,
-            prepared.plan,
-            FAST,
-            lambda: None,
-            stand.quiet,
-        )
+        pair = BarePair(0, reference, subject, signature, plan, FAST, lambda: None, stand.quiet)
         pair.start(30.0)
-        rounds = [seen for seen, _ in pair.rounds([])]
-    assert rounds
-    for seen in rounds:
-        assert seen.calls == prepared.plan.sets
+        return [seen for seen, _ in pair.rounds([])]
+
+
+def lean(evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """As calls of gigabytes have it."""
+    prepared = evaluator.prepare(TASK, FAST)
+    monkeypatch.setattr("sandbox.plan.LEAN_BYTES", 1)
+    found = prepared.plan.lean(replace(prepared.signature, latency_s=0.002))
+    assert (found.sets, found.warm, found.repeats, found.timed) == (1, 1, 5, [0] * 5)
+    return found
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_slower_side_is_as_much_slower_as_it_is(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    plan = lean(evaluator, monkeypatch) if large else evaluator.prepare(TASK, FAST).plan
+    rounds = bare_rounds(evaluator, plan, "__import__('time').sleep(0.004)")
+    counted = [seen for seen in rounds if not seen.void]
+    assert counted
+    for seen in counted:
+        assert seen.calls == plan.sets * plan.repeats
         assert 0.004 <= (seen.candidate_s - seen.reference_s) / seen.calls < 0.012
+
+
+def test_outputs_of_large_calls_are_let_go_of_one_by_one(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watching = """
+        import weakref
+        self.made = [one for one in self.__dict__.get("made", []) if one() is not None]
+        if len(self.made) > 2:
+            raise RuntimeError(f"{len(self.made)} outputs are held")
+        out = x * y + 3.5
+        self.made.append(weakref.ref(out))
+        return out
+    """
+    assert bare_rounds(evaluator, lean(evaluator, monkeypatch), watching)
+    with pytest.raises(WorkerFailed, match="3 outputs are held"):
+        bare_rounds(evaluator, replace(evaluator.prepare(TASK, FAST).plan, sets=8), watching)
+
+
+def test_small_calls_and_what_writes_its_inputs_have_no_lean_batches(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = evaluator.prepare(TASK, FAST)
+    assert prepared.plan.lean(prepared.signature) is prepared.plan
+    monkeypatch.setattr("sandbox.plan.LEAN_BYTES", 1)
+    mutating = replace(prepared.signature, mutates=True)
+    assert prepared.plan.lean(mutating) is prepared.plan
+    slow = prepared.plan.lean(replace(prepared.signature, latency_s=0.3))
+    assert (slow.sets, slow.repeats) == (1, 1)
