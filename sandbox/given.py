@@ -41,13 +41,22 @@ class Given:
         self.new_weights = new_weights and bool(signature.state)
         self._fresh = 0
         """The first so many input sets have values that no round has used."""
+        self._made, self._used = (0, 0), (0, 0)
+        """Sets and seed of the newest values, and of those that the present round has."""
 
     def fill(self, count: int) -> None:
         """Fresh values in the reference's first input sets, unless they have them already."""
         if self._fresh < count:
             with self._filling(count):
                 pass
-        self._fresh = 0
+        self._fresh, self._used = 0, self._made
+
+    def refill(self) -> None:
+        """The values of the round that was, once more."""
+        if self._used != self._made:
+            with self._filling(*self._used):
+                pass
+            self._fresh = 0
 
     def change(self, unlike: Unlike, secret: random.Random) -> None:
         """Give some of the filled sets fresh values of other kinds."""
@@ -77,10 +86,11 @@ class Given:
         self._fresh = count
 
     @contextlib.contextmanager
-    def _filling(self, count: int) -> Iterator[None]:
+    def _filling(self, count: int, seed: int | None = None) -> Iterator[None]:
         self.reference.finish_ours()
         worker, stage = self.reference.worker, self.reference.stage
-        sets, seed = list(range(count)), secrets.randbits(60)
+        sets, seed = list(range(count)), secrets.randbits(60) if seed is None else seed
+        self._made = count, seed
         worker.send("fill", stage=stage, sets=sets, seed=seed, scale=1.0)
         try:
             yield

@@ -134,6 +134,11 @@ class CaseObservation:
     sharing: tuple[str, ...] = ()
     """Claimed: how outputs share memory with each other, inputs or parameters."""
 
+    @property
+    def within(self) -> bool:
+        """Whether its errors are what they may be."""
+        return all(e.within(b) for e, b in zip(self.errors, self.bounds, strict=True))
+
     def worst(self, other: CaseObservation) -> CaseObservation:
         """The worse of two rounds, field by field, under the bounds of this one."""
         return replace(

@@ -24,12 +24,13 @@ from sandbox.observation import CaseObservation, Errors, RoundObservation
 from sandbox.plan import SPARE_OUTPUTS, Plan
 from sandbox.quiet import Quiet
 from sandbox.rounds import MET_BY, hiding_rounds, restyled, single_set
+from sandbox.second_look import second_look
 from sandbox.sides import Sides
 from sandbox.structure import structure
 from sandbox.subject import Signature, Subject
 from sandbox.turn import Progress, Turn, goes, span
 from sandbox.types import EvalConfig
-from sandbox.unlike import Kinds, Unlike
+from sandbox.unlike import Kind, Kinds, Unlike
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class ProcessPair(Sides):
         strict: bool = True,
         judged: bool = True,
         kinds: Kinds | None = None,
+        truthful: bool = False,
     ) -> None:
         """`new_weights`: overwrite parameters at secret moments, as a training loop would.
 
@@ -72,6 +74,8 @@ class ProcessPair(Sides):
         alone in its "go".
 
         `kinds`: of inputs that some sets of some batches have in place of those as given.
+
+        `truthful`: the float64 truth of a batch can be had.
         """
         super().__init__(
             reference,
@@ -87,6 +91,7 @@ class ProcessPair(Sides):
         self.number = number
         self.judged = judged
         self.kinds = kinds if judged else None
+        self.truthful = truthful
         self.ages = strict and judged
         """Call on after the last round, so that what is kept grows old."""
         self.used_up = not signature.mutates and not signature.aliases
@@ -270,21 +275,18 @@ class ProcessPair(Sides):
         """How the outputs of a round differ, and whether the one that is kept is what it was; then
         they are spoilt.
         """
-        others = list[CaseObservation]()
+        others: Sequence[CaseObservation] = ()
         if self.judged:
+            given = (range(len(sets)),) if unlike is None else unlike.others
+            places = () if unlike is None else unlike.places
+            case = replace(case, bounds=tuple(bounds))
             # Frozen, so that no thread of it mends an output while outputs are compared.
-            with self.frozen(), self.given.meanwhile_filled(following):
-                self.handed_over.put_back()
-                sides = self.reference, self.candidate, self.signature
-                given = (range(len(sets)),) if unlike is None else unlike.others
-                seen = differences(*sides, given, bounds, self.before)
-                case = replace(case, **seen, bounds=tuple(bounds))
-                # What overflows is at an edge that a candidate may lie on the other side of.
-                for places, kind in () if unlike is None else unlike.places:
-                    if finite(self.reference, self.signature, places):
-                        seen = differences(*sides, [places], kind.bounds, self.before)
-                        name = f"{case.name}, {kind.name}"
-                        others.append(CaseObservation(name, **seen, bounds=kind.bounds))
+            with self.frozen():
+                with self.given.meanwhile_filled(following):
+                    case, others = self.compared(case, given, places)
+                if self.truthful and not case.within:
+                    factor = self.config.reference_error_factor
+                    case = second_look(self.given, given, case, factor)
         if self.keep is None:  # kept in an earlier round
             if self.ages and self.last:
                 self.candidate.idle.end()
@@ -299,6 +301,25 @@ class ProcessPair(Sides):
             self.candidate.spoil()
             self.candidate.idle.begin()
         return (case, *others)
+
+    def compared(
+        self,
+        case: CaseObservation,
+        given: Sequence[range],
+        unlike: Sequence[tuple[range, Kind]],
+    ) -> tuple[CaseObservation, Sequence[CaseObservation]]:
+        """With the errors of the sets as given, and a case for each of those of other kinds."""
+        self.handed_over.put_back()
+        sides = self.reference, self.candidate, self.signature
+        case = replace(case, **differences(*sides, given, case.bounds, self.before))
+        others = []
+        for places, kind in unlike:
+            # What overflows is at an edge that a candidate may lie on the other side of.
+            if finite(self.reference, self.signature, places):
+                seen = differences(*sides, [places], kind.bounds, self.before)
+                name = f"{case.name}, {kind.name}"
+                others.append(CaseObservation(name, **seen, bounds=kind.bounds))
+        return case, others
 
     def spoils(self, single: bool) -> bool:
         """Whether a round's outputs are held until it has been compared, and then spoilt."""

@@ -15,6 +15,7 @@ from sandbox.plan import SLOW, Plan
 from sandbox.pool import Pool
 from sandbox.prepare import Preparation
 from sandbox.ready import PROFILED
+from sandbox.second_look import able
 from sandbox.statistics import clear_win, enough, hopeless, settled, summarise
 from sandbox.subject import Opening, Subject
 from sandbox.types import Pair, Status
@@ -147,6 +148,7 @@ class Timed(Workers):
                         new_weights=new_weights,
                         strict=self.to_beat is None,
                         kinds=self.kinds,
+                        truthful=able(self.pools[0]),
                     )
                     found = pair.start(self.config.load_timeout_s, shorter=may_be_shorter)
                     if found == self.plan:

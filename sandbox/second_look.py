@@ -1,0 +1,126 @@
+"""A second look at timed outputs that are further from the reference's than is allowed.
+
+Those carry the reference's own error, which for some inputs is larger than it was in any case: a
+quotient by a sum near zero is as far off as that sum is small, and a kernel with more digits was
+refused for it. So the float64 truth of those very inputs decides, by the rule of verification
+(sandbox/bounds.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from sandbox import compare
+from sandbox.differences import differences
+from sandbox.given import Given
+from sandbox.handle import WorkerFailed
+from sandbox.observation import CaseObservation, Errors, FailureKind
+from sandbox.pool import LARGE_BYTES, Pool, truth_leaf
+from sandbox.subject import Signature, Subject
+from sandbox.trees import Layout
+
+logger = logging.getLogger(__name__)
+
+MOST = 8
+"""Sets of a round; more are no tail."""
+OWN_NORM = 0.02
+"""Of the reference's error, beyond which its inputs were not those that were made again, or no
+digit of it says anything."""
+
+
+def able(pool: Pool) -> bool:
+    """Whether a call's float64 truth can be had after it: on inputs and a state that are still, or
+    can be made again, what they were.
+    """
+    signature = pool.signature
+    still = not signature.mutates and not signature.moves_state
+    floating = all(leaf.floating for leaf in signature.outputs)
+    small = signature.input_bytes + signature.output_bytes <= LARGE_BYTES
+    return pool.oracle == "float64" and still and floating and small
+
+
+def second_look(
+    given: Given, parts: Sequence[range], case: CaseObservation, factor: float
+) -> CaseObservation:
+    """The observation of a round on inputs as given, the sets of `parts`, without those that are
+    right; `factor`: EvalConfig.reference_error_factor. The candidate stands still.
+    """
+    sides = given.reference, given.candidate, given.signature
+    excused = set[int]()
+    try:
+        for index in _beyond(*sides, parts, case.bounds):
+            if len(excused) == MOST or not _right(given, index, case.bounds, factor):
+                break
+            excused.add(index)
+    except WorkerFailed as failed:
+        if failed.failure.kind is not FailureKind.CLAIMED:
+            raise
+        logger.info("no second look: %s", failed)  # no room for a copy in float64, say
+    if not excused:
+        return case
+    logger.info("%d sets of a round are right, where the reference is less so", len(excused))
+    return replace(case, **differences(*sides, list(_without(parts, excused)), case.bounds))
+
+
+def _beyond(
+    reference: Subject,
+    candidate: Subject,
+    signature: Signature,
+    parts: Sequence[range],
+    bounds: Sequence[Errors],
+) -> list[int]:
+    """Sets that are beyond the bounds by themselves."""
+    found = []
+    for index in (index for part in parts for index in part):
+        for leaf, bound in enumerate(bounds):
+            out, truth = (side.leaf("slots", index, leaf) for side in (candidate, reference))
+            if not compare.errors(out, truth, bound).within(bound):
+                found.append(index)
+                break
+    return found
+
+
+def _right(given: Given, index: int, bounds: Sequence[Errors], factor: float) -> bool:
+    """Whether the candidate's outputs are within what the reference's own error allows."""
+    reference = given.reference
+    leaves = range(len(given.signature.outputs))
+    truths = _truth(given, index)
+    for leaf, truth, bound in zip(leaves, truths, bounds, strict=True):
+        mine, own = (
+            compare.errors(side.leaf("slots", index, leaf), truth)
+            for side in (given.candidate, reference)
+        )
+        if own.norm > OWN_NORM or not mine.within(bound.worst(own.times(factor))):
+            return False
+    return True
+
+
+def _truth(given: Given, index: int) -> list[torch.Tensor]:
+    """The float64 outputs of a set of the round that was."""
+    reference, alone = given.reference, given.reference.solo
+    given.refill()
+    reference.attach("oracle", Layout(tuple(map(truth_leaf, given.signature.outputs)), 1))
+    try:
+        limit_s = given.config.run_timeout_s
+        reference.request("oracle", limit_s, set=index, jitter=0.0, seed=0, tf32=False)
+        leaves = range(len(given.signature.outputs))
+        return [reference.leaf("oracle", 0, leaf).clone() for leaf in leaves]
+    finally:
+        reference.detach("oracle")
+        reference.solo = alone  # batches are what they were
+
+
+def _without(parts: Sequence[range], excused: set[int]) -> Iterator[range]:
+    """What is left, side by side."""
+    for part in parts:
+        start = part.start
+        for index in sorted(excused & set(part)):
+            if index > start:
+                yield range(start, index)
+            start = index + 1
+        if start < part.stop:
+            yield range(start, part.stop)
