@@ -300,7 +300,7 @@ def test_only_what_will_stay_so_is_kept_for_good(
     stand, task = SimpleNamespace(retire=None), task_of(SCALE)
     baselines = Baselines(stand, stand, "cpu", tmp_path, lambda: None)  # type: ignore[arg-type]
     config = replace(FAST, baselines=("compile",))
-    signature = SimpleNamespace(input_bytes=4, output_bytes=4, state_bytes=0)
+    signature = SimpleNamespace(mutates=False, input_bytes=4, output_bytes=4, state_bytes=0)
     _, (baseline,) = baselines.measured(
         task,
         config,
