@@ -26,6 +26,8 @@ INDUCTOR_CACHE = "tmp/torchinductor_worker"
 """In the scratch folder. Inside the walls it is in /tmp for every worker, where Inductor keeps its
 precompiled header whatever it is told; its keys hold paths."""
 INDUCTOR_LIMIT_BYTES = 4 << 30
+TUNED = ".best_config"
+"""Names end so of what Inductor found quickest of a kernel's configurations, by timing them."""
 
 
 class Compiling:
@@ -51,8 +53,10 @@ class Compiling:
         subject, _ = self.stand.reference(task, config, opening, preload)
         return subject
 
-    def keep(self, subject: Subject) -> None:
-        """Inductor's results and precompiled headers, for the next pairs and the next tasks."""
+    def keep(self, subject: Subject, *, tuned: bool = True) -> None:
+        """Inductor's results and precompiled headers, for the next pairs and the next tasks.
+        `tuned`: with what it found quickest, beside nothing else.
+        """
         try:
             copying.copy_folder(
                 subject.worker.scratch,
@@ -60,6 +64,7 @@ class Compiling:
                 self.kept,
                 INDUCTOR_LIMIT_BYTES,
                 named_by_content=True,
+                without=None if tuned else TUNED,
             )
             for folder in (self.kept, self.kept.parent):  # within this environment, and over all
                 Shelf(folder, LIMITS["inductor"]).trim()
@@ -71,6 +76,10 @@ class Ahead:
     """Workers of one task's compiled model, called once, that are made while others are timed: host
     work, which stands still in timed regions. What fails here fails again, and is recorded, when
     the baseline is timed.
+
+    On a GPU Inductor times configurations in a kernel's first call, which says nothing beside
+    others (of two argmaxes a worker of three was several times as slow, H200). There one worker
+    compiles, and another one, not called yet, has its code.
     """
 
     def __init__(
@@ -81,12 +90,15 @@ class Ahead:
         self.config = config
         self.signature = signature
         self.ready = deque[Subject]()
+        self.tunes = task.device == "cuda"
         self._making: ThreadPoolExecutor | None = None
 
     def begin(self, numbers: range, at_once: int = 1) -> None:
-        """Make those of these pairs; what was begun before is over."""
+        """Make those of these pairs, of one alone where it tunes its code; what was begun before
+        is over.
+        """
         self._making = ThreadPoolExecutor(at_once, "compiler")
-        for number in numbers:
+        for number in (0,) if self.tunes and 0 in numbers else () if self.tunes else numbers:
             self._making.submit(self._make, keep=number == 0)
 
     def finish(self) -> None:
@@ -120,7 +132,10 @@ class Ahead:
                     subject.request("call", COMPILE_TIMEOUT_S, seed=0)
                 if keep:
                     with quiet.noise():
-                        compiling.keep(subject)
+                        compiling.keep(subject, tuned=not self.tunes)
+            if self.tunes:  # it would stay with what it found
+                compiling.retire(subject)
+                subject = compiling.start(self.task, self.config, self.signature, "compile")
             self.ready.append(subject)
         except (WorkerFailed, SandboxFault) as failed:
             logger.info("nothing is compiled ahead: %s", failed)

@@ -51,11 +51,18 @@ def read_regular(folder: int, name: str, limit_bytes: int) -> bytes:
 
 
 def copy_folder(
-    root: Path, place: str, target: Path, limit_bytes: int, *, named_by_content: bool = False
+    root: Path,
+    place: str,
+    target: Path,
+    limit_bytes: int,
+    *,
+    named_by_content: bool = False,
+    without: str | None = None,
 ) -> None:
     """Copy the regular files of `root/place` to `target`; links and other things are left out.
 
     `named_by_content`: one of the same name and size is there already, and is not copied again.
+    `without`: what ends so is left out.
     Raises ValueError beyond `limit_bytes`, MAX_FILES or MAX_DEPTH, OSError where there is no such
     folder.
     """
@@ -70,7 +77,7 @@ def copy_folder(
                 if count > MAX_FILES:
                     raise ValueError(f"more than {MAX_FILES} files")
                 seen = os.lstat(name, dir_fd=inner)
-                if not stat.S_ISREG(seen.st_mode):
+                if not stat.S_ISREG(seen.st_mode) or (without and name.endswith(without)):
                     continue
                 if named_by_content and size_of(target / path / name) == seen.st_size:
                     os.utime(target / path)  # it is in use, like one that was copied

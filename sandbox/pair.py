@@ -124,7 +124,7 @@ class ProcessPair(Sides):
         self.secret.shuffle(sides)
         for side in sides:
             side.fresh = self.strict
-            side.attach_all(self.signature, total, self.plan.sets)
+            side.attach_all(self.signature, total, self.plan.slots)
             if self.rung and self.judged:
                 side.attach_bell(self.signature)
         self.given.share_state()

@@ -40,7 +40,7 @@ LEAN_BYTES = 512 << 20
 again: no cache holds it. With as many sets as fit, pairs filled an H200, so that every one waited
 for the memory of the one before (16 s instead of 5 for a sum over 8 GiB), and where one fitted, a
 batch was a single call."""
-LEAN_CALLS, LEAN_BATCH_S, LEAN_MOST_S = 4, 0.01, 0.1
+LEAN_CALLS, LEAN_BATCH_S, LEAN_MOST_S = 2, 0.008, 0.03
 """Of such a batch at least, and how long it lasts at most, but for a single call."""
 RESERVED_OUTPUTS, RESERVED_BYTES = 8, 64 << 20
 """More than a batch's, and at most, for which a side's heap has room from the start: what is kept
@@ -59,7 +59,9 @@ class Plan:
     untimed: int = UNTIMED
     """Batches of either side before the first timed one."""
     repeats: int = 1
-    """Calls on every set of a batch; with more than one, outputs are let go of at once."""
+    """Calls on every set of a batch."""
+    lean: bool = False
+    """All calls are on one set, warming up included, and outputs are let go of at once."""
 
     @property
     def single(self) -> int:
@@ -71,7 +73,12 @@ class Plan:
 
     @property
     def warm_sets(self) -> list[int]:
-        return list(range(self.sets, self.sets + self.warm))
+        return [0] if self.lean else list(range(self.sets, self.sets + self.warm))
+
+    @property
+    def slots(self) -> int:
+        """Sets whose outputs are handed over."""
+        return 0 if self.lean else self.sets
 
     def longer(self, times: float, most: int) -> Plan:
         """For a candidate that is so many times as quick as the reference: its batch lasts half as
@@ -92,13 +99,13 @@ class Plan:
             return replace(self, sets=sets)
         return replace(self, sets=sets, warm=1, untimed=0)
 
-    def lean(self, signature: Signature) -> Plan:
+    def leaner(self, signature: Signature) -> Plan:
         """For two sides that are trusted, where calls are large; else this plan."""
         if signature.mutates or signature.input_bytes + signature.output_bytes < LEAN_BYTES:
             return self
         call_s = max(signature.latency_s, 1e-7)
         calls = min(max(LEAN_CALLS, math.ceil(LEAN_BATCH_S / call_s)), int(LEAN_MOST_S / call_s))
-        return replace(self, sets=1, warm=1, repeats=max(1, calls))
+        return replace(self, sets=1, warm=0, repeats=max(1, calls), lean=True)
 
     def reserved(self, signature: Signature, device: str, *, keeps: bool) -> int:
         """Outputs that a side has memory for before its first batch; `keeps`: one of them is kept,
@@ -114,7 +121,7 @@ class Plan:
 
     def bytes(self, signature: Signature) -> int:
         """Of inputs, slots and retained outputs on both sides."""
-        inputs = (self.sets + self.warm) * signature.input_bytes
+        inputs = (self.sets + self.warm) * signature.input_bytes  # lean: two outputs at a time
         return 2 * inputs + 4 * self.sets * signature.output_bytes
 
 

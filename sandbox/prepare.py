@@ -268,7 +268,7 @@ class Preparer:
         room = int(share * free_bytes(self.facts.device))
         scheme = self.plan(signature, config, share)
         if config.baselines_only:
-            scheme = scheme.lean(signature)
+            scheme = scheme.leaner(signature)
         if raced and scheme.bytes(signature) > ROOM_SHARE * room:
             self.warm.rest()
             self.stand.settle()

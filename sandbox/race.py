@@ -76,7 +76,7 @@ class Races:
         self.config = config
         self.signature = signature
         self.scheme = scheme
-        self.lean = scheme.lean(signature)
+        self.lean = scheme.leaner(signature)
         """Of bare pairs."""
         self.synchronize = synchronize
         self.references: dict[int, Subject] = {}
@@ -123,33 +123,41 @@ class Races:
         self, wrap: str | None, ready: deque[Subject], null: Null | None, *, bare: bool
     ) -> list[RoundObservation]:
         start = partial(self._start_pair, wrap, ready)
+        soon = self.small or self.stays
         rounds: list[RoundObservation] = []
         emptied: list[Subject] = []
         with ThreadPoolExecutor(1, "pair") as pool:
             coming = deque([pool.submit(start, 0)])
+
+            def follow(number: int) -> None:
+                """Have the next pair opened."""
+                if not coming and number + 1 < self.config.min_pairs:
+                    coming.append(pool.submit(start, number + 1))
+
+            def called(number: int, rival: Subject) -> None:
+                if number == 0 and wrap in COMPILED:
+                    self.compiling.keep(rival)
+                if soon:
+                    follow(number)
+
             try:
                 for number in range(self.config.min_pairs):
                     rival = coming.popleft().result()
                     with on_failure(partial(self.stand.retire, rival)):
-                        last = number + 1 == self.config.min_pairs
                         # The first one's compiled code serves the others, unless they have theirs.
-                        first = number == 0 and wrap in COMPILED and not ready
-                        early = (self.small or self.stays) and not last and not first
-                        if early:
-                            coming.append(pool.submit(start, number + 1))
+                        if soon and (number > 0 or wrap not in COMPILED or ready):
+                            follow(number)
                         if self.large:
                             self.stand.settle()
                         with on_failure(partial(self._drop, number)):
-                            rounds += self._rounds(number, rival, null, bare)
+                            warm = partial(called, number, rival)
+                            rounds += self._rounds(number, rival, null, bare, warm)
                             self._clear(number)
-                        if number == 0 and wrap in COMPILED:
-                            self.compiling.keep(rival)
                     if self.stays and _lives(rival.release) and not self._filled():
                         emptied.append(rival)
                     else:
                         self.stand.retire(rival)
-                    if not early and not last:
-                        coming.append(pool.submit(start, number + 1))
+                    follow(number)
             finally:
                 for unused in coming:
                     if unused.exception() is None:
@@ -188,9 +196,14 @@ class Races:
         self.stand.retire(self.references.pop(number))
 
     def _rounds(
-        self, number: int, rival: Subject, null: Null | None, bare: bool
+        self,
+        number: int,
+        rival: Subject,
+        null: Null | None,
+        bare: bool,
+        called: Callable[[], None],
     ) -> list[RoundObservation]:
-        """Of one pair."""
+        """Of one pair; `called` once both sides were."""
         bounds = [TRUSTED] * len(self.signature.outputs)
         reference = self.references[number]
         bare = bare and not self.signature.mutates
@@ -206,6 +219,7 @@ class Races:
         )
         with self.stand.undisturbed():
             pair.start(COMPILE_TIMEOUT_S)
+            called()
             rounds: list[RoundObservation] = []
 
             def over() -> bool:

@@ -74,13 +74,18 @@ class Sides:
     def alone(self) -> Alone:
         """One batch of the reference, with the candidate stopped."""
         self.reference.warm(self.plan.warm_sets)
-        self.given.disclose(self.reference, 0, self.plan.sets)  # as cold as in the rounds
+        self.disclose(self.reference, 0, self.plan.sets)  # as cold as in the rounds
         seconds = self.net(self.batch(self.reference, self.plan.timed)) / len(self.plan.timed)
         return Alone(seconds, self.pace())
 
+    def disclose(self, side: Subject, first: int, count: int) -> None:
+        """Write the sets that are timed next, but for those that no cache holds and both have."""
+        if not self.plan.lean:
+            self.given.disclose(side, first, count)
+
     def batch(self, side: Subject, sets: list[int]) -> float:
         """Seconds of calls on these sets."""
-        return side.go(sets, drops=self.plan.repeats > 1)
+        return side.go(sets, drops=self.plan.lean)
 
     def pace(self, single: bool = False) -> float:
         """How slow the launching core is now; 1.0 where calls are not bound by it: long ones, and
@@ -116,7 +121,7 @@ class Sides:
             return side.ring(sets[0], self.plan.warm_sets[0], values)
         if single:
             side.rouse(self.plan.warm_sets[0])
-        self.given.disclose(side, *span(sets))
+        self.disclose(side, *span(sets))
         seconds = self.batch(side, sets)
         return seconds if single else self.net(seconds)
 

@@ -118,8 +118,8 @@ def lean(evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """As calls of gigabytes have it."""
     prepared = evaluator.prepare(TASK, FAST)
     monkeypatch.setattr("sandbox.plan.LEAN_BYTES", 1)
-    found = prepared.plan.lean(replace(prepared.signature, latency_s=0.002))
-    assert (found.sets, found.warm, found.repeats, found.timed) == (1, 1, 5, [0] * 5)
+    found = prepared.plan.leaner(replace(prepared.signature, latency_s=0.002))
+    assert (found.sets, found.warm_sets, found.timed) == (1, [0], [0] * 4)
     return found
 
 
@@ -157,9 +157,9 @@ def test_small_calls_and_what_writes_its_inputs_have_no_lean_batches(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = evaluator.prepare(TASK, FAST)
-    assert prepared.plan.lean(prepared.signature) is prepared.plan
+    assert prepared.plan.leaner(prepared.signature) is prepared.plan
     monkeypatch.setattr("sandbox.plan.LEAN_BYTES", 1)
     mutating = replace(prepared.signature, mutates=True)
-    assert prepared.plan.lean(mutating) is prepared.plan
-    slow = prepared.plan.lean(replace(prepared.signature, latency_s=0.3))
+    assert prepared.plan.leaner(mutating) is prepared.plan
+    slow = prepared.plan.leaner(replace(prepared.signature, latency_s=0.3))
     assert (slow.sets, slow.repeats) == (1, 1)

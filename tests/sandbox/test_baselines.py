@@ -5,19 +5,23 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sandbox.compiling import Ahead
+from sandbox.compiling import Ahead, Compiling
 from sandbox.errors import InvalidReference
 from sandbox.evaluator import LocalEvaluator
 from sandbox.handle import WorkerFailed
 from sandbox.observation import Failure, FailureKind, RoundObservation
+from sandbox.pair import ProcessPair
+from sandbox.plan import Plan
 from sandbox.race import Races
 from sandbox.subject import Opening, Subject
+from sandbox.types import EvalConfig, Task
 from sandbox.worker.reference import ReferenceSession
 from tests.sandbox.conftest import FAST, SCALE, task_of
 
@@ -140,3 +144,65 @@ def test_of_large_calls_only_what_is_being_compiled_is_waited_for(
     assert found.baselines[0].speedup is not None
     assert made == [True]
     assert raced == [1]
+
+
+@pytest.fixture
+def compiled(evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done for a compiled baseline, whose code is the reference's own."""
+    done = list[str]()
+    called, opened = ProcessPair.start, Races._start_pair
+
+    def start(compiling: Compiling, task: Task, config: EvalConfig, *more: Any) -> Subject:
+        opening = Opening(known=more[0])
+        done.append("opened")
+        return compiling.stand.reference(task, config, opening)[0]
+
+    def keep(compiling: Compiling, subject: Subject, *, tuned: bool = True) -> None:
+        done.append("kept" if tuned else "kept untuned")
+
+    def call(pair: ProcessPair, *arguments: Any, **options: Any) -> Plan:
+        found = called(pair, *arguments, **options)
+        done.append("called")
+        return found
+
+    def pair(races: Races, wrap: str | None, ready: deque[Subject], number: int) -> Subject:
+        done.append(f"pair {number}")
+        return opened(races, wrap, ready, number)
+
+    monkeypatch.setattr(Compiling, "start", start)
+    monkeypatch.setattr(Compiling, "keep", keep)
+    monkeypatch.setattr(ProcessPair, "start", call)
+    monkeypatch.setattr(Races, "_start_pair", pair)
+    return done
+
+
+def test_code_that_times_its_configurations_is_compiled_ahead_and_tuned_where_it_is_alone(
+    evaluator: LocalEvaluator, compiled: list[str]
+) -> None:
+    task = task_of(SCALE.replace("1.0", "4.625"))
+    signature = evaluator.prepare(task, FAST).signature
+    ahead = Ahead(evaluator._preparer.baselines.compiling, task, FAST, signature)
+    ahead.tunes = True
+    compiled.clear()
+    with closing(ahead):
+        ahead.begin(range(3), 3)
+        ahead.finish()
+        assert compiled == ["opened", "kept untuned", "opened"]
+        assert len(ahead.ready) == 1
+        ahead.begin(range(1, 3), 3)  # the others have the first one's code, once it is tuned
+        ahead.finish()
+        assert len(ahead.ready) == 1
+
+
+def test_the_first_pairs_code_serves_the_next_pair_which_is_opened_beside_its_rounds(
+    evaluator: LocalEvaluator, compiled: list[str]
+) -> None:
+    task = task_of(SCALE.replace("1.0", "4.75"))
+    prepared = evaluator.prepare(task, FAST)
+    baselines = evaluator._preparer.baselines
+    with baselines.races(task, FAST, prepared.signature, prepared.plan) as races:
+        compiled.clear()
+        races.race("compile", deque(), prepared.null)
+    expected = ["pair 0", "opened", "called", "kept", "pair 1", "opened", "called"]
+    assert compiled[: len(expected)] == expected
+    assert compiled.count("kept") == 1
