@@ -237,9 +237,7 @@ class Races:
         def rival() -> Subject:
             if ready:
                 return ready.popleft()
-            if wrap in COMPILED:
-                return self.compiling.start(self.task, self.config, self.signature, wrap)
-            return self._called(wrap)
+            return self._compiled(wrap, number) if wrap in COMPILED else self._called(wrap)
 
         if number in self.references and not self.references[number].worker.living:
             self._drop(number)  # it died while it waited
@@ -247,6 +245,15 @@ class Races:
             return rival()
         self.references[number], found = self.stand.start_both(partial(self._called, None), rival)
         return found
+
+    def _compiled(self, wrap: str | None, number: int) -> Subject:
+        """A worker of a compiled model; with the first one's code it is called once as well."""
+        subject = self.compiling.start(self.task, self.config, self.signature, wrap)
+        if number > 0 and self.beside > 0:
+            ended = on_failure(partial(self.stand.retire, subject))
+            with ended, self.stand.quiet.beside(subject.worker):
+                subject.request("call", COMPILE_TIMEOUT_S, seed=0)
+        return subject
 
     def _called(self, wrap: str | None) -> Subject:
         """A worker of the reference; on a GPU its first call loads code for a tenth of a second."""
