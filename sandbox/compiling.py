@@ -19,7 +19,9 @@ from sandbox.types import EvalConfig, Task
 
 logger = logging.getLogger(__name__)
 
-COMPILED = ("compile", "max_autotune")
+AHEAD = "compile"
+"""What is compiled beside other work. max-autotune times libraries' kernels as it compiles."""
+COMPILED = (AHEAD, "max_autotune")
 COMPILE_TIMEOUT_S = 600.0
 """For a baseline's first call: max-autotune benchmarks hundreds of kernels."""
 INDUCTOR_CACHE = "tmp/torchinductor_worker"
@@ -53,6 +55,22 @@ class Compiling:
         subject, _ = self.stand.reference(task, config, opening, preload)
         return subject
 
+    def call(self, subject: Subject) -> None:
+        """Its first call, which compiles, beside whatever is timed: host work, which stands still
+        in timed regions. Nothing is tuned.
+        """
+        with self.stand.quiet.beside(subject.worker):
+            subject.request("call", COMPILE_TIMEOUT_S, seed=0, tuned=False)
+
+    def tune(self, subject: Subject) -> None:
+        """One more call, beside nothing. On a GPU Inductor times the configurations of a kernel
+        when it is called first: beside others that says nothing, and of three workers of an argmax
+        one was several times as slow (H200).
+        """
+        if subject.task.device == "cuda":
+            with self.stand.quiet.timed(strict=True):
+                subject.request("call", COMPILE_TIMEOUT_S, seed=0, tuned=True)
+
     def keep(self, subject: Subject, *, tuned: bool = True) -> None:
         """Inductor's results and precompiled headers, for the next pairs and the next tasks.
         `tuned`: with what it found quickest, beside nothing else.
@@ -73,13 +91,8 @@ class Compiling:
 
 
 class Ahead:
-    """Workers of one task's compiled model, called once, that are made while others are timed: host
-    work, which stands still in timed regions. What fails here fails again, and is recorded, when
-    the baseline is timed.
-
-    On a GPU Inductor times configurations in a kernel's first call, which says nothing beside
-    others (of two argmaxes a worker of three was several times as slow, H200). There one worker
-    compiles, and another one, not called yet, has its code.
+    """Workers of one task's compiled model, called once, that are made while others are timed. What
+    fails here fails again, and is recorded, when the baseline is timed.
     """
 
     def __init__(
@@ -90,15 +103,12 @@ class Ahead:
         self.config = config
         self.signature = signature
         self.ready = deque[Subject]()
-        self.tunes = task.device == "cuda"
         self._making: ThreadPoolExecutor | None = None
 
     def begin(self, numbers: range, at_once: int = 1) -> None:
-        """Make those of these pairs, of one alone where it tunes its code; what was begun before
-        is over.
-        """
+        """Make those of these pairs; what was begun before is over."""
         self._making = ThreadPoolExecutor(at_once, "compiler")
-        for number in (0,) if self.tunes and 0 in numbers else () if self.tunes else numbers:
+        for number in numbers:
             self._making.submit(self._make, keep=number == 0)
 
     def finish(self) -> None:
@@ -123,19 +133,14 @@ class Ahead:
     def _make(self, *, keep: bool) -> None:
         """`keep` its code for the others."""
         compiling = self.compiling
-        quiet = compiling.stand.quiet
         try:
             compiling.stand.zygote.start()  # which imports for seconds, and keeps nobody waiting
-            subject = compiling.start(self.task, self.config, self.signature, "compile")
+            subject = compiling.start(self.task, self.config, self.signature, AHEAD)
             with on_failure(lambda: compiling.retire(subject)):
-                with quiet.beside(subject.worker):
-                    subject.request("call", COMPILE_TIMEOUT_S, seed=0)
+                compiling.call(subject)
                 if keep:
-                    with quiet.noise():
-                        compiling.keep(subject, tuned=not self.tunes)
-            if self.tunes:  # it would stay with what it found
-                compiling.retire(subject)
-                subject = compiling.start(self.task, self.config, self.signature, "compile")
+                    with compiling.stand.quiet.noise():
+                        compiling.keep(subject, tuned=False)
             self.ready.append(subject)
         except (WorkerFailed, SandboxFault) as failed:
             logger.info("nothing is compiled ahead: %s", failed)

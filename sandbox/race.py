@@ -11,7 +11,7 @@ from functools import partial
 
 from sandbox.bare import BarePair
 from sandbox.cleanup import on_failure
-from sandbox.compiling import COMPILE_TIMEOUT_S, COMPILED, Compiling
+from sandbox.compiling import AHEAD, COMPILE_TIMEOUT_S, COMPILED, Compiling
 from sandbox.device import free_bytes
 from sandbox.handle import WorkerFailed
 from sandbox.judge import MEMORY_TYPES
@@ -123,41 +123,33 @@ class Races:
         self, wrap: str | None, ready: deque[Subject], null: Null | None, *, bare: bool
     ) -> list[RoundObservation]:
         start = partial(self._start_pair, wrap, ready)
-        soon = self.small or self.stays
         rounds: list[RoundObservation] = []
         emptied: list[Subject] = []
         with ThreadPoolExecutor(1, "pair") as pool:
             coming = deque([pool.submit(start, 0)])
-
-            def follow(number: int) -> None:
-                """Have the next pair opened."""
-                if not coming and number + 1 < self.config.min_pairs:
-                    coming.append(pool.submit(start, number + 1))
-
-            def called(number: int, rival: Subject) -> None:
-                if number == 0 and wrap in COMPILED:
-                    self.compiling.keep(rival)
-                if soon:
-                    follow(number)
-
             try:
                 for number in range(self.config.min_pairs):
                     rival = coming.popleft().result()
                     with on_failure(partial(self.stand.retire, rival)):
-                        # The first one's compiled code serves the others, unless they have theirs.
-                        if soon and (number > 0 or wrap not in COMPILED or ready):
-                            follow(number)
+                        last = number + 1 == self.config.min_pairs
+                        if number == 0 and wrap == AHEAD and not ready:
+                            self.compiling.keep(rival, tuned=False)  # for the others
+                        early = (self.small or self.stays) and not last
+                        if early:
+                            coming.append(pool.submit(start, number + 1))
                         if self.large:
                             self.stand.settle()
                         with on_failure(partial(self._drop, number)):
-                            warm = partial(called, number, rival)
-                            rounds += self._rounds(number, rival, null, bare, warm)
+                            rounds += self._rounds(number, rival, wrap, null, bare)
                             self._clear(number)
+                        if number == 0 and wrap in COMPILED:
+                            self.compiling.keep(rival)
                     if self.stays and _lives(rival.release) and not self._filled():
                         emptied.append(rival)
                     else:
                         self.stand.retire(rival)
-                    follow(number)
+                    if not early and not last:
+                        coming.append(pool.submit(start, number + 1))
             finally:
                 for unused in coming:
                     if unused.exception() is None:
@@ -199,11 +191,11 @@ class Races:
         self,
         number: int,
         rival: Subject,
+        wrap: str | None,
         null: Null | None,
         bare: bool,
-        called: Callable[[], None],
     ) -> list[RoundObservation]:
-        """Of one pair; `called` once both sides were."""
+        """Of one pair."""
         bounds = [TRUSTED] * len(self.signature.outputs)
         reference = self.references[number]
         bare = bare and not self.signature.mutates
@@ -218,8 +210,9 @@ class Races:
             self.stand.quiet,
         )
         with self.stand.undisturbed():
+            if wrap in COMPILED:
+                self.compiling.tune(rival)
             pair.start(COMPILE_TIMEOUT_S)
-            called()
             rounds: list[RoundObservation] = []
 
             def over() -> bool:
@@ -237,7 +230,7 @@ class Races:
         def rival() -> Subject:
             if ready:
                 return ready.popleft()
-            return self._compiled(wrap, number) if wrap in COMPILED else self._called(wrap)
+            return self._compiled(wrap) if wrap in COMPILED else self._called(wrap)
 
         if number in self.references and not self.references[number].worker.living:
             self._drop(number)  # it died while it waited
@@ -246,13 +239,12 @@ class Races:
         self.references[number], found = self.stand.start_both(partial(self._called, None), rival)
         return found
 
-    def _compiled(self, wrap: str | None, number: int) -> Subject:
-        """A worker of a compiled model; with the first one's code it is called once as well."""
+    def _compiled(self, wrap: str | None) -> Subject:
+        """A worker of a compiled model, called once where there is memory for that."""
         subject = self.compiling.start(self.task, self.config, self.signature, wrap)
-        if number > 0 and self.beside > 0:
-            ended = on_failure(partial(self.stand.retire, subject))
-            with ended, self.stand.quiet.beside(subject.worker):
-                subject.request("call", COMPILE_TIMEOUT_S, seed=0)
+        if wrap == AHEAD and self.beside > 0:
+            with on_failure(partial(self.stand.retire, subject)):
+                self.compiling.call(subject)
         return subject
 
     def _called(self, wrap: str | None) -> Subject:
@@ -262,7 +254,7 @@ class Races:
         with ended, self.stand.quiet.beside(subject.worker):
             self.stand.open_reference(subject, Opening(wrap=wrap, known=self.signature))
             if self.small and self.task.device == "cuda":
-                subject.request("call", COMPILE_TIMEOUT_S, seed=0)
+                subject.request("call", COMPILE_TIMEOUT_S, seed=0, tuned=True)
         return subject
 
 

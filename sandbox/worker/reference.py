@@ -21,7 +21,7 @@ from sandbox.worker import facts, models
 from sandbox.worker.session import Request, Session
 from sandbox.worker.tf32 import Tf32
 from sandbox.worker.weights import change_part, randomise, shake
-from sandbox.worker.wrapped import wrapped
+from sandbox.worker.wrapped import untuned, wrapped
 
 NAME = "reference"
 """Of the task's module."""
@@ -157,10 +157,14 @@ class ReferenceSession(Session):
         }
 
     def do_call(self, request: Request, fds: list[int]) -> Request:
-        """Call the model as it was opened, a baseline's first call compiling it."""
+        """Call the model as it was opened, a baseline's first call compiling it; `tuned`: as quick
+        as that can make it.
+        """
         models.seed_all(request["seed"])
-        self.call(*self.make_inputs())
-        self.synchronize()
+        tuned = request["tuned"] or self.device == "cpu"
+        with contextlib.nullcontext() if tuned else untuned():
+            self.call(*self.make_inputs())
+            self.synchronize()
         if self.device == "cuda":
             torch.cuda.empty_cache()  # no plan knows of what it took
         return {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,6 +25,39 @@ def wrapped(model: torch.nn.Module, how: str | None) -> Any:
     if how == "cuda_graph":
         return GraphReplay(model)
     raise ValueError(f"unknown baseline {how!r}")
+
+
+@contextlib.contextmanager
+def untuned() -> Iterator[None]:
+    """Kernels of Inductor's run in the first of their configurations, and are to be tuned yet: it
+    times them all when a kernel is called first, whatever else is at work.
+    """
+    try:
+        from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    except ImportError:  # pragma: no cover - a torch without Inductor
+        yield
+        return
+    run = CachingAutotuner.run
+
+    def first(kernel: Any, *arguments: Any, **options: Any) -> Any:
+        if not kernel.launchers:
+            kernel.precompile()
+        several = kernel.launchers
+        if len(several) < 2:
+            return run(kernel, *arguments, **options)
+        kernel.launchers = several[:1]
+        try:
+            return run(kernel, *arguments, **options)
+        finally:
+            kernel.launchers = several
+            if hasattr(kernel, "_cached_launcher"):
+                kernel._cached_launcher = None
+
+    CachingAutotuner.run = first
+    try:
+        yield
+    finally:
+        CachingAutotuner.run = run
 
 
 class GraphReplay:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -17,12 +17,11 @@ from sandbox.errors import InvalidReference
 from sandbox.evaluator import LocalEvaluator
 from sandbox.handle import WorkerFailed
 from sandbox.observation import Failure, FailureKind, RoundObservation
-from sandbox.pair import ProcessPair
-from sandbox.plan import Plan
 from sandbox.race import Races
 from sandbox.subject import Opening, Subject
 from sandbox.types import EvalConfig, Task
 from sandbox.worker.reference import ReferenceSession
+from sandbox.worker.wrapped import untuned
 from tests.sandbox.conftest import FAST, SCALE, task_of
 
 ALONE = replace(FAST, baselines_only=True)
@@ -150,51 +149,59 @@ def test_of_large_calls_only_what_is_being_compiled_is_waited_for(
 def compiled(evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is done for a compiled baseline, whose code is the reference's own."""
     done = list[str]()
-    called, opened = ProcessPair.start, Races._start_pair
+    timed, kept = Races._rounds, Compiling.keep
 
     def start(compiling: Compiling, task: Task, config: EvalConfig, *more: Any) -> Subject:
-        opening = Opening(known=more[0])
         done.append("opened")
-        return compiling.stand.reference(task, config, opening)[0]
+        return compiling.stand.reference(task, config, Opening(known=more[0]))[0]
 
     def keep(compiling: Compiling, subject: Subject, *, tuned: bool = True) -> None:
         done.append("kept" if tuned else "kept untuned")
+        kept(compiling, subject, tuned=tuned)
 
-    def call(pair: ProcessPair, *arguments: Any, **options: Any) -> Plan:
-        found = called(pair, *arguments, **options)
-        done.append("called")
-        return found
-
-    def pair(races: Races, wrap: str | None, ready: deque[Subject], number: int) -> Subject:
+    def rounds(races: Races, number: int, *more: Any) -> list[RoundObservation]:
         done.append(f"pair {number}")
-        return opened(races, wrap, ready, number)
+        return timed(races, number, *more)
+
+    def called(compiling: Compiling, subject: Subject) -> None:
+        done.append("called")
+        subject.request("call", 30.0, seed=0, tuned=False)
+
+    def tuned(compiling: Compiling, subject: Subject) -> None:
+        done.append("tuned")
+        subject.request("call", 30.0, seed=0, tuned=True)
 
     monkeypatch.setattr(Compiling, "start", start)
     monkeypatch.setattr(Compiling, "keep", keep)
-    monkeypatch.setattr(ProcessPair, "start", call)
-    monkeypatch.setattr(Races, "_start_pair", pair)
+    monkeypatch.setattr(Compiling, "call", called)
+    monkeypatch.setattr(Compiling, "tune", tuned)
+    monkeypatch.setattr(Races, "_rounds", rounds)
     return done
 
 
-def test_code_that_times_its_configurations_is_compiled_ahead_and_tuned_where_it_is_alone(
+def test_workers_compile_ahead_and_tune_in_their_pair(
     evaluator: LocalEvaluator, compiled: list[str]
 ) -> None:
     task = task_of(SCALE.replace("1.0", "4.625"))
-    signature = evaluator.prepare(task, FAST).signature
-    ahead = Ahead(evaluator._preparer.baselines.compiling, task, FAST, signature)
-    ahead.tunes = True
+    prepared = evaluator.prepare(task, FAST)
+    baselines = evaluator._preparer.baselines
+    ahead = Ahead(baselines.compiling, task, FAST, prepared.signature)
     compiled.clear()
     with closing(ahead):
-        ahead.begin(range(3), 3)
+        ahead.begin(range(FAST.min_pairs), 1)
         ahead.finish()
-        assert compiled == ["opened", "kept untuned", "opened"]
-        assert len(ahead.ready) == 1
-        ahead.begin(range(1, 3), 3)  # the others have the first one's code, once it is tuned
-        ahead.finish()
-        assert len(ahead.ready) == 1
+        assert compiled[:3] == ["opened", "called", "kept untuned"]
+        assert Counter(compiled)["called"] == len(ahead.ready) == FAST.min_pairs
+        compiled.clear()
+        with baselines.races(task, FAST, prepared.signature, prepared.plan) as races:
+            races.race("compile", ahead.ready, prepared.null)
+        assert compiled[:3] == ["pair 0", "tuned", "kept"]
+        assert Counter(compiled) == Counter(
+            ["kept"] + [f"pair {n}" for n in range(FAST.min_pairs)] + ["tuned"] * FAST.min_pairs
+        )
 
 
-def test_the_first_pairs_code_serves_the_next_pair_which_is_opened_beside_its_rounds(
+def test_the_first_workers_code_serves_the_others(
     evaluator: LocalEvaluator, compiled: list[str]
 ) -> None:
     task = task_of(SCALE.replace("1.0", "4.75"))
@@ -203,6 +210,45 @@ def test_the_first_pairs_code_serves_the_next_pair_which_is_opened_beside_its_ro
     with baselines.races(task, FAST, prepared.signature, prepared.plan) as races:
         compiled.clear()
         races.race("compile", deque(), prepared.null)
-    expected = ["pair 0", "opened", "called", "kept", "pair 1", "opened", "called"]
-    assert compiled[: len(expected)] == expected
-    assert compiled.count("kept") == 1
+        assert compiled[:3] == ["opened", "called", "kept untuned"]
+        assert Counter(compiled)["tuned"] == FAST.min_pairs
+        compiled.clear()
+        races.race("max_autotune", deque(), prepared.null)
+        assert compiled[:3] == ["opened", "pair 0", "tuned"]
+        assert Counter(compiled)["called"] == 0
+
+
+def test_a_kernel_that_is_not_to_be_tuned_yet_runs_in_its_first_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heuristics = pytest.importorskip("torch._inductor.runtime.triton_heuristics")
+
+    class Kernel:
+        """As torch's: it keeps the quickest of its configurations when it is run first."""
+
+        def __init__(self, *launchers: str) -> None:
+            self.launchers: list[str] = []
+            self.compiled = list(launchers)
+            self.ran: list[str] = []
+
+        def precompile(self) -> None:
+            self.launchers = self.compiled
+
+        def run(self) -> None:
+            if not self.launchers:
+                self.precompile()
+            if len(self.launchers) > 1:
+                self.launchers = self.launchers[-1:]
+            (launcher,) = self.launchers
+            self.ran.append(launcher)
+
+    monkeypatch.setattr(heuristics, "CachingAutotuner", Kernel)
+    kernel, single, run = Kernel("slow", "quick"), Kernel("only"), Kernel.run
+    with untuned():
+        kernel.run()
+        single.run()
+    assert Kernel.run is run
+    assert (kernel.ran, kernel.launchers) == (["slow"], ["slow", "quick"])
+    kernel.run()
+    assert (kernel.ran, kernel.launchers) == (["slow", "quick"], ["quick"])
+    assert single.ran == ["only"]
