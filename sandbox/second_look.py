@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import torch
 
-from sandbox import compare
+from sandbox import compare, memory
 from sandbox.differences import differences
 from sandbox.given import Given
 from sandbox.handle import WorkerFailed
 from sandbox.observation import CaseObservation, Errors, FailureKind
-from sandbox.pool import LARGE_BYTES, Pool, truth_leaf
+from sandbox.pool import Pool, truth_leaf
 from sandbox.subject import Signature, Subject
 from sandbox.trees import Layout
 
@@ -28,8 +28,7 @@ logger = logging.getLogger(__name__)
 MOST = 8
 """Sets of a round; more are no tail."""
 OWN_NORM = 0.02
-"""Of the reference's error, beyond which its inputs were not those that were made again, or no
-digit of it says anything."""
+"""Of the reference's error, beyond which hardly a digit of it says anything."""
 
 
 def able(pool: Pool) -> bool:
@@ -39,8 +38,7 @@ def able(pool: Pool) -> bool:
     signature = pool.signature
     still = not signature.mutates and not signature.moves_state
     floating = all(leaf.floating for leaf in signature.outputs)
-    small = signature.input_bytes + signature.output_bytes <= LARGE_BYTES
-    return pool.oracle == "float64" and still and floating and small
+    return pool.oracle == "float64" and still and floating
 
 
 def second_look(
@@ -50,20 +48,37 @@ def second_look(
     right; `factor`: EvalConfig.reference_error_factor. The candidate stands still.
     """
     sides = given.reference, given.candidate, given.signature
+    reference, alone = given.reference, given.reference.solo
     excused = set[int]()
     try:
+        leaves = tuple(map(truth_leaf, given.signature.outputs))
+        reference.attach("oracle", Layout(leaves, 1))
         for index in _beyond(*sides, parts, case.bounds):
             if len(excused) == MOST or not _right(given, index, case.bounds, factor):
                 break
             excused.add(index)
-    except WorkerFailed as failed:
+    except (memory.OutOfMemoryError, torch.OutOfMemoryError) as error:
+        logger.info("no second look: %s", error)
+    except WorkerFailed as failed:  # no room for copies in float64, say
         if failed.failure.kind is not FailureKind.CLAIMED:
             raise
-        logger.info("no second look: %s", failed)  # no room for a copy in float64, say
+        logger.info("no second look: %s", failed)
+    _give_back(reference)
+    reference.solo = alone  # batches are what they were
     if not excused:
         return case
     logger.info("%d sets of a round are right, where the reference is less so", len(excused))
     return replace(case, **differences(*sides, list(_without(parts, excused)), case.bounds))
+
+
+def _give_back(reference: Subject) -> None:
+    """What the look took; the reference has the memory of its outputs again, in which its next
+    batch is timed.
+    """
+    reference.discard("oracle")
+    if reference.task.device == "cuda":
+        torch.cuda.empty_cache()
+    reference.go(list(range(reference.layouts["slots"].sets)))
 
 
 def _beyond(
@@ -87,6 +102,8 @@ def _beyond(
 def _right(given: Given, index: int, bounds: Sequence[Errors], factor: float) -> bool:
     """Whether the candidate's outputs are within what the reference's own error allows."""
     reference = given.reference
+    if not given.refill(index):
+        return False
     leaves = range(len(given.signature.outputs))
     truths = _truth(given, index)
     for leaf, truth, bound in zip(leaves, truths, bounds, strict=True):
@@ -100,18 +117,11 @@ def _right(given: Given, index: int, bounds: Sequence[Errors], factor: float) ->
 
 
 def _truth(given: Given, index: int) -> list[torch.Tensor]:
-    """The float64 outputs of a set of the round that was."""
-    reference, alone = given.reference, given.reference.solo
-    given.refill()
-    reference.attach("oracle", Layout(tuple(map(truth_leaf, given.signature.outputs)), 1))
-    try:
-        limit_s = given.config.run_timeout_s
-        reference.request("oracle", limit_s, set=index, jitter=0.0, seed=0, tf32=False)
-        leaves = range(len(given.signature.outputs))
-        return [reference.leaf("oracle", 0, leaf).clone() for leaf in leaves]
-    finally:
-        reference.detach("oracle")
-        reference.solo = alone  # batches are what they were
+    """The float64 outputs of a set."""
+    limit_s = given.config.run_timeout_s
+    given.reference.request("oracle", limit_s, set=index, jitter=0.0, seed=0, tf32=False)
+    leaves = range(len(given.signature.outputs))
+    return [given.reference.leaf("oracle", 0, leaf).clone() for leaf in leaves]
 
 
 def _without(parts: Sequence[range], excused: set[int]) -> Iterator[range]:

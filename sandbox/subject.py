@@ -187,6 +187,13 @@ class Subject:
         self.worker.arena_bytes = 0
         return reply
 
+    def discard(self, name: str) -> None:
+        """Free an arena on both sides, and what the worker has cached."""
+        self.request("discard", self.config.load_timeout_s, name=name)
+        self._mapped.pop(name, None)
+        self.detach(name)
+        self.worker.arena_bytes = self.arena_bytes
+
     def detach(self, name: str, *, unshared: bool = False) -> None:
         """Free an arena; `unshared`: no process of the worker's is left."""
         arena = self.arenas.pop(name, None)

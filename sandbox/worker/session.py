@@ -137,6 +137,14 @@ class Session:
             torch.cuda.empty_cache()
         return {}
 
+    def do_discard(self, request: Request, fds: list[int]) -> Request:
+        """Drop one arena, and what was cached of the work in it."""
+        self.drop(request["name"])
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+        return {}
+
     def do_restate(self, request: Request, fds: list[int]) -> Request:
         """Overwrite parameters and buffers in place with the state arena's contents."""
         for index, tensor in enumerate(self.state_tensors):

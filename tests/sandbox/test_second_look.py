@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import sandbox.pair
 import sandbox.timing
-from sandbox import second_look
+from sandbox import memory, second_look
 from sandbox.bounds import timed_bounds
 from sandbox.evaluator import LocalEvaluator
 from sandbox.given import Given
-from sandbox.observation import CaseObservation, Errors
+from sandbox.handle import WorkerFailed
+from sandbox.observation import CaseObservation, Errors, Failure, FailureKind
 from sandbox.pool import Case
-from sandbox.subject import Opening
+from sandbox.subject import Opening, Subject
 from sandbox.trees import Layout
-from sandbox.types import Candidate, Evaluation, Language, Status
+from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
 from tests.sandbox.conftest import FAST, task_of
 
 QUOTIENT = """
@@ -39,18 +41,25 @@ def get_init_inputs():
 """
 """Of 64 sums one in a batch is near zero: its row carries the sum's error."""
 TASK = task_of(QUOTIENT, "test/quotient")
+UNSEEDED = task_of(
+    QUOTIENT.replace("import torch\n", "import numpy\nimport torch\n", 1).replace(
+        "torch.randn(64, 48)", "torch.from_numpy(numpy.random.randn(64, 48)).float()"
+    ),
+    "test/unseeded",
+)
+"""A seed of torch's tells nothing of its inputs."""
 EXACT = "x = x.double(); return (x / x.sum(-1, keepdim=True)).float()"
 COARSE = "return (x / x.sum(-1, keepdim=True)) * 1.01"
 
 
-def candidate(body: str) -> Candidate:
+def config() -> EvalConfig:
+    return replace(FAST, baselines=(), scales=(), changes=(), max_sets=second_look.MOST)
+
+
+def judged(evaluator: LocalEvaluator, body: str, task: Task = TASK) -> Evaluation:
     source = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n"
-    return Candidate(TASK.id, Language.TORCH, f"{source}        {body}\n")
-
-
-def judged(evaluator: LocalEvaluator, body: str) -> Evaluation:
-    config = replace(FAST, baselines=(), scales=(), changes=(), max_sets=second_look.MOST)
-    return evaluator.evaluate(TASK, candidate(body), config)
+    candidate = Candidate(task.id, Language.TORCH, f"{source}        {body}\n")
+    return evaluator.evaluate(task, candidate, config())
 
 
 @pytest.fixture
@@ -107,7 +116,75 @@ def test_a_second_look_is_at_the_inputs_of_the_round_that_was(evaluator: LocalEv
         with given.meanwhile_filled(3):
             pass
         assert not torch.equal(values(), used)
-        given.refill()
+        assert given.refill(2)
         assert torch.equal(values(), used)
         given.fill(3)  # the next round does not have them again
         assert not torch.equal(values()[: 3 * len(used) // 4], used[: 3 * len(used) // 4])
+
+
+def test_inputs_that_no_seed_makes_again_have_no_second_look(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, looked: list[bool]
+) -> None:
+    """Else the truth would be that of other inputs, and anything as near to it as those outputs are
+    to each other.
+    """
+    monkeypatch.setattr(second_look, "OWN_NORM", 1e9)
+    assert judged(evaluator, EXACT).status is Status.PASSED
+    assert any(looked)
+    looked.clear()
+    found = judged(evaluator, EXACT, UNSEEDED)
+    assert found.status is Status.WRONG_VALUE
+    assert not any(looked)
+
+
+def test_a_reference_of_which_no_digit_is_right_excuses_nothing(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, looked: list[bool]
+) -> None:
+    monkeypatch.setattr(second_look, "OWN_NORM", 0.0)
+    assert judged(evaluator, EXACT).status is Status.WRONG_VALUE
+    assert not any(looked)
+
+
+@pytest.mark.parametrize("failing", ["attach", "clone"])
+def test_without_room_for_the_truth_the_verdict_is_what_it_was(
+    evaluator: LocalEvaluator,
+    monkeypatch: pytest.MonkeyPatch,
+    looked: list[bool],
+    failing: str,
+) -> None:
+    def short(*_: object) -> None:
+        raise memory.OutOfMemoryError("no room")
+
+    attach = Subject.attach
+
+    def attached(subject: Subject, name: str, *more: Any) -> None:
+        attach(subject, name, *more)
+        if name == "oracle":
+            claimed = Failure("time", FailureKind.CLAIMED, ("OutOfMemoryError",), "no room")
+            raise WorkerFailed(claimed)
+
+    evaluator.prepare(TASK, config())
+    if failing == "attach":
+        monkeypatch.setattr(Subject, "attach", attached)
+    else:
+        monkeypatch.setattr(second_look, "_truth", short)
+    assert judged(evaluator, EXACT).status is Status.WRONG_VALUE
+    assert looked == [False]
+
+
+def test_what_a_look_took_is_given_back(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, looked: list[bool]
+) -> None:
+    left: list[set[str]] = []
+    discard = Subject.discard
+
+    def seen(subject: Subject, name: str) -> None:
+        before = subject.arena_bytes
+        discard(subject, name)
+        assert subject.worker.arena_bytes == subject.arena_bytes < before
+        left.append(set(subject.arenas))
+
+    monkeypatch.setattr(Subject, "discard", seen)
+    assert judged(evaluator, EXACT).status is Status.PASSED
+    assert len(left) == len(looked)
+    assert all(arenas == {"inputs", "slots", "state"} for arenas in left)
