@@ -33,6 +33,8 @@ WIDE = 3.0
 WIDE_KEPT_S = 3600.0
 """How long such a one serves, or a failure that may pass: where all is always busy, a new one would
 be no better."""
+PROTOCOL = 2
+"""Of how they are timed; 2: large calls on one input set, compiled code tuned alone."""
 NULL, BARE_NULL, FIGURES = "null", "bare null", "figures"
 TIMING_FIELDS = (
     "tf32",
@@ -64,7 +66,8 @@ class Baselines:
         synchronize: Callable[[], None],
     ) -> None:
         self.stand = stand
-        self.compiling = Compiling(compilers, cache / "inductor" / environment, stand.retire)
+        kept = cache / "inductor" / f"{environment}-{PROTOCOL}"
+        self.compiling = Compiling(compilers, kept, stand.retire)
         self.environment = environment
         self.cache = cache
         self.synchronize = synchronize
@@ -212,7 +215,7 @@ class Baselines:
         write_json(self._path(task, config, name), record)
 
     def _path(self, task: Task, config: EvalConfig, name: str) -> Path:
-        protocol = [getattr(config, field) for field in TIMING_FIELDS]
+        protocol = [PROTOCOL, *(getattr(config, field) for field in TIMING_FIELDS)]
         key = digest([task.hash, protocol, name, self.environment, SCHEMA_VERSION])
         return self.cache / "baselines" / f"{key}.json"
 

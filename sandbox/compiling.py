@@ -57,7 +57,8 @@ class Compiling:
 
     def call(self, subject: Subject) -> None:
         """Its first call, which compiles, beside whatever is timed: host work, which stands still
-        in timed regions. Nothing is tuned.
+        in timed regions. No kernel is tuned; whether operands of a product are padded, torch
+        decides then, by timing both.
         """
         with self.stand.quiet.beside(subject.worker):
             subject.request("call", COMPILE_TIMEOUT_S, seed=0, tuned=False)

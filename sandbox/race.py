@@ -132,9 +132,12 @@ class Races:
                     rival = coming.popleft().result()
                     with on_failure(partial(self.stand.retire, rival)):
                         last = number + 1 == self.config.min_pairs
-                        if number == 0 and wrap == AHEAD and not ready:
-                            self.compiling.keep(rival, tuned=False)  # for the others
-                        early = (self.small or self.stays) and not last
+                        # The first one's compiled code serves the others, unless they have theirs.
+                        serves = number == 0 and wrap in COMPILED and not ready
+                        if serves and self._calls(wrap):
+                            self.compiling.keep(rival, tuned=False)
+                            serves = False
+                        early = (self.small or self.stays) and not last and not serves
                         if early:
                             coming.append(pool.submit(start, number + 1))
                         if self.large:
@@ -241,11 +244,23 @@ class Races:
 
     def _compiled(self, wrap: str | None) -> Subject:
         """A worker of a compiled model, called once where there is memory for that."""
-        subject = self.compiling.start(self.task, self.config, self.signature, wrap)
-        if wrap == AHEAD and self.beside > 0:
+        start = partial(self.compiling.start, self.task, self.config, self.signature, wrap)
+        subject = start()
+        if not self._calls(wrap):
+            return subject
+        try:
             with on_failure(partial(self.stand.retire, subject)):
                 self.compiling.call(subject)
+        except WorkerFailed as failed:
+            if not set(failed.failure.types) & MEMORY_TYPES:
+                raise
+            logger.info("compiled in its pair: %s", failed)
+            return start()
         return subject
+
+    def _calls(self, wrap: str | None) -> bool:
+        """Whether its workers compile beside others."""
+        return wrap == AHEAD and self.beside > 0
 
     def _called(self, wrap: str | None) -> Subject:
         """A worker of the reference; on a GPU its first call loads code for a tenth of a second."""

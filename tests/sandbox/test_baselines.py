@@ -214,8 +214,28 @@ def test_the_first_workers_code_serves_the_others(
         assert Counter(compiled)["tuned"] == FAST.min_pairs
         compiled.clear()
         races.race("max_autotune", deque(), prepared.null)
-        assert compiled[:3] == ["opened", "pair 0", "tuned"]
+        # The second worker has what the first one found, which took minutes.
+        assert compiled[:5] == ["opened", "pair 0", "tuned", "kept", "opened"]
         assert Counter(compiled)["called"] == 0
+
+
+def test_a_worker_that_finds_no_room_beside_a_pair_compiles_in_its_own(
+    evaluator: LocalEvaluator, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_of(SCALE.replace("1.0", "4.8125"))
+    prepared = evaluator.prepare(task, FAST)
+    baselines = evaluator._preparer.baselines
+
+    def full(compiling: Compiling, subject: Subject) -> None:
+        raise WorkerFailed(SHORT_OF_MEMORY)
+
+    monkeypatch.setattr(Compiling, "call", full)
+    with baselines.races(task, FAST, prepared.signature, prepared.plan) as races:
+        compiled.clear()
+        found = races.race("compile", deque(), prepared.null)
+    assert {seen.pair for seen in found} == set(range(FAST.min_pairs))
+    assert Counter(compiled)["opened"] == 2 * FAST.min_pairs
+    assert Counter(compiled)["tuned"] == FAST.min_pairs
 
 
 def test_a_kernel_that_is_not_to_be_tuned_yet_runs_in_its_first_configuration(
@@ -230,17 +250,22 @@ def test_a_kernel_that_is_not_to_be_tuned_yet_runs_in_its_first_configuration(
             self.launchers: list[str] = []
             self.compiled = list(launchers)
             self.ran: list[str] = []
+            self._cached_launcher: str | None = None
 
         def precompile(self) -> None:
             self.launchers = self.compiled
 
         def run(self) -> None:
+            if self._cached_launcher is not None:
+                self.ran.append(self._cached_launcher)
+                return
             if not self.launchers:
                 self.precompile()
             if len(self.launchers) > 1:
                 self.launchers = self.launchers[-1:]
             (launcher,) = self.launchers
             self.ran.append(launcher)
+            self._cached_launcher = launcher
 
     monkeypatch.setattr(heuristics, "CachingAutotuner", Kernel)
     kernel, single, run = Kernel("slow", "quick"), Kernel("only"), Kernel.run
