@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+MACHINE_CODE = "machine code "
+"""Begins the runtime fact with the digest of what a candidate was compiled to."""
+
 
 class Layer(StrEnum):
     """The independent defences (docs/measuring.md, docs/walls.md), in the order they are asked."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sandbox import merging, overrun
-from sandbox.evidence import Evidence, Kind, Layer, Weight
+from sandbox.evidence import MACHINE_CODE, Evidence, Kind, Layer, Weight
 from sandbox.observation import CaseObservation, Observation, RuntimeClaim
 from sandbox.types import Interval, Timing
 from sandbox.words import number_of
@@ -43,7 +43,7 @@ def before_timing(observation: Observation, *, sound: bool) -> tuple[Evidence, .
         process(observation),
         *(values(observation) if sound else ()),
         parameters(observation),
-        *runtime(observation.runtime, observation.cases),
+        *runtime(observation.runtime, observation.cases, observation.machine_code),
         *tree(observation),
         *signature(observation),
         *memory(observation),
@@ -100,14 +100,17 @@ def parameters(observation: Observation) -> Evidence:
     )
 
 
-def runtime(claim: RuntimeClaim | None, cases: tuple[CaseObservation, ...] = ()) -> list[Evidence]:
+def runtime(
+    claim: RuntimeClaim | None, cases: tuple[CaseObservation, ...] = (), machine_code: str = ""
+) -> list[Evidence]:
     if claim is None:
         return []
     patched = tuple(f"{name} was replaced" for name in claim.patched[:LISTED])
     sharing = tuple(dict.fromkeys(words for case in cases for words in case.sharing))
     facts = (*patched, *claim.flags[:LISTED], *sharing[:LISTED])
     weight = Weight.PROOF if patched else Weight.NOTED if facts else Weight.CLEAN
-    return [Evidence(Layer.RUNTIME, weight, (*facts, *claim.kernels[:LISTED]))]
+    built = (f"{MACHINE_CODE}{machine_code}",) if machine_code else ()
+    return [Evidence(Layer.RUNTIME, weight, (*facts, *claim.kernels[:LISTED], *built))]
 
 
 def tree(observation: Observation) -> list[Evidence]:

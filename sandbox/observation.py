@@ -267,6 +267,8 @@ class Observation:
     language: Language = Language.TORCH
     runtime: RuntimeClaim | None = None
     """Claimed after the candidate's calls; None where it came to none."""
+    machine_code: str = ""
+    """Claimed: a digest of what it was compiled to."""
     tree: TreeFacts = field(default_factory=TreeFacts)
     reference_tree: TreeFacts = field(default_factory=TreeFacts)
     provenance: Provenance | None = None

@@ -13,6 +13,7 @@ from sandbox.errors import DeviceError, InvalidReference
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import NoRoom
 from sandbox.judge import judge_case
+from sandbox.machine_code import digest_of
 from sandbox.observation import (
     CaseObservation,
     Observation,
@@ -159,6 +160,8 @@ class Run(Timed):
             with contextlib.suppress(OSError, ValueError):
                 copying.copy_folder(subject.worker.scratch, name, kept / name, CACHE_LIMIT)
                 self.preload.append((kept / name, name))
+        with contextlib.suppress(OSError):
+            self.note(machine_code=digest_of([kept]))
 
     def reseed(self, subject: Subject) -> str:
         """Cases whose parameters are as constructed, for candidates matched only by a shared seed;

@@ -3,8 +3,8 @@
 Comments, blank space, docstrings and the layout of Python do not count, nor comments and blanks of
 the C, C++ or CUDA in a string of several lines. Names do: two programs that differ in a name only
 are two. Unsure means different: a new program that passes for a known one would never be measured.
-Machine code is what the candidate's own process reports of its build (a `machine code` line among
-its runtime facts); a build that reports none, as on the CPU, is told by its source alone.
+Machine code is that of a candidate's own process (sandbox/machine_code.py: a `machine code` line
+among the runtime facts); what is not compiled is told by its source alone.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ import re
 from collections.abc import Iterable
 
 from agent.types import Attempt
-from sandbox.evidence import Layer
+from sandbox.evidence import MACHINE_CODE, Layer
 from sandbox.types import Candidate, digest
 
-MACHINE_CODE = "machine code "
-"""Begins the runtime fact with the digest of a build's instructions."""
 TOKEN = re.compile(
     r"""(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
     r"""|(?P<end>\n)|(?P<word>\w[\w.]*)|(?P<marks>(?:(?!//|/\*)[^\w\s"'])+)|(?P<rest>\S)""",
@@ -37,7 +35,7 @@ def normal_form(candidate: Candidate) -> str:
 
 
 def machine_code(attempt: Attempt) -> str | None:
-    """Digest of its build's instructions, as its own process reported it; None where it did not."""
+    """The line with the digest of what it was compiled to; None where there is none."""
     facts = (f for e in attempt.evaluation.evidence if e.layer is Layer.RUNTIME for f in e.facts)
     return next((fact for fact in facts if fact.startswith(MACHINE_CODE)), None)
 

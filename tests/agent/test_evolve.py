@@ -13,10 +13,10 @@ from agent.scripted import scripted_evaluation
 from agent.strategies.evolve import Evolve
 from agent.strategies.fsr import FEATURE
 from agent.strategies.islands import GENERATION, ISLAND, members, populations
-from agent.strategies.novelty import MACHINE_CODE, distinct, machine_code, normal_form
+from agent.strategies.novelty import distinct, machine_code, normal_form
 from agent.types import Attempt, Proposal, Turn
 from rewards.types import Reward
-from sandbox.evidence import Evidence, Layer, Weight
+from sandbox.evidence import MACHINE_CODE, Evidence, Layer, Weight
 from sandbox.types import Candidate, EvalConfig, Language, Status, Task
 
 TASK = Task("t", "class Model: ...", "cpu")
