@@ -4,7 +4,8 @@ Comments, blank space, docstrings and the layout of Python do not count, nor com
 the C, C++ or CUDA in a string of several lines. Names do: two programs that differ in a name only
 are two. Unsure means different: a new program that passes for a known one would never be measured.
 Machine code is that of a candidate's own process (sandbox/machine_code.py: a `machine code` line
-among the runtime facts); what is not compiled is told by its source alone.
+among the runtime facts), with the Python around it, which launches it; what is not compiled is told
+by its source alone.
 """
 
 from __future__ import annotations
@@ -26,18 +27,25 @@ TOKEN = re.compile(
 
 def normal_form(candidate: Candidate) -> str:
     """A digest that equal programs share; where it is no Python, of the text with blanks joined."""
-    try:
-        tree = ast.parse(candidate.source)
-        text = ast.dump(_Normal().visit(tree))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        text = " ".join(candidate.source.split())
-    return digest([candidate.language.value, text])
+    return _form(candidate, _Normal())
 
 
 def machine_code(attempt: Attempt) -> str | None:
-    """The line with the digest of what it was compiled to; None where there is none."""
+    """A digest that programs share which are compiled to the same and launch it alike; None where
+    nothing is known of that.
+    """
     facts = (f for e in attempt.evaluation.evidence if e.layer is Layer.RUNTIME for f in e.facts)
-    return next((fact for fact in facts if fact.startswith(MACHINE_CODE)), None)
+    code = next((fact for fact in facts if fact.startswith(MACHINE_CODE)), None)
+    return None if code is None else digest([code, _form(attempt.proposal.candidate, _Host())])
+
+
+def _form(candidate: Candidate, normal: _Normal) -> str:
+    try:
+        tree = ast.parse(candidate.source)
+        text = ast.dump(normal.visit(tree))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        text = " ".join(candidate.source.split())
+    return digest([candidate.language.value, text])
 
 
 def distinct(attempts: Iterable[Attempt]) -> list[Attempt]:
@@ -65,6 +73,31 @@ class _Normal(ast.NodeTransformer):
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             return None
         return self.generic_visit(node)
+
+
+class _Host(_Normal):
+    """Drops what is compiled: strings of several lines, and what a function holds that some `jit`
+    decorates, as Triton's.
+    """
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        several = isinstance(node.value, str) and "\n" in node.value
+        return ast.Constant("") if several else node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if any("jit" in _words(decorator) for decorator in node.decorator_list):
+            node.args, node.body = _NOTHING, [ast.Pass()]
+        return self.generic_visit(node)
+
+
+_NOTHING = ast.arguments([], [], None, [], [], None, [])
+
+
+def _words(node: ast.AST) -> set[str]:
+    """Names and attributes in an expression."""
+    found = list(ast.walk(node))
+    names = {part.id for part in found if isinstance(part, ast.Name)}
+    return names | {part.attr for part in found if isinstance(part, ast.Attribute)}
 
 
 def _tokens(code: str) -> str:

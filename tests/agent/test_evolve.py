@@ -127,15 +127,47 @@ def test_comments_and_blanks_make_no_new_program_and_all_else_does(one, two, sam
     assert (forms[0] == forms[1]) == same
 
 
-def test_machine_code_tells_twins_apart_from_the_rest_where_a_build_reports_it():
-    def built(name: str, code: str) -> Attempt:
+HOST = """
+import cupy
+SOURCE = '''
+// {comment}
+__global__ void f(float* {name}) {{ {name}[0] = 1; }}
+'''
+KERNEL = cupy.RawKernel(SOURCE, "f")
+class ModelNew:
+    def forward(self, x):
+        KERNEL(({blocks},), (128,), (x,))
+"""
+JIT = """
+import triton
+@triton.autotune(configs=[triton.Config({{"BLOCK": {block}}})], key=[])
+@triton.jit
+def f(x, {name}, BLOCK):
+    {name} = x
+class ModelNew:
+    def forward(self, x):
+        f[({blocks},)](x, 1)
+"""
+
+
+@pytest.mark.parametrize("text", [HOST, JIT])
+def test_machine_code_tells_twins_that_launch_it_alike(text):
+    def built(code: str, name: str = "x", blocks: int = 1, block: int = 64) -> Attempt:
         plain = attempt(name, 2.0)
+        source = text.format(name=name, blocks=blocks, block=block, comment=name)
+        candidate = Candidate(TASK.id, Language.CUDA, source)
         seen = Evidence(Layer.RUNTIME, Weight.CLEAN, ("kernel f: 32", f"{MACHINE_CODE}{code}"))
-        return replace(plain, evaluation=replace(plain.evaluation, evidence=(seen,)))
+        evaluation = replace(plain.evaluation, evidence=(seen,))
+        proposal = replace(plain.proposal, candidate=candidate)
+        return replace(plain, proposal=proposal, evaluation=evaluation)
 
     assert machine_code(attempt("cpu", 1.0)) is None
-    found = distinct([built("a", "1f"), built("b", "1f"), built("c", "2e"), attempt("d", 1.0)])
-    assert names(found) == ["a", "c", "d"]
+    first, renamed = built("1f"), built("1f", "longer")
+    assert distinct([first, renamed]) == [first]
+    others = [built("2e", "longer"), built("1f", blocks=2), attempt("d", 1.0)]
+    assert distinct([first, *others]) == [first, *others]
+    if text is JIT:
+        assert machine_code(first) != machine_code(built("1f", block=128))
 
 
 def reply(comment: str) -> str:
