@@ -64,9 +64,9 @@ class Compiling:
             subject.request("call", COMPILE_TIMEOUT_S, seed=0, tuned=False)
 
     def tune(self, subject: Subject) -> None:
-        """One more call, beside nothing. On a GPU Inductor times the configurations of a kernel
-        when it is called first: beside others that says nothing, and of three workers of an argmax
-        one was several times as slow (H200).
+        """A call beside nothing: of max-autotune the first one, for minutes. On a GPU Inductor
+        times the configurations of a kernel when it is called first: beside others that says
+        nothing, and of three workers of an argmax one was several times as slow (H200).
         """
         if subject.task.device == "cuda":
             with self.stand.quiet.timed(strict=True):

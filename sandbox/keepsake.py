@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from sandbox import memory
 from sandbox.subject import Subject
 
 KEPT_BYTES = 64 << 20
@@ -74,6 +75,18 @@ class HandedOver:
         """Make every slot what it was when it was handed over; likewise."""
         for index, slot in self._slots.items():
             self.subject.set_bytes("slots", index).copy_(slot)
+
+    def output(self, index: int, leaf: int) -> torch.Tensor | None:
+        """Of a lone call, as it was handed over, whatever is written to its slot now; None where it
+        was too large for a copy.
+        """
+        if index not in self._slots:
+            return None
+        layout = self.subject.layouts["slots"]
+        return memory.leaf_view(self._slots[index], layout, 0, leaf)
+
+    def forget(self) -> None:
+        """The copies of the round that was."""
         self._room += [slot for slot in self._slots.values() if not slot.is_cuda]
         self._slots.clear()
 

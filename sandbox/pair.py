@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -285,8 +286,8 @@ class ProcessPair(Sides):
                 with self.given.meanwhile_filled(following):
                     case, others = self.compared(case, given, places)
                 if self.truthful and not case.within:
-                    factor = self.config.reference_error_factor
-                    case = second_look(self.given, given, case, factor)
+                    case = self.looked_at_again(case, given, single)
+            self.handed_over.forget()
         if self.keep is None:  # kept in an earlier round
             if self.ages and self.last:
                 self.candidate.idle.end()
@@ -301,6 +302,20 @@ class ProcessPair(Sides):
             self.candidate.spoil()
             self.candidate.idle.begin()
         return (case, *others)
+
+    def looked_at_again(
+        self, case: CaseObservation, given: Sequence[range], single: bool
+    ) -> CaseObservation:
+        """Of lone calls, behind whose end no device was waited for, what they handed over; then the
+        reference has the memory of its outputs again, as after its first batches.
+        """
+        output = self.handed_over.output if single else partial(self.candidate.leaf, "slots")
+        factor = self.config.reference_error_factor
+        case = second_look(self.given, given, case, factor, output)
+        for _ in range(self.plan.untimed):
+            self.reference.warm(self.plan.warm_sets)
+            self.batch(self.reference, self.plan.timed)
+        return case
 
     def compared(
         self,

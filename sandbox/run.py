@@ -155,13 +155,15 @@ class Run(Timed):
                 subject.stage = "verify"
                 cases += verify(subject, self.pools[number], matched, self.synchronize)
             self.note(cases=tuple(cases), parameters=matched)
+        made = []
         for name in (TRITON_CACHE, CUPY_CACHE, ARTIFACTS):
             # A compiler cache that is missing, or spoilt by its candidate, only costs time.
             with contextlib.suppress(OSError, ValueError):
                 copying.copy_folder(subject.worker.scratch, name, kept / name, CACHE_LIMIT)
+                made.append(kept / name)
                 self.preload.append((kept / name, name))
         with contextlib.suppress(OSError):
-            self.note(machine_code=digest_of([kept]))
+            self.note(machine_code=digest_of(made))
 
     def reseed(self, subject: Subject) -> str:
         """Cases whose parameters are as constructed, for candidates matched only by a shared seed;

@@ -2,14 +2,14 @@
 
 Those carry the reference's own error, which for some inputs is larger than it was in any case: a
 quotient by a sum near zero is as far off as that sum is small, and a kernel with more digits was
-refused for it. So the float64 truth of those very inputs decides, by the rule of verification
-(sandbox/bounds.py).
+refused for it. So the float64 truth of those very inputs decides: within the bounds, or a multiple
+of the reference's own error there, as in verification (sandbox/bounds.py).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -25,6 +25,8 @@ from sandbox.trees import Layout
 
 logger = logging.getLogger(__name__)
 
+Output = Callable[[int, int], torch.Tensor | None]
+"""Of a set, a leaf."""
 MOST = 8
 """Sets of a round; more are no tail."""
 OWN_NORM = 0.02
@@ -42,10 +44,11 @@ def able(pool: Pool) -> bool:
 
 
 def second_look(
-    given: Given, parts: Sequence[range], case: CaseObservation, factor: float
+    given: Given, parts: Sequence[range], case: CaseObservation, factor: float, output: Output
 ) -> CaseObservation:
     """The observation of a round on inputs as given, the sets of `parts`, without those that are
-    right; `factor`: EvalConfig.reference_error_factor. The candidate stands still.
+    right; `factor`: EvalConfig.reference_error_factor; `output`: a set's leaf, as the candidate
+    left it when it was done. It stands still.
     """
     sides = given.reference, given.candidate, given.signature
     reference, alone = given.reference, given.reference.solo
@@ -54,7 +57,7 @@ def second_look(
         leaves = tuple(map(truth_leaf, given.signature.outputs))
         reference.attach("oracle", Layout(leaves, 1))
         for index in _beyond(*sides, parts, case.bounds):
-            if len(excused) == MOST or not _right(given, index, case.bounds, factor):
+            if len(excused) == MOST or not _right(given, index, case.bounds, factor, output):
                 break
             excused.add(index)
     except (memory.OutOfMemoryError, torch.OutOfMemoryError) as error:
@@ -63,22 +66,14 @@ def second_look(
         if failed.failure.kind is not FailureKind.CLAIMED:
             raise
         logger.info("no second look: %s", failed)
-    _give_back(reference)
+    reference.discard("oracle")
+    if reference.task.device == "cuda":
+        torch.cuda.empty_cache()
     reference.solo = alone  # batches are what they were
     if not excused:
         return case
     logger.info("%d sets of a round are right, where the reference is less so", len(excused))
     return replace(case, **differences(*sides, list(_without(parts, excused)), case.bounds))
-
-
-def _give_back(reference: Subject) -> None:
-    """What the look took; the reference has the memory of its outputs again, in which its next
-    batch is timed.
-    """
-    reference.discard("oracle")
-    if reference.task.device == "cuda":
-        torch.cuda.empty_cache()
-    reference.go(list(range(reference.layouts["slots"].sets)))
 
 
 def _beyond(
@@ -99,18 +94,17 @@ def _beyond(
     return found
 
 
-def _right(given: Given, index: int, bounds: Sequence[Errors], factor: float) -> bool:
+def _right(
+    given: Given, index: int, bounds: Sequence[Errors], factor: float, output: Output
+) -> bool:
     """Whether the candidate's outputs are within what the reference's own error allows."""
-    reference = given.reference
-    if not given.refill(index):
+    if not given.refill():
         return False
-    leaves = range(len(given.signature.outputs))
-    truths = _truth(given, index)
-    for leaf, truth, bound in zip(leaves, truths, bounds, strict=True):
-        mine, own = (
-            compare.errors(side.leaf("slots", index, leaf), truth)
-            for side in (given.candidate, reference)
-        )
+    for leaf, (truth, bound) in enumerate(zip(_truth(given, index), bounds, strict=True)):
+        out, theirs = output(index, leaf), given.reference.leaf("slots", index, leaf)
+        if out is None:
+            return False
+        mine, own = compare.errors(out, truth), compare.errors(theirs, truth)
         if own.norm > OWN_NORM or not mine.within(bound.worst(own.times(factor))):
             return False
     return True

@@ -18,6 +18,7 @@ from agent.types import Attempt
 from sandbox.evidence import MACHINE_CODE, Layer
 from sandbox.types import Candidate, digest
 
+COMPILED = re.compile(r'__global__|#include|::Tensor|extern "C"')
 TOKEN = re.compile(
     r"""(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
     r"""|(?P<end>\n)|(?P<word>\w[\w.]*)|(?P<marks>(?:(?!//|/\*)[^\w\s"'])+)|(?P<rest>\S)""",
@@ -76,16 +77,16 @@ class _Normal(ast.NodeTransformer):
 
 
 class _Host(_Normal):
-    """Drops what is compiled: strings of several lines, and what a function holds that some `jit`
-    decorates, as Triton's.
+    """Drops what is compiled: strings of several lines that hold C++ or CUDA, and what functions of
+    Triton's hold.
     """
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
-        several = isinstance(node.value, str) and "\n" in node.value
-        return ast.Constant("") if several else node
+        code = isinstance(node.value, str) and "\n" in node.value and COMPILED.search(node.value)
+        return ast.Constant("") if code else super().visit_Constant(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        if any("jit" in _words(decorator) for decorator in node.decorator_list):
+        if any(_words(decorator) >= {"triton", "jit"} for decorator in node.decorator_list):
             node.args, node.body = _NOTHING, [ast.Pass()]
         return self.generic_visit(node)
 

@@ -150,6 +150,13 @@ class ModelNew:
 """
 
 
+def replace_source(attempt: Attempt, old: str, new: str) -> Attempt:
+    candidate = attempt.proposal.candidate
+    assert old in candidate.source
+    candidate = replace(candidate, source=candidate.source.replace(old, new))
+    return replace(attempt, proposal=replace(attempt.proposal, candidate=candidate))
+
+
 @pytest.mark.parametrize("text", [HOST, JIT])
 def test_machine_code_tells_twins_that_launch_it_alike(text):
     def built(code: str, name: str = "x", blocks: int = 1, block: int = 64) -> Attempt:
@@ -168,6 +175,11 @@ def test_machine_code_tells_twins_that_launch_it_alike(text):
     assert distinct([first, *others]) == [first, *others]
     if text is JIT:
         assert machine_code(first) != machine_code(built("1f", block=128))
+        scripted = replace_source(first, "@triton.jit", "@torch.jit.script")
+        assert machine_code(scripted) != machine_code(replace_source(scripted, "x = x", "x = 2"))
+    else:
+        text_of = replace_source(first, "import cupy", "import cupy\nTEXT = '''\none\n'''")
+        assert machine_code(text_of) != machine_code(replace_source(text_of, "\none", "\ntwo"))
 
 
 def reply(comment: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -86,13 +87,38 @@ def test_what_is_no_whole_library_counts_as_it_is(tmp_path: Path, spoilt: str) -
     assert first != digest_of([folder])
 
 
-def test_sections_that_overlap_without_end_are_not_read(tmp_path: Path) -> None:
-    count = 60000
+def header(size: int, count: int) -> bytes:
     head = b"\x7fELF\x02\x01" + bytes(34) + (64).to_bytes(8, "little") + bytes(10)
-    head += (64).to_bytes(2, "little") + count.to_bytes(2, "little") + bytes(2)
-    section = bytes(24) + bytes(8) + (1 << 21).to_bytes(8, "little") + bytes(24)
-    (tmp_path / "a.so").write_bytes(head + section * count)
+    return head + b"".join(n.to_bytes(2, "little") for n in (size, count, 0))
+
+
+@pytest.mark.parametrize("spoilt", ["overlap", "one header", "many", "names"])
+def test_tables_without_end_take_no_time(tmp_path: Path, spoilt: str) -> None:
+    large = bytes(24) + bytes(8) + (1 << 21).to_bytes(8, "little") + bytes(24)
+    names = (0).to_bytes(4, "little") + bytes(20) + (64).to_bytes(8, "little")
+    names += (16 << 20).to_bytes(8, "little") + bytes(24)
+    content = {
+        "overlap": header(64, 60000) + large * 60000,
+        "one header": header(0, 65535) + large,
+        "many": header(64, 65535) + bytes(64) * 65535,
+        "names": header(64, 2000) + names + large[:32] * 4000 + b"\xff" * (16 << 20),
+    }
+    (tmp_path / "a.so").write_bytes(content[spoilt])
+    start = time.perf_counter()
     assert digest_of([tmp_path])
+    assert time.perf_counter() - start < 5
+
+
+def test_more_than_a_candidate_compiles_has_no_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = compiled(tmp_path / "first", SOURCE)
+    assert digest_of(folders)
+    monkeypatch.setattr("sandbox.machine_code.MOST_BYTES", 1000)
+    assert digest_of(folders) == ""
+    monkeypatch.setattr("sandbox.machine_code.MOST_BYTES", 1 << 30)
+    monkeypatch.setattr("sandbox.machine_code.MOST_FILES", 0)
+    assert digest_of(folders) == ""
 
 
 def test_nothing_compiled_has_no_digest(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from sandbox.bounds import timed_bounds
 from sandbox.evaluator import LocalEvaluator
 from sandbox.given import Given
 from sandbox.handle import WorkerFailed
+from sandbox.keepsake import HandedOver
 from sandbox.observation import CaseObservation, Errors, Failure, FailureKind
 from sandbox.pool import Case
 from sandbox.subject import Opening, Subject
@@ -116,7 +117,7 @@ def test_a_second_look_is_at_the_inputs_of_the_round_that_was(evaluator: LocalEv
         with given.meanwhile_filled(3):
             pass
         assert not torch.equal(values(), used)
-        assert given.refill(2)
+        assert given.refill()
         assert torch.equal(values(), used)
         given.fill(3)  # the next round does not have them again
         assert not torch.equal(values()[: 3 * len(used) // 4], used[: 3 * len(used) // 4])
@@ -188,3 +189,39 @@ def test_what_a_look_took_is_given_back(
     assert judged(evaluator, EXACT).status is Status.PASSED
     assert len(left) == len(looked)
     assert all(arenas == {"inputs", "slots", "state"} for arenas in left)
+
+
+def test_a_lone_calls_output_is_what_was_handed_over(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, looked: list[bool]
+) -> None:
+    """Not what is written to its slot by work that its end did not wait for."""
+    take = HandedOver.take
+
+    def taken(handed: HandedOver, index: int) -> None:
+        slot = handed.subject.leaf("slots", index, 0)
+        right = slot.clone()
+        slot.mul_(1.001)  # as it is handed over
+        take(handed, index)
+        slot.copy_(right)
+
+    back = HandedOver.put_back
+
+    def put_back(handed: HandedOver) -> None:
+        right = {index: handed.subject.leaf("slots", index, 0).clone() for index in handed._slots}
+        back(handed)
+        late.update(right)
+
+    late: dict[int, torch.Tensor] = {}
+    look = second_look.second_look
+
+    def looking(given: Given, *more: Any) -> CaseObservation:
+        for index, right in late.items():
+            given.candidate.leaf("slots", index, 0).copy_(right)
+        late.clear()
+        return look(given, *more)
+
+    monkeypatch.setattr(HandedOver, "take", taken)
+    monkeypatch.setattr(HandedOver, "put_back", put_back)
+    monkeypatch.setattr(second_look, "second_look", looking)
+    assert judged(evaluator, EXACT).status is Status.WRONG_VALUE
+    assert not looked[-1]
