@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from sandbox.evaluator import LocalEvaluator
 from sandbox.handle import WorkerFailed
 from sandbox.observation import Failure, FailureKind, RoundObservation
 from sandbox.race import Races
+from sandbox.statistics import Null
 from sandbox.subject import Opening, Subject
 from sandbox.types import EvalConfig, Task
 from sandbox.worker.reference import ReferenceSession
@@ -179,22 +180,29 @@ def compiled(evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch) -> list
     return done
 
 
-def test_workers_compile_ahead_and_tune_in_their_pair(
-    evaluator: LocalEvaluator, compiled: list[str]
-) -> None:
+@pytest.fixture
+def raced(evaluator: LocalEvaluator, compiled: list[str]) -> Iterator[tuple[Races, Null]]:
+    """Of a task that was prepared."""
     task = task_of(SCALE.replace("1.0", "4.625"))
     prepared = evaluator.prepare(task, FAST)
-    baselines = evaluator._preparer.baselines
-    ahead = Ahead(baselines.compiling, task, FAST, prepared.signature)
     compiled.clear()
+    baselines = evaluator._preparer.baselines
+    with baselines.races(task, FAST, prepared.signature, prepared.plan) as races:
+        yield races, prepared.null
+
+
+def test_workers_compile_ahead_and_tune_in_their_pair(
+    raced: tuple[Races, Null], compiled: list[str]
+) -> None:
+    races, null = raced
+    ahead = Ahead(races.compiling, races.task, FAST, races.signature)
     with closing(ahead):
         ahead.begin(range(FAST.min_pairs), 1)
         ahead.finish()
         assert compiled[:3] == ["opened", "called", "kept untuned"]
         assert Counter(compiled)["called"] == len(ahead.ready) == FAST.min_pairs
         compiled.clear()
-        with baselines.races(task, FAST, prepared.signature, prepared.plan) as races:
-            races.race("compile", ahead.ready, prepared.null)
+        races.race("compile", ahead.ready, null)
         assert compiled[:3] == ["pair 0", "tuned", "kept"]
         assert Counter(compiled) == Counter(
             ["kept"] + [f"pair {n}" for n in range(FAST.min_pairs)] + ["tuned"] * FAST.min_pairs
@@ -202,37 +210,28 @@ def test_workers_compile_ahead_and_tune_in_their_pair(
 
 
 def test_the_first_workers_code_serves_the_others(
-    evaluator: LocalEvaluator, compiled: list[str]
+    raced: tuple[Races, Null], compiled: list[str]
 ) -> None:
-    task = task_of(SCALE.replace("1.0", "4.75"))
-    prepared = evaluator.prepare(task, FAST)
-    baselines = evaluator._preparer.baselines
-    with baselines.races(task, FAST, prepared.signature, prepared.plan) as races:
-        compiled.clear()
-        races.race("compile", deque(), prepared.null)
-        assert compiled[:3] == ["opened", "called", "kept untuned"]
-        assert Counter(compiled)["tuned"] == FAST.min_pairs
-        compiled.clear()
-        races.race("max_autotune", deque(), prepared.null)
-        # The second worker has what the first one found, which took minutes.
-        assert compiled[:5] == ["opened", "pair 0", "tuned", "kept", "opened"]
-        assert Counter(compiled)["called"] == 0
+    races, null = raced
+    races.race("compile", deque(), null)
+    assert compiled[:3] == ["opened", "called", "kept untuned"]
+    assert Counter(compiled)["tuned"] == FAST.min_pairs
+    compiled.clear()
+    races.race("max_autotune", deque(), null)
+    # The second worker has what the first one found, which took minutes.
+    assert compiled[:5] == ["opened", "pair 0", "tuned", "kept", "opened"]
+    assert Counter(compiled)["called"] == 0
 
 
 def test_a_worker_that_finds_no_room_beside_a_pair_compiles_in_its_own(
-    evaluator: LocalEvaluator, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+    raced: tuple[Races, Null], compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = task_of(SCALE.replace("1.0", "4.8125"))
-    prepared = evaluator.prepare(task, FAST)
-    baselines = evaluator._preparer.baselines
-
     def full(compiling: Compiling, subject: Subject) -> None:
         raise WorkerFailed(SHORT_OF_MEMORY)
 
     monkeypatch.setattr(Compiling, "call", full)
-    with baselines.races(task, FAST, prepared.signature, prepared.plan) as races:
-        compiled.clear()
-        found = races.race("compile", deque(), prepared.null)
+    races, null = raced
+    found = races.race("compile", deque(), null)
     assert {seen.pair for seen in found} == set(range(FAST.min_pairs))
     assert Counter(compiled)["opened"] == 2 * FAST.min_pairs
     assert Counter(compiled)["tuned"] == FAST.min_pairs
