@@ -311,7 +311,7 @@ class ProcessPair(Sides):
         """
         output = self.handed_over.output if single else partial(self.candidate.leaf, "slots")
         factor = self.config.reference_error_factor
-        case = second_look(self.given, given, case, factor, output)
+        case = second_look(self.given, given, case, factor, output, self.handed_over.put_back)
         for _ in range(self.plan.untimed):
             self.reference.warm(self.plan.warm_sets)
             self.batch(self.reference, self.plan.timed)

@@ -44,11 +44,16 @@ def able(pool: Pool) -> bool:
 
 
 def second_look(
-    given: Given, parts: Sequence[range], case: CaseObservation, factor: float, output: Output
+    given: Given,
+    parts: Sequence[range],
+    case: CaseObservation,
+    factor: float,
+    output: Output,
+    restore: Callable[[], None],
 ) -> CaseObservation:
     """The observation of a round on inputs as given, the sets of `parts`, without those that are
     right; `factor`: EvalConfig.reference_error_factor; `output`: a set's leaf, as the candidate
-    left it when it was done. It stands still.
+    left it when it was done, as `restore` has its slots again. It stands still.
     """
     sides = given.reference, given.candidate, given.signature
     reference, alone = given.reference, given.reference.solo
@@ -56,6 +61,7 @@ def second_look(
     try:
         leaves = tuple(map(truth_leaf, given.signature.outputs))
         reference.attach("oracle", Layout(leaves, 1))
+        restore()
         for index in _beyond(*sides, parts, case.bounds):
             if len(excused) == MOST or not _right(given, index, case.bounds, factor, output):
                 break
@@ -73,6 +79,7 @@ def second_look(
     if not excused:
         return case
     logger.info("%d sets of a round are right, where the reference is less so", len(excused))
+    restore()
     return replace(case, **differences(*sides, list(_without(parts, excused)), case.bounds))
 
 
