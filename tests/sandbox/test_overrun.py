@@ -228,12 +228,22 @@ def test_both_sides_are_asked_behind_every_batch_and_who_left_it_busy_is_refused
             return real(self, *arguments)
 
         monkeypatch.setattr(ProcessPair, f"run_{side}", turn)
+    rounds_made: list[RoundObservation] = []
+    observed = ProcessPair.observed
+
+    def noted(self, *arguments, **options):  # type: ignore[no-untyped-def]
+        rounds_made.append(observed(self, *arguments, **options))
+        return rounds_made[-1]
+
+    monkeypatch.setattr(ProcessPair, "observed", noted)
     same = Candidate(task.id, Language.TORCH, forward("return y"))
     found = evaluator.evaluate(task, same, config, to_beat=to_beat)
     assert found.status is (Status.REWARD_HACK if busy else Status.PASSED), found.detail
     assert ("idle device" in found.detail) is busy
-    counts = {side: probe.asked.count(side) for side in ("reference", "candidate")}
-    # Behind "done" and behind collect of six batch rounds or more of each pair; of no lone call.
+    # Behind "done" and behind collect of every batch, void ones too; of no lone call.
+    batches = [r for r in rounds_made if not r.single]
+    for side in ("reference", "candidate"):
+        assert probe.asked.count(side) == 2 * len(batches)
     pairs_made = 2 if busy or to_beat is None else 1
-    assert counts["reference"] == counts["candidate"] >= pairs_made * 2 * 6
-    assert counts["reference"] <= pairs_made * 2 * 2 * 8
+    assert len(batches) >= pairs_made * 6
+    assert len({r.pair for r in batches}) >= pairs_made
