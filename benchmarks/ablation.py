@@ -1,9 +1,10 @@
 """Strategies on the same tasks with the same budget of candidates: what search is worth.
 
-Every arm is a run of its own, NAME-ARM under runs/, so the same command goes on where it stopped.
-An arm is a strategy (a preset's name or a file), with `+tuning` or `+memory` for what works beside
-it. Its budget is `--candidates` a task; a portfolio may divide the sum unevenly. The replies that
-each arm took are in the table: one that repeats a known program costs a reply and no candidate.
+Every arm is a run of its own, NAME-ARM under runs/ (`+` is `-` there), so the same command goes on
+where it stopped. An arm is a strategy (a preset's name or a file), with `+tuning` or `+memory` for
+what works beside it. Its budget is `--candidates` a task; a portfolio may divide the sum unevenly.
+The replies that each arm took are in the table: one that repeats a known program costs a reply and
+no candidate.
 
     python benchmarks/ablation.py --config campaign.yaml --name abl --candidates 8
     python benchmarks/ablation.py ... --export-requests out --import-replies in
@@ -103,12 +104,17 @@ def run_arm(
         files["import_replies"] = [
             f for f in sorted(imports.glob("*.jsonl")) if f.name.split(".")[0] == arm
         ]
-    optimize(config=config, name=f"{name}-{arm}", **files)
+    optimize(config=config, name=run_of(name, arm), **files)
+
+
+def run_of(name: str, arm: str) -> str:
+    """The arm's run; names of runs hold no `+`."""
+    return f"{name}-{arm}".replace("+", "-")
 
 
 def rows(name: str, arms: Sequence[str], runs: Path = RUNS) -> list[Row]:
     """The table's, from the arms' journals."""
-    found = {arm: read_arm(runs / f"{name}-{arm}") for arm in arms}
+    found = {arm: read_arm(runs / run_of(name, arm)) for arm in arms}
     first = logs(found[arms[0]][0])
     table = []
     for arm, (tasks, spent) in found.items():

@@ -28,9 +28,8 @@ CPU: Mapping[str, str] = {
     "threads": r"omp\s+parallel",
     "streaming stores": r"_mm\w*_stream|nontemporal",
 }
-PLUMBING = frozenset(
-    ("init", "size", "shape", "to", "len", "range", "int", "float", "tensor", "parameter")
-)
+SETUP = frozenset(("init", "tensor", "parameter", "registerbuffer", "ones", "zeros", "full"))
+PLUMBING = SETUP | frozenset(("size", "shape", "to", "len", "range", "int", "float"))
 """Calls that say nothing about what a reference computes."""
 
 

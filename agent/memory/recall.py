@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from agent.memory.features import operators
 from agent.memory.notes import Memory, Note
-from agent.prompts.feedback import bottleneck_of
+from agent.prompts.feedback import UNKNOWN, bottleneck_of
 from agent.types import Measured
 from sandbox.types import Task
 
@@ -72,8 +72,9 @@ def words(note: Note) -> str:
     """One line of a prompt."""
     how = ", ".join(note.techniques) or "no technique that its text shows"
     asked = f" (asked for: {note.feature})" if note.feature else ""
+    bound = "" if note.bottleneck == UNKNOWN else f", {note.bottleneck}"
     line = (
-        f"{', '.join(note.operators)} in {note.dtype}, {note.bottleneck}: "
+        f"{', '.join(note.operators)} in {note.dtype}{bound}: "
         f"{note.language.value} with {how}{asked}: {note.speedup} against eager"
     )
     if note.over_parent is not None:

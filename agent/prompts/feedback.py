@@ -25,6 +25,8 @@ CONTEXT_LINES = 2
 """Above and below a line that the compiler names but does not show."""
 ERROR_LINE = re.compile(r"(?:^|[\s:)])(?:fatal )?error(?:\s*[:#]|\s+[A-Z]*\d+)", re.IGNORECASE)
 LINE_NUMBER = re.compile(r"\((\d+)\)\s*: (?:fatal )?error|:(\d+):(?:\d+:)? (?:fatal )?error")
+UNKNOWN = "unknown"
+"""A bound of which nothing tells."""
 LAUNCH_BOUND = 3.0
 """Below so many launch costs a call, the launches themselves are what is left to save."""
 NEAR_FLOOR = 0.9
@@ -168,11 +170,11 @@ def bottleneck_of(
     """What bounds a call of this latency, in a word or two; `unknown` where nothing tells."""
     launch_s = (measured.launch_s if measured is not None else None) or 0.0
     if latency_ms is None:
-        return "unknown"
+        return UNKNOWN
     if latency_ms < LAUNCH_BOUND * launch_s * 1e3:
         return "launch-bound"
     if floor_ms is None:
-        return "unknown"
+        return UNKNOWN
     return "memory-bound" if floor_ms / latency_ms >= MEMORY_BOUND else "far from memory-bound"
 
 

@@ -63,6 +63,8 @@ def test_operators_are_the_references_own_in_one_spelling():
     assert operators("class Model:\n    def forward(s, x): return F.layer_norm(x)") == (
         "layernorm",
     )
+    made = "class Model:\n    def __init__(s):\n        s.register_buffer('b', torch.ones(3))"
+    assert operators(made) == ()
     assert operators("no python (") == ()
 
 
@@ -79,6 +81,11 @@ def test_a_note_says_what_bounded_what_was_done_and_what_was_measured():
         "matmul, softmax in float32, memory-bound: cpp with vectorisation, threads "
         "(asked for: fusion): 2.00x [1.90, 2.10] against eager, 1.25x of what it was made from, "
         "60 % of the roofline on EPYC"
+    )
+    unknown = replace(NOTE, bottleneck="unknown", feature="", over_parent=None, roofline=None)
+    assert words(unknown) == (
+        "matmul, softmax in float32: cpp with vectorisation, threads: 2.00x [1.90, 2.10] against"
+        " eager on EPYC"
     )
 
 

@@ -13,11 +13,11 @@ from agent.models.opening import BatchFiles
 from agent.models.settings import ModelConfig
 from agent.outcome import Stage, TaskReport
 from agent.proposers import open_proposers
-from agent.runs import open_run
+from agent.runs import check_name, open_run
 from agent.scripted import scripted_evaluation
 from agent.strategies.portfolio import Portfolio
 from agent.types import Attempt, Proposal
-from benchmarks.ablation import ARMS, Row, arm_config, figure, markdown, rows, run_arm
+from benchmarks.ablation import ARMS, Row, arm_config, figure, markdown, rows, run_arm, run_of
 from rewards.types import Reward
 from sandbox.errors import ConfigError
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status
@@ -74,6 +74,11 @@ def test_every_arm_has_the_same_budget_and_only_its_own_helpers():
     assert configs["fsr+tuning+memory"].memory == BASE.memory
     assert isinstance(configs["portfolio"].strategy, Portfolio)
     assert configs["portfolio"].max_candidates_per_task == 12
+
+
+def test_every_arm_has_a_run_of_its_own_that_may_be_called_so():
+    arms = (*ARMS, "fsr+tuning", "fsr+memory", "fsr+tuning+memory")
+    assert len({check_name(run_of("abl", arm)) for arm in arms}) == len(arms)
 
 
 @pytest.mark.parametrize(
