@@ -8,8 +8,6 @@ garbage.
 from __future__ import annotations
 
 import logging
-import random
-import secrets
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,16 +18,14 @@ import torch
 
 from sandbox.differences import differences, finite
 from sandbox.drift import drift, timed_alone, uneven
-from sandbox.keepsake import HandedOver, Keepsake
 from sandbox.observation import CaseObservation, Errors, RoundObservation
 from sandbox.plan import SPARE_OUTPUTS, Plan
 from sandbox.quiet import Quiet
 from sandbox.rounds import MET_BY, hiding_rounds, restyled, single_set
 from sandbox.second_look import second_look
-from sandbox.sides import Sides
-from sandbox.structure import structure
 from sandbox.subject import Signature, Subject
-from sandbox.turn import Progress, Turn, goes, span
+from sandbox.turn import Turn
+from sandbox.turns import Turns
 from sandbox.types import EvalConfig
 from sandbox.unlike import Kind, Kinds, Unlike
 
@@ -44,7 +40,7 @@ OVERHEAD_GOS = 9
 """Empty "go"s whose median round trip, on the reference's side, is taken off both sides' times."""
 
 
-class ProcessPair(Sides):
+class ProcessPair(Turns):
     """Drives both sides; the caller owns the subjects and closes them."""
 
     restyles = True
@@ -88,29 +84,17 @@ class ProcessPair(Sides):
             quiet,
             new_weights=new_weights,
             strict=strict,
+            judged=judged,
         )
         self.number = number
-        self.judged = judged
         self.kinds = kinds if judged else None
         self.truthful = truthful
         self.ages = strict and judged
         """Call on after the last round, so that what is kept grows old."""
-        self.used_up = not signature.mutates and not signature.aliases
-        """A call's inputs are poisoned once it is "done": no output needs them."""
-        self.last = False
         self.hides = False
         """The next round is a batch with inputs of other kinds."""
         self.before: dict[int, torch.Tensor] = {}
         """The (bytes,) of some sets before the round, where calls write to their inputs."""
-        self.poisoned = 0
-        """The candidate's first so many input sets hold nothing since they were used."""
-        self.secret = random.Random(secrets.randbits(64))
-        self.keepsake = Keepsake(candidate, able=signature.owns)
-        self.handed_over = HandedOver(candidate)
-        self.keep: int | None = None
-        """Position, in the next batch, of the call whose output is kept; None once one is."""
-        if self.keepsake.wanted(signature.output_bytes):
-            self.keep = self.secret.randrange(plan.sets)
 
     def start(self, first_call_timeout_s: float, *, shorter: bool = False) -> Plan:
         """Attach arenas, give both sides one state, make first calls, time the reference solo.
@@ -336,98 +320,8 @@ class ProcessPair(Sides):
                 others.append(CaseObservation(name, **seen, bounds=kind.bounds))
         return case, others
 
-    def spoils(self, single: bool) -> bool:
-        """Whether a round's outputs are held until it has been compared, and then spoilt."""
-        return self.judged and self.signature.owns and not single and not self.last
-
     def why_void(self, mine: Turn, its: Turn, calls: int, single: bool) -> str:
         """Why a round does not count; empty where it does."""
         alone, device = self.reference.solo, self.reference.task.device
         drifted = "" if single else drift(mine.seconds / calls, mine.pace, alone, device)
         return drifted or uneven(mine.pace, its.pace)
-
-    def run_reference(self, sets: list[int], single: bool) -> Turn:
-        """The reference's turn, with the candidate's whole process tree stopped."""
-        self.candidate.idle.end()
-        self.candidate.worker.freeze()
-        turn = Progress()
-        try:
-            self.ready(self.reference)
-            for batch in goes(sets, single):
-                turn.spent.append(self.timed(self.reference, batch, single))
-                after = self.afterwards(single)
-                # What happens to the candidate between "done" and collect happens to the reference
-                # too, memory traffic included: a pause makes collect slower, and so do cold caches.
-                start = time.perf_counter()
-                self.reference.worker.freeze()
-                after.settle(time.perf_counter() - start)
-                turn.paces.append(self.pace(single))
-                with after.timed():
-                    if not self.signature.mutates:
-                        self.given.unchanged(*span(batch))
-                    if self.used_up and self.probe is None:
-                        self.given.rewrite(*span(batch))
-                    elif self.used_up:  # as the candidate's are, to the byte: it is timed
-                        self.candidate.poison("inputs", *span(batch))
-                    self.reference.poison("slots", *span(batch))
-                    if single and self.rung:
-                        self.reference.forget()
-                    self.synchronize()
-                self.reference.worker.thaw()
-                keep = None if single else self.keep
-                seconds, _ = self.reference.collect(batch, keep=keep)
-                after.end()
-                turn.collected(seconds, after)
-        finally:
-            self.reference.worker.thaw()
-            self.candidate.worker.thaw()
-            self.candidate.idle.begin()
-        return turn.over()
-
-    def run_candidate(
-        self, sets: list[int], single: bool, case: CaseObservation
-    ) -> tuple[Turn, CaseObservation]:
-        """The candidate's turn: its inputs are checked and poisoned before it hands outputs over,
-        and a lone call's output is out of its reach before the next set is disclosed.
-        """
-        self.ready(self.candidate)
-        turn = Progress()
-        for batch in goes(sets, single):
-            turn.spent.append(self.timed(self.candidate, batch, single))
-            after = self.afterwards(single)
-            mutated = unfinished = False
-            start = time.perf_counter()
-            with self.frozen():  # so that nothing goes on unpaid while inputs are compared
-                after.settle(time.perf_counter() - start)
-                turn.paces.append(self.pace(single))
-                with after.timed():
-                    if not self.signature.mutates:
-                        mutated = not self.given.unchanged(*span(batch))
-                        unfinished = mutated and single and self.came_late(batch)
-                    if self.used_up:
-                        self.candidate.poison("inputs", *span(batch))
-                    self.candidate.poison("slots", *span(batch))
-                    if single and self.rung:
-                        self.candidate.forget()
-                    self.synchronize()
-            keep = self.keep if not single else None
-            # A lone call's output goes at once, as the reference's does: the next takes its memory.
-            spoil = self.spoils(single)
-            seconds, claim = self.candidate.collect(batch, keep=keep, spoil=spoil)
-            after.end()
-            turn.collected(seconds, after)
-            differs = structure(claim, self.signature, len(batch), dense=self.config.dense_layouts)
-            seen = CaseObservation(
-                case.name, inputs_mutated=mutated and not unfinished, unfinished=unfinished
-            )
-            case = case.worst(replace(seen, **differs))
-            if keep is not None:
-                self.keepsake.take(sets[keep])
-            if single:
-                with self.frozen():
-                    self.handed_over.take(batch[0])
-                    self.synchronize()
-        if self.used_up:
-            self.poisoned = max(self.poisoned, len(sets))
-        self.candidate.idle.begin()
-        return turn.over(), case

@@ -1,0 +1,156 @@
+"""The turn of either side in a round: its batch or lone calls timed, its used inputs poisoned, its
+outputs handed over.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from sandbox.keepsake import HandedOver, Keepsake
+from sandbox.observation import CaseObservation
+from sandbox.plan import Plan
+from sandbox.quiet import Quiet
+from sandbox.sides import Sides
+from sandbox.structure import structure
+from sandbox.subject import Signature, Subject
+from sandbox.turn import Progress, Turn, goes, span
+from sandbox.types import EvalConfig
+
+
+class Turns(Sides):
+    """What is done to the candidate between "done" and collect is done to the reference too."""
+
+    def __init__(
+        self,
+        reference: Subject,
+        candidate: Subject,
+        signature: Signature,
+        plan: Plan,
+        config: EvalConfig,
+        synchronize: Callable[[], None],
+        quiet: Quiet,
+        *,
+        new_weights: bool,
+        strict: bool,
+        judged: bool,
+    ) -> None:
+        """`judged`: the candidate's outputs are compared."""
+        super().__init__(
+            reference,
+            candidate,
+            signature,
+            plan,
+            config,
+            synchronize,
+            quiet,
+            new_weights=new_weights,
+            strict=strict,
+        )
+        self.judged = judged
+        self.used_up = not signature.mutates and not signature.aliases
+        """A call's inputs are poisoned once it is "done": no output needs them."""
+        self.last = False
+        """This is the last round."""
+        self.poisoned = 0
+        """The candidate's first so many input sets hold nothing since they were used."""
+        self.secret = random.Random(secrets.randbits(64))
+        self.keepsake = Keepsake(candidate, able=signature.owns)
+        self.handed_over = HandedOver(candidate)
+        self.keep: int | None = None
+        """Position, in the next batch, of the call whose output is kept; None once one is."""
+        if self.keepsake.wanted(signature.output_bytes):
+            self.keep = self.secret.randrange(plan.sets)
+
+    def spoils(self, single: bool) -> bool:
+        """Whether a round's outputs are held until it has been compared, and then spoilt."""
+        return self.judged and self.signature.owns and not single and not self.last
+
+    def run_reference(self, sets: list[int], single: bool) -> Turn:
+        """The reference's turn, with the candidate's whole process tree stopped."""
+        self.candidate.idle.end()
+        self.candidate.worker.freeze()
+        turn = Progress()
+        try:
+            self.ready(self.reference)
+            for batch in goes(sets, single):
+                turn.spent.append(self.timed(self.reference, batch, single))
+                after = self.afterwards(single)
+                # What happens to the candidate between "done" and collect happens to the reference
+                # too, memory traffic included: a pause makes collect slower, and so do cold caches.
+                start = time.perf_counter()
+                self.reference.worker.freeze()
+                after.settle(time.perf_counter() - start)
+                turn.paces.append(self.pace(single))
+                with after.timed():
+                    if not self.signature.mutates:
+                        self.given.unchanged(*span(batch))
+                    if self.used_up and self.probe is None:
+                        self.given.rewrite(*span(batch))
+                    elif self.used_up:  # as the candidate's are, to the byte: it is timed
+                        self.candidate.poison("inputs", *span(batch))
+                    self.reference.poison("slots", *span(batch))
+                    if single and self.rung:
+                        self.reference.forget()
+                    self.synchronize()
+                self.reference.worker.thaw()
+                keep = None if single else self.keep
+                seconds, _ = self.reference.collect(batch, keep=keep)
+                after.end()
+                turn.collected(seconds, after)
+        finally:
+            self.reference.worker.thaw()
+            self.candidate.worker.thaw()
+            self.candidate.idle.begin()
+        return turn.over()
+
+    def run_candidate(
+        self, sets: list[int], single: bool, case: CaseObservation
+    ) -> tuple[Turn, CaseObservation]:
+        """The candidate's turn: its inputs are checked and poisoned before it hands outputs over,
+        and a lone call's output is out of its reach before the next set is disclosed.
+        """
+        self.ready(self.candidate)
+        turn = Progress()
+        for batch in goes(sets, single):
+            turn.spent.append(self.timed(self.candidate, batch, single))
+            after = self.afterwards(single)
+            mutated = unfinished = False
+            start = time.perf_counter()
+            with self.frozen():  # so that nothing goes on unpaid while inputs are compared
+                after.settle(time.perf_counter() - start)
+                turn.paces.append(self.pace(single))
+                with after.timed():
+                    if not self.signature.mutates:
+                        mutated = not self.given.unchanged(*span(batch))
+                        unfinished = mutated and single and self.came_late(batch)
+                    if self.used_up:
+                        self.candidate.poison("inputs", *span(batch))
+                    self.candidate.poison("slots", *span(batch))
+                    if single and self.rung:
+                        self.candidate.forget()
+                    self.synchronize()
+            keep = self.keep if not single else None
+            # A lone call's output goes at once, as the reference's does: the next takes its memory.
+            spoil = self.spoils(single)
+            seconds, claim = self.candidate.collect(batch, keep=keep, spoil=spoil)
+            after.end()
+            turn.collected(seconds, after)
+            differs = structure(claim, self.signature, len(batch), dense=self.config.dense_layouts)
+            seen = CaseObservation(
+                case.name, inputs_mutated=mutated and not unfinished, unfinished=unfinished
+            )
+            case = case.worst(replace(seen, **differs))
+            if keep is not None:
+                self.keepsake.take(sets[keep])
+            if single:
+                with self.frozen():
+                    self.handed_over.take(batch[0])
+                    self.synchronize()
+        if self.used_up:
+            self.poisoned = max(self.poisoned, len(sets))
+        self.candidate.idle.begin()
+        return turn.over(), case
