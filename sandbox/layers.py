@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sandbox import merging, overrun
+from sandbox import hardware_counters, merging, overrun
 from sandbox.evidence import MACHINE_CODE, Evidence, Kind, Layer, Weight
 from sandbox.observation import CaseObservation, Observation, RuntimeClaim
 from sandbox.types import Interval, Timing
@@ -201,6 +201,9 @@ def provenance(observation: Observation) -> list[Evidence]:
     )
     facts = [f"{seen.own_share:.0%} of {seen.unit} time {where}"]
     facts += [f"{origin}: {name} {share:.0%}" for origin, name, share in seen.names[:LISTED]]
+    facts += hardware_counters.facts(seen.counters)
+    if seen.uncounted:
+        facts.append(f"no hardware counters: {seen.uncounted}")
     claimed = observation.language.custom_kernel and seen.own_share < OWN_SHARE
     return [Evidence(Layer.PROVENANCE, Weight.NOTED if claimed else Weight.CLEAN, tuple(facts))]
 

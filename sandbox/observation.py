@@ -251,6 +251,10 @@ class Provenance:
     """(origin, kernel or operator, share of the total), the largest first."""
     problem: str = ""
     """Why there is nothing to tell."""
+    counters: Mapping[str, float] = field(default_factory=dict)
+    """Of one call, by Nsight Compute's names, in their own units (sandbox/hardware_counters.py)."""
+    uncounted: str = ""
+    """Why there are no counters, on a GPU."""
 
     @property
     def own_share(self) -> float | None:

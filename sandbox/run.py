@@ -5,6 +5,7 @@ nothing.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 from sandbox import copying, layers
@@ -28,7 +29,7 @@ from sandbox.static.scan import scan
 from sandbox.subject import Signature, Subject
 from sandbox.timing import Timed
 from sandbox.types import Status
-from sandbox.verify import profiled, verify
+from sandbox.verify import counted, profiled, verify
 from sandbox.walls.folders import ARTIFACTS, CUPY_CACHE, TRITON_CACHE
 
 UNMATCHED = (
@@ -208,6 +209,9 @@ class Run(Timed):
                 self.stand.open_candidate(subject, self.pools[0].signature)
                 claim = profiled(subject, self.pools[0], self.synchronize)
                 found = provenance(unit, claim, self.observation.source.kernels)
+                if unit == "device":
+                    counters, why = counted(subject)
+                    found = replace(found, counters=counters, uncounted=why)
             except (WorkerFailed, DeviceError) as failed:
                 found = Provenance(unit, 0.0, 0.0, problem=str(failed)[:200])
             finally:

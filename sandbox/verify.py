@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from sandbox import compare, memory
+from sandbox import compare, hardware_counters, memory
 from sandbox.claims import words
+from sandbox.handle import WorkerFailed
 from sandbox.mismatch import mismatch
 from sandbox.observation import CaseObservation, Errors
 from sandbox.pool import Case, Pool
@@ -54,6 +55,17 @@ def profiled(subject: Subject, pool: Pool, synchronize: Any) -> dict[str, Any]:
     synchronize()
     subject.restate()
     return subject.request("profile", subject.config.run_timeout_s, set=0)
+
+
+def counted(subject: Subject) -> tuple[dict[str, float], str]:
+    """Hardware counters of calls on the inputs that were profiled, or why there are none; a worker
+    that fails meanwhile is no candidate's fault.
+    """
+    try:
+        claim = subject.request("count", subject.config.run_timeout_s, set=0)
+    except WorkerFailed as failed:
+        return {}, str(failed)[:200]
+    return hardware_counters.values(claim), ascii(str(claim.get("problem", "")))[1:-1][:200]
 
 
 def order(cases: Sequence[Case]) -> list[int]:

@@ -133,7 +133,7 @@ def limits(evaluation: Evaluation, measured: Measured | None) -> list[str]:
     timing = evaluation.timing
     if timing is None:
         return []
-    lines = kernel_claims(evaluation)
+    lines = kernel_claims(evaluation) + counter_claims(evaluation)
     launch_s = (measured.launch_s if measured is not None else None) or 0.0
     bound_by_launches = timing.candidate_ms < LAUNCH_BOUND * launch_s * 1e3
     if bound_by_launches:
@@ -182,6 +182,12 @@ def kernel_claims(evaluation: Evaluation) -> list[str]:
     """Registers, spills and shared memory of its kernels, as its own process reported them."""
     facts = (f for e in evaluation.evidence if e.layer is Layer.RUNTIME for f in e.facts)
     return [fact for fact in facts if fact.startswith("kernel ")]
+
+
+def counter_claims(evaluation: Evaluation) -> list[str]:
+    """What hardware counters said of its calls, where it was profiled and they may be read."""
+    facts = (f for e in evaluation.evidence if e.layer is Layer.PROVENANCE for f in e.facts)
+    return [fact for fact in facts if fact.startswith("counter ")]
 
 
 def measured_lines(measured: Measured | None) -> list[str]:

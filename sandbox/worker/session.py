@@ -20,7 +20,7 @@ from sandbox import memory, trees
 from sandbox.bell import Bell
 from sandbox.scrambling import Scrambler
 from sandbox.trees import Layout, Leaf
-from sandbox.worker import facts, models, profile
+from sandbox.worker import counters, facts, models, profile
 
 Request = dict[str, Any]
 WARM_S = 0.004
@@ -335,6 +335,11 @@ class Session:
         """Where the time of calls on one input set goes."""
         arguments = self.calls[request["set"]]
         return profile.profile(self.device, lambda: self.call(*arguments), self.synchronize)
+
+    def do_count(self, request: Request, fds: list[int]) -> Request:
+        """Hardware counters of calls on one input set."""
+        arguments = self.calls[request["set"]]
+        return counters.count(lambda: self.call(*arguments), self.synchronize)
 
     def arguments(self, index: int) -> list[Any]:
         """The positional arguments of input set `index`, as views of the arena."""

@@ -136,6 +136,14 @@ def test_registers_and_spills_are_told_as_its_process_reported_them():
     assert feedback.limits(replace(PASSED, evidence=evidence), MEASURED)[0] == line
 
 
+def test_hardware_counters_are_told_and_nothing_else_that_a_profile_says():
+    line = "counter dram__bytes_read.sum: read from DRAM 33.55 MB"
+    facts = ("97% of device time in kernels that are no library's", line, "no hardware counters: x")
+    evidence = (Evidence(Layer.PROVENANCE, Weight.CLEAN, facts),)
+    assert feedback.counter_claims(replace(PASSED, evidence=evidence)) == [line]
+    assert feedback.limits(replace(PASSED, evidence=evidence), MEASURED)[0] == line
+
+
 @pytest.mark.parametrize(
     ("task", "policy", "words"),
     [
