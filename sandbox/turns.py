@@ -7,63 +7,36 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from sandbox.keepsake import HandedOver, Keepsake
 from sandbox.observation import CaseObservation
-from sandbox.plan import Plan
-from sandbox.quiet import Quiet
 from sandbox.sides import Sides
 from sandbox.structure import structure
-from sandbox.subject import Signature, Subject
 from sandbox.turn import Progress, Turn, goes, span
-from sandbox.types import EvalConfig
 
 
 class Turns(Sides):
     """What is done to the candidate between "done" and collect is done to the reference too."""
 
-    def __init__(
-        self,
-        reference: Subject,
-        candidate: Subject,
-        signature: Signature,
-        plan: Plan,
-        config: EvalConfig,
-        synchronize: Callable[[], None],
-        quiet: Quiet,
-        *,
-        new_weights: bool,
-        strict: bool,
-        judged: bool,
-    ) -> None:
-        """`judged`: the candidate's outputs are compared."""
-        super().__init__(
-            reference,
-            candidate,
-            signature,
-            plan,
-            config,
-            synchronize,
-            quiet,
-            new_weights=new_weights,
-            strict=strict,
-        )
+    def __init__(self, *sides: Any, judged: bool, **options: Any) -> None:
+        """As Sides. `judged`: the candidate's outputs are compared."""
+        super().__init__(*sides, **options)
         self.judged = judged
-        self.used_up = not signature.mutates and not signature.aliases
+        self.used_up = not self.signature.mutates and not self.signature.aliases
         """A call's inputs are poisoned once it is "done": no output needs them."""
         self.last = False
         """This is the last round."""
         self.poisoned = 0
         """The candidate's first so many input sets hold nothing since they were used."""
         self.secret = random.Random(secrets.randbits(64))
-        self.keepsake = Keepsake(candidate, able=signature.owns)
-        self.handed_over = HandedOver(candidate)
+        self.keepsake = Keepsake(self.candidate, able=self.signature.owns)
+        self.handed_over = HandedOver(self.candidate)
         self.keep: int | None = None
         """Position, in the next batch, of the call whose output is kept; None once one is."""
-        if self.keepsake.wanted(signature.output_bytes):
-            self.keep = self.secret.randrange(plan.sets)
+        if self.keepsake.wanted(self.signature.output_bytes):
+            self.keep = self.secret.randrange(self.plan.sets)
 
     def spoils(self, single: bool) -> bool:
         """Whether a round's outputs are held until it has been compared, and then spoilt."""
