@@ -248,13 +248,24 @@ def report(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script: a WarpsmithError is one line on stderr and exit code 2."""
+    """The console script: a WarpsmithError is one line on stderr and exit code 2, and so is a path
+    that the system does not let us use.
+    """
     from agent.commands.app import app
 
     try:
         app(arguments)
     except WarpsmithError as error:
         print(f"warpsmith: {error}", file=sys.stderr)
+        sys.exit(UNUSABLE)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(
+            f"warpsmith: {error.filename}: cannot be used ({error.strerror}); check the path and "
+            "who may read and write it",
+            file=sys.stderr,
+        )
         sys.exit(UNUSABLE)
 
 

@@ -112,6 +112,7 @@ class OptimizeConfig:
         refuse_too_small(self, LEAST)
         if not self.tasks:
             raise FieldError("tasks", "is empty; expected at least one task")
+        object.__setattr__(self, "tasks", tuple(dict.fromkeys(self.tasks)))
         if self.model is not None and self.models:
             raise ValueError("has both `model` and `models`; expected one of them")
         if self.language is Language.TORCH:
@@ -216,7 +217,7 @@ def _refuse_unused(config: OptimizeConfig, named: Mapping[str, str]) -> None:
     for key, name in named.items():
         if key in CAPS and not config.asked:
             raise ConfigError(f"{name} is for models at an endpoint; expected --model NAME")
-        if key == "ray_address" and config.engine != "ray":
+        if key in ("ray_address", "gpu_type") and config.engine != "ray":
             wanted = "leave it out, or take --engine ray"
             raise ConfigError(f"{name} is of a Ray cluster, and the engine is local; {wanted}")
         if key == "train" and config.local is None:

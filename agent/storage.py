@@ -11,8 +11,10 @@ import fcntl
 import logging
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sandbox.cleanup import on_failure
 from sandbox.errors import ConfigError, WarpsmithError
@@ -26,6 +28,7 @@ NETWORK_FILESYSTEMS = frozenset(
     ("9p", "afs", "beegfs", "ceph", "cifs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs")
 )
 DISK_ERRORS = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 TABLES = {
     "meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
@@ -112,6 +115,38 @@ Write = Callable[..., sqlite3.Cursor]
 """`Connection.execute`, inside a transaction."""
 
 
+class Rows(sqlite3.Cursor):
+    """A journal is opened by its first pages; damage further on shows when rows are read."""
+
+    path = Path()
+
+    def fetchone(self) -> Any:
+        with undamaged(self.path):
+            return super().fetchone()
+
+    def fetchall(self) -> list[Any]:
+        with undamaged(self.path):
+            return super().fetchall()
+
+    def __next__(self) -> Any:
+        with undamaged(self.path):
+            return super().__next__()
+
+
+@contextmanager
+def undamaged(path: Path) -> Iterator[None]:
+    """Raises ConfigError for what SQLite finds in a file that is damaged or no database."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in DAMAGED:
+            raise
+        raise ConfigError(
+            f"{path}: not a usable journal ({error}): damaged, cut short or another program's; "
+            "take a copy of it, or begin a run of another name"
+        ) from error
+
+
 class Database:
     """An open journal's tables: rows are read by their names, written in transactions."""
 
@@ -122,7 +157,13 @@ class Database:
         self._reserve = None if read_only else Reserve(path.parent)
         self._connection = connect(path, read_only=read_only)
         self._connection.row_factory = sqlite3.Row
-        self.execute = self._connection.execute
+
+    def execute(self, query: str, parameters: Sequence[object] = ()) -> sqlite3.Cursor:
+        """Raises ConfigError, as reading the rows does, where the file is damaged."""
+        rows = self._connection.cursor(Rows)
+        rows.path = self.path
+        with undamaged(self.path):
+            return rows.execute(query, parameters)
 
     def close(self) -> None:
         if self._reserve is not None:

@@ -19,6 +19,7 @@ from kernelbench.published_flaws import is_degenerate
 from kernelbench.results import (
     EVALUATIONS,
     REFERENCES,
+    SUMMARY,
     Key,
     Reference,
     Row,
@@ -296,7 +297,7 @@ class Bench:
         order = {task.id: number for number, task in enumerate(self.tasks)}
         rows = sorted(self.rows.values(), key=lambda r: (order[r.task_id], r.sample))
         try:
-            write_json(self.folder / "summary.json", report)
+            write_json(self.folder / SUMMARY, report)
             write_csv(self.folder / "results.csv", rows)
             write_baselines(self.folder / "baselines.csv", self.timed_baselines())
             references = list(self.references.values())

@@ -29,6 +29,7 @@ from sandbox.types import Baseline, Evaluation, Language, Status
 SCHEMA_VERSION = 1
 EVALUATIONS = "evaluations.jsonl"
 REFERENCES = "references.jsonl"
+SUMMARY = "summary.json"
 UNCOMPILED = (Status.REJECTED, Status.COMPILE_ERROR)
 UPSTREAM_NAMES = {
     "compile": "baseline_time_torch_compile_inductor_default",

@@ -58,6 +58,8 @@ class Folder:
 
         Raises ConfigError where the folder holds something else.
         """
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"{self.path}: is a file; name a new or empty folder")
         if self.path.exists() and any(self.path.iterdir()) and not (self.path / RECORD).exists():
             raise ConfigError(f"{self.path}: holds other files; name a new folder")
         self.path.mkdir(parents=True, exist_ok=True)

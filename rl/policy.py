@@ -38,6 +38,7 @@ from sandbox.errors import ConfigError
 FILE = "policy.json"
 """Beside a checkpoint: whose it is and how often it was updated."""
 ADAPTER = "adapter_config.json"
+CONFIG = "config.json"
 """Beside one that is adapters alone (PEFT): what base model they change."""
 
 
@@ -208,6 +209,11 @@ def load_policy(
     known = Path(source) / FILE
     record = json.loads(known.read_text()) if known.is_file() else {}
     here = Path(source).is_dir() or not reachable()
+    if Path(source).is_dir() and not any((Path(source) / f).is_file() for f in (CONFIG, ADAPTER)):
+        raise ConfigError(
+            f"{source}: no transformers checkpoint (no {CONFIG} in it); "
+            "`warpsmith train sft` makes one"
+        )
     try:
         tokenizer = _tokenizer(source, here=here)
         kind = getattr(torch, dtype) if dtype else "auto"

@@ -193,6 +193,41 @@ def test_a_model_that_cannot_be_used_is_one_clear_line(tmp_path, cli, arguments,
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words", [("show",), ("report",), ("optimize", "--config"), ("tasks", "list"), ("bench",)]
+)
+def test_a_path_that_the_system_does_not_take_is_one_clear_line(tmp_path, cli, words):
+    name = "x" * 300
+    done = cli(tmp_path, *words, name)
+    assert (done.code, done.out) == (warpsmith.UNUSABLE, "")
+    assert done.err.startswith("warpsmith: ")
+    assert "cannot be used (File name too long); check the path" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_file_for_requests_cannot_be_a_folder_and_no_run_is_begun(tmp_path, cli):
+    words = ("--engine", "local", "--model", "m", "--name", "r", "--export-requests", ".")
+    done = cli(tmp_path, "optimize", "builtin/bias_gelu", *words)
+    assert done.code == warpsmith.UNUSABLE
+    assert "--export-requests: .: is a folder; name a file in it" in done.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_bench_without_evaluations_says_so(tmp_path, cli):
+    (tmp_path / "bench" / "first").mkdir(parents=True)
+    (tmp_path / "bench" / "first" / "summary.json").write_text("{}")
+    for name in ("first", "bench/first"):
+        done = cli(tmp_path, "report", name)
+        assert done.code == warpsmith.UNUSABLE
+        assert "bench/first: a bench that has evaluated nothing yet" in done.err
+
+
+def test_a_reference_is_looked_for_where_a_summary_is_asked_for_too(run, cli):
+    done = cli(run, "report", "first", "--markdown", "--reference", "none")
+    assert done.code == warpsmith.UNUSABLE
+    assert "none" in done.err
+
+
 def test_numbers_that_are_too_small_are_refused_from_python_as_well():
     with pytest.raises(ConfigError, match="top is 0; expected at least 1"):
         warpsmith.extract("none.py", "out", top=0, device="cpu")

@@ -110,6 +110,8 @@ def optimize(
     )
     if export_requests is not None and not export_requests.parent.is_dir():
         raise ConfigError(f"--export-requests: {export_requests.parent}: no such folder; make it")
+    if export_requests is not None and export_requests.is_dir():
+        raise ConfigError(f"--export-requests: {export_requests}: is a folder; name a file in it")
     if settings.asked and export_requests is None and not import_replies:
         _agree(settings, name, yes)
     result = warpsmith.optimize(

@@ -27,7 +27,7 @@ def report(
     from agent.report.find import summary_of
 
     if markdown and to is None:
-        typer.echo(summary_of(run), nl=False)
+        typer.echo(summary_of(run, reference or ()), nl=False)
     else:
         typer.echo(warpsmith.report(run, to, markdown=markdown, references=reference or ()))
 

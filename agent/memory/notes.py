@@ -89,7 +89,8 @@ def read_notes(path: Path) -> list[Note]:
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: the memory file cannot be read ({error})") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path}: the memory file cannot be read ({why})") from error
     # Not splitlines: a kernel may hold U+2028 and its like, which are not escaped.
     lines = [line for line in text.split("\n") if line.strip()]
     found = (note_of(line) for line in lines)

@@ -150,11 +150,14 @@ def import_replies(
     exported = {id for id in ledger.waiting() if len(id) == KEY_CHARACTERS}
     replies: dict[str, Reply] = {}
     failed: set[str] = set()
-    malformed = 0
+    malformed = requests = 0
     for file in files:
         for line in _lines(file):
             try:
                 key, reply = _parsed(line)
+            except Unanswered:
+                requests += 1
+                continue
             except (ValueError, KeyError, TypeError, AttributeError):
                 malformed += 1
                 continue
@@ -164,10 +167,17 @@ def import_replies(
                 replies.setdefault(key, reply)
     if not replies and not failed:
         names = ", ".join(str(file) for file in files)
+        if requests:
+            raise ConfigError(
+                f"{names}: holds requests, not their replies; expected lines with custom_id and "
+                "response, as a batch returns them"
+            )
         raise ConfigError(
             f"{names}: no line of a batch's output; expected JSON lines with custom_id and response"
         )
-    unknown = 0
+    malformed += requests
+    unknown = len(failed - exported - replies.keys())
+    failed &= exported
     for key, reply in replies.items():
         if key in exported:
             store.put(key, reply)
@@ -191,19 +201,27 @@ def _lines(file: Path) -> list[str]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read ({error})") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{file}: cannot be read ({why})") from error
     # Not splitlines: a reply may hold U+2028 and its like, which JSON need not escape.
     return [line for line in text.split("\n") if line.strip()]
 
 
+class Unanswered(Exception):
+    """A line is a request, as it was exported."""
+
+
 def _parsed(line: str) -> tuple[str, Reply | None]:
     """The id, and its reply or None where the line says the request failed; raises ValueError,
-    KeyError, TypeError or AttributeError for anything that is no line of a batch's output.
+    KeyError, TypeError or AttributeError for anything that is no line of a batch's output, and
+    Unanswered for one of its input.
     """
     record = json.loads(line)
     key = record["custom_id"]
     if not isinstance(key, str):
         raise TypeError("custom_id is no string")
+    if "body" in record and "response" not in record:
+        raise Unanswered
     response = record.get("response")
     if record.get("error") is not None or response is None:
         return key, None

@@ -11,7 +11,7 @@ from agent.report.bench import bench_page, reference_curve
 from agent.report.campaign import campaign_page
 from agent.report.page import Page
 from agent.runs import RUNS, find_run
-from kernelbench.results import EVALUATIONS, REFERENCES
+from kernelbench.results import EVALUATIONS, REFERENCES, SUMMARY
 from sandbox.errors import ConfigError
 
 BENCHES = Path("bench")
@@ -37,6 +37,11 @@ def find_bench(name: str) -> Path | None:
         return Path(name)
     if not (RUNS / name).exists() and _is_bench(BENCHES / name):
         return BENCHES / name
+    for folder in (Path(name), BENCHES / name):
+        if (folder / SUMMARY).is_file() and not (RUNS / name).exists():
+            raise ConfigError(
+                f"{folder}: a bench that has evaluated nothing yet; its command goes on with it"
+            )
     return None
 
 
@@ -44,9 +49,9 @@ def _is_bench(folder: Path) -> bool:
     return any((folder / file).is_file() for file in (EVALUATIONS, REFERENCES))
 
 
-def summary_of(name: str) -> str:
+def summary_of(name: str, references: Sequence[Path] = ()) -> str:
     """Markdown; raises ConfigError where the name means nothing."""
-    page, _ = page_of(name)
+    page, _ = page_of(name, references)
     return render.markdown(page)
 
 

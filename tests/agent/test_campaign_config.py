@@ -326,3 +326,13 @@ def test_a_total_of_candidates_is_not_cut_by_the_few_a_task_that_nobody_asked_fo
     file = tmp_path / "own.yaml"
     file.write_text("max_candidates_per_task: 5\n")
     assert load_optimize(str(file), max_candidates=20).max_candidates_per_task == 5
+
+
+def test_a_task_that_is_named_twice_is_one_task():
+    twice = load_optimize(tasks=["builtin/relu", "builtin/softmax", "builtin/relu"])
+    assert twice.tasks == ("builtin/relu", "builtin/softmax")
+
+
+def test_a_type_of_gpu_is_chosen_in_a_cluster_only():
+    with pytest.raises(ConfigError, match="--gpu-type is of a Ray cluster, and the engine is loc"):
+        load_optimize(typed=True, engine="local", gpu_type="H100")

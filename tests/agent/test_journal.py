@@ -258,3 +258,19 @@ def test_a_write_the_system_refuses_is_one_clear_line(tmp_path):
     assert resource.RLIMIT_FSIZE is not None
     lines = fill(tmp_path, 1 << 20)
     assert "what it holds is safe" in lines[-1]
+
+
+def test_damage_in_the_middle_of_a_journal_is_one_line_wherever_it_is_read(tmp_path):
+    whole = (Path(__file__).parents[2] / "benchmarks" / "demo" / FILE).read_bytes()
+    page = 4096
+    (tmp_path / FILE).write_bytes(whole[: 20 * page] + b"\xa5" * 40 * page + whole[60 * page :])
+    with Journal(tmp_path, read_only=True) as journal:
+
+        def everything() -> None:
+            for task in journal.tasks():
+                for record in journal.proposals(task.id):
+                    journal.measurements(record.proposal.candidate.id)
+
+        with pytest.raises(ConfigError, match="not a usable journal") as caught:
+            everything()
+    assert "\n" not in str(caught.value)

@@ -111,6 +111,8 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="holds other files"):
         Folder(tmp_path).fill([], [], Validator(), {}, CONFIG)
     assert not (tmp_path / RECORD).exists()
+    with pytest.raises(ConfigError, match=r"mine.py: is a file; name a new or empty folder"):
+        Folder(tmp_path / "mine.py").fill([], [], Validator(), {}, CONFIG)
 
 
 def test_tasks_are_loaded_one_by_one_as_together(monkeypatch: pytest.MonkeyPatch) -> None:

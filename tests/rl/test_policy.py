@@ -183,5 +183,5 @@ def test_without_a_network_a_missing_model_is_told_at_once(monkeypatch):
 
 
 def test_a_folder_without_a_checkpoint_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="no transformers checkpoint"):
+    with pytest.raises(ConfigError, match=r"no transformers checkpoint \(no config.json in it\)"):
         load_policy(tmp_path)
