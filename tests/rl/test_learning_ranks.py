@@ -81,7 +81,8 @@ def test_a_campaign_goes_on_after_a_rank_was_killed(folder):
         follower.kill()
         _, err = process.communicate(timeout=60)
         assert process.returncode != 0
-        assert TORN in err
+        # The launcher ends rank 0 when it sees the other's end, which may be before rank 0 does.
+        assert TORN in err or "Signal 9 (SIGKILL) received" in err
     with Journal(folder / "runs" / "learned", read_only=True) as journal:
         before = [r.id for t in journal.tasks() for r in journal.proposals(t.id)]
     with launched(folder, "learned") as process:
