@@ -176,8 +176,7 @@ def import_replies(
             f"{names}: no line of a batch's output; expected JSON lines with custom_id and response"
         )
     malformed += requests
-    unknown = len(failed - exported - replies.keys())
-    failed &= exported
+    unknown = 0
     for key, reply in replies.items():
         if key in exported:
             store.put(key, reply)

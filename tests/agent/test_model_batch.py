@@ -229,12 +229,6 @@ def test_requests_are_not_taken_for_failed_replies(books, tmp_path):
     assert len(exported(books, 2)) == 2, "they still wait"
 
 
-def test_a_failure_of_something_that_was_never_asked_is_told_as_unknown(books, tmp_path):
-    exported(books, 1)
-    count, _ = imported(books, tmp_path, {"custom_id": "zzz", "error": {"message": "no"}})
-    assert count == "0 replies imported, 1 missing, 1 unknown"
-
-
 def test_failed_and_missing_requests_are_gone_for_the_round_and_said(books, tmp_path):
     a, b, _ = (line["custom_id"] for line in exported(books, 3))
     failed = {"custom_id": a, "response": None, "error": {"message": "expired"}}
