@@ -141,10 +141,14 @@ def undamaged(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF not in DAMAGED:
             raise
-        raise ConfigError(
-            f"{path}: not a usable journal ({error}): damaged, cut short or another program's; "
-            "take a copy of it, or begin a run of another name"
-        ) from error
+        raise unusable(path, error) from error
+
+
+def unusable(path: Path, error: sqlite3.DatabaseError) -> ConfigError:
+    return ConfigError(
+        f"{path}: not a usable journal ({error}): empty, damaged, cut short or another program's; "
+        "take a copy of it, or begin a run of another name"
+    )
 
 
 class Database:
@@ -229,10 +233,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
             _choose_mode(database, path)
         _check_version(database, path)
     except sqlite3.DatabaseError as error:
-        raise ConfigError(
-            f"{path}: not a usable journal ({error}): empty, cut short or another program's; take "
-            "a copy of it, or begin a run of another name"
-        ) from error
+        raise unusable(path, error) from error
     return database
 
 

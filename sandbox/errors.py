@@ -9,6 +9,11 @@ def install(extra: str) -> str:
     return f"pip install -e '.[{extra}]' in Warpsmith's checkout"
 
 
+def unread(error: OSError | UnicodeDecodeError) -> str:
+    """Why a text file could not be read, without its name."""
+    return str(error.strerror) if isinstance(error, OSError) else "it is not UTF-8 text"
+
+
 class WarpsmithError(Exception):
     """Base of all our errors; the CLI prints its message and exits with a non-zero code."""
 

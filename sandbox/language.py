@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from sandbox.errors import ConfigError
+from sandbox.errors import ConfigError, unread
 from sandbox.types import Candidate, Language
 
 
@@ -102,6 +102,5 @@ def read_candidate(path: Path, task_id: str, language: str | None) -> Candidate:
     try:
         source = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{path}: cannot be read: {reason}") from error
+        raise ConfigError(f"{path}: cannot be read: {unread(error)}") from error
     return Candidate(task_id, language_of(source, str(path), language), source)

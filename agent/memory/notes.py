@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from sandbox.errors import ConfigError
+from sandbox.errors import ConfigError, unread
 from sandbox.records import from_record, to_record
 from sandbox.types import Interval, Language
 
@@ -89,8 +89,7 @@ def read_notes(path: Path) -> list[Note]:
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path}: the memory file cannot be read ({why})") from error
+        raise ConfigError(f"{path}: the memory file cannot be read ({unread(error)})") from error
     # Not splitlines: a kernel may hold U+2028 and its like, which are not escaped.
     lines = [line for line in text.split("\n") if line.strip()]
     found = (note_of(line) for line in lines)

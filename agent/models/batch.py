@@ -25,7 +25,7 @@ from agent.models.prices import Price
 from agent.models.settings import ModelConfig
 from agent.models.store import KEY_CHARACTERS, ReplyStore, request_keys
 from agent.prompts.message import Message
-from sandbox.errors import ConfigError
+from sandbox.errors import ConfigError, unread
 from sandbox.words import number_of
 
 ENDPOINT = "/v1/chat/completions"
@@ -200,8 +200,7 @@ def _lines(file: Path) -> list[str]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{file}: cannot be read ({why})") from error
+        raise ConfigError(f"{file}: cannot be read ({unread(error)})") from error
     # Not splitlines: a reply may hold U+2028 and its like, which JSON need not escape.
     return [line for line in text.split("\n") if line.strip()]
 

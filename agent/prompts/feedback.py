@@ -180,14 +180,18 @@ def bottleneck_of(
 
 def kernel_claims(evaluation: Evaluation) -> list[str]:
     """Registers, spills and shared memory of its kernels, as its own process reported them."""
-    facts = (f for e in evaluation.evidence if e.layer is Layer.RUNTIME for f in e.facts)
-    return [fact for fact in facts if fact.startswith("kernel ")]
+    return _told(evaluation, Layer.RUNTIME, "kernel ")
 
 
 def counter_claims(evaluation: Evaluation) -> list[str]:
     """What hardware counters said of its calls, where it was profiled and they may be read."""
-    facts = (f for e in evaluation.evidence if e.layer is Layer.PROVENANCE for f in e.facts)
-    return [fact for fact in facts if fact.startswith("counter ")]
+    return _told(evaluation, Layer.PROVENANCE, "counter ")
+
+
+def _told(evaluation: Evaluation, layer: Layer, word: str) -> list[str]:
+    """A layer's facts that begin so."""
+    facts = (f for e in evaluation.evidence if e.layer is layer for f in e.facts)
+    return [fact for fact in facts if fact.startswith(word)]
 
 
 def measured_lines(measured: Measured | None) -> list[str]:

@@ -246,18 +246,6 @@ def config_image(cupti: Cupti, handle: int) -> Image:
     return image
 
 
-def passes(cupti: Cupti, image: Image) -> int:
-    """Calls that a configuration takes."""
-    return int(
-        cupti(
-            "cuptiProfilerHostGetNumOfPasses",
-            size=(SIZE, len(image)),
-            image=(BYTES, image),
-            passes=(SIZE, None),
-        ).passes
-    )
-
-
 def blank(size: int) -> Image:
     image: Image = (ctypes.c_uint8 * size)()
     return image

@@ -157,7 +157,7 @@ def test_a_file_that_is_no_journal_is_refused_in_one_line(tmp_path):
         Journal(tmp_path)
     assert "\n" not in str(caught.value)
     (tmp_path / FILE).write_bytes(b"")
-    with pytest.raises(ConfigError, match="empty, cut short or another program's"):
+    with pytest.raises(ConfigError, match="empty, damaged, cut short or another program's"):
         Journal(tmp_path, read_only=True)
 
 

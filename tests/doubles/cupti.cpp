@@ -64,12 +64,6 @@ EXPORT int cuptiProfilerHostGetConfigImage(Config* p) {
   std::memset(p->image, 9, p->size);
   return p->size != 11;
 }
-struct Passes { size_t structSize; void* pPriv; size_t size; uint8_t* image; size_t passes; };
-EXPORT int cuptiProfilerHostGetNumOfPasses(Passes* p) {
-  CHECK(Passes, passes);
-  p->passes = passes;
-  return 0;
-}
 
 struct Enable { size_t structSize; void* pPriv; void* ctx; void* profiler; };
 EXPORT int cuptiRangeProfilerEnable(Enable* p) {
