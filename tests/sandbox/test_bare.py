@@ -25,6 +25,8 @@ from tests.sandbox.conftest import FAST, SCALE, forward, task_of
 
 TASK = task_of(SCALE.replace("1.0", "3.5"))
 MUTATING = SCALE.replace("return torch.relu(x)", "return torch.relu(x.add_(1.0))")
+PAIRS = 5
+"""On a busy machine a neighbour may void every round of one: calls here take microseconds."""
 
 
 @pytest.fixture
@@ -128,8 +130,11 @@ def test_a_slower_side_is_as_much_slower_as_it_is(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     plan = lean(evaluator, monkeypatch) if large else evaluator.prepare(TASK, FAST).plan
-    rounds = bare_rounds(evaluator, plan, "__import__('time').sleep(0.004)")
-    counted = [seen for seen in rounds if not seen.void]
+    for _ in range(PAIRS):
+        rounds = bare_rounds(evaluator, plan, "__import__('time').sleep(0.004)")
+        counted = [seen for seen in rounds if not seen.void]
+        if counted:
+            break
     assert counted
     for seen in counted:
         assert seen.calls == plan.sets * plan.repeats
