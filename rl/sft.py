@@ -21,6 +21,7 @@ from rl.policy import FILE, Policy, load_policy, new_policy
 from rl.replica import with_adapters
 from rl.trainers import Tokens, fine_tune
 from sandbox.errors import ConfigError
+from sandbox.words import number_of
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,14 @@ class Fitted:
     too_long: int
     parameters: int
     loss: float | None
+
+    def __str__(self) -> str:
+        told = (
+            f"{self.folder}: {self.parameters:,} parameters, {number_of(self.examples, 'example')}"
+        )
+        if self.too_long:
+            told += f", {self.too_long} too long and left out"
+        return told if self.loss is None else f"{told}, loss {self.loss:.3f}"
 
 
 def begin(

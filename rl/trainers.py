@@ -119,7 +119,7 @@ def fine_tune(
     trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     several = trainer.accelerator.num_processes > 1
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if several else None
-    policy.model = unwrapped(trainer)
+    policy.model = released(trainer)
     figures = numbers({k: v for row in trainer.state.log_history for k, v in row.items()})
     return figures, weights
 
@@ -217,7 +217,7 @@ def update(
             anchor.held(unwrapped(trainer))
         trainer.train()
     finally:
-        policy.model = unwrapped(trainer)
+        policy.model = released(trainer)
         if anchor is not None:
             anchor.after(policy.model)
         policy.rest()
@@ -258,6 +258,16 @@ def common(
 
 def unwrapped(trainer: Any) -> Any:
     return trainer.accelerator.unwrap_model(trainer.model)
+
+
+def released(trainer: Any) -> Any:
+    """The model as it was before the trainer: mixed precision is its calls' no more, which a cache
+    of keys could not hold, and the next trainer's wrappers do not come on top.
+    """
+    model = unwrapped(trainer)
+    for name in ("forward", "_original_forward"):
+        vars(model).pop(name, None)
+    return model
 
 
 def numbers(row: Mapping[str, object]) -> dict[str, float]:

@@ -17,9 +17,10 @@ class Metric:
     unit: str = "%"
 
 
+TIME = "gpu__time_duration.sum"
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 METRICS: Mapping[str, Metric] = {
-    "gpu__time_duration.sum": Metric("time of a call on the GPU, watched", 1e-3, "us"),
+    TIME: Metric("time of a call's kernels, watched", 1e-3, "us"),
     "dram__bytes_read.sum": Metric("read from DRAM", 1e-6, "MB"),
     "dram__bytes_write.sum": Metric("written to DRAM", 1e-6, "MB"),
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": Metric("DRAM throughput of its peak"),

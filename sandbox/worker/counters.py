@@ -2,23 +2,24 @@
 
 By CUPTI's host and range profiling interfaces (cupti_profiler_host.h, cupti_range_profiler.h; CUDA
 12.6 and newer), in the library that torch has loaded. Nsight Compute itself needs sockets and
-ptrace, which the walls forbid. The whole call is one range, and is repeated until every counter had
-its pass. A claim, like all else that a candidate's process says.
+ptrace, which the walls forbid. Each kernel is a range, so that what lies between kernels dilutes
+nothing, and the call is repeated until every counter had its pass. A claim, like all else that a
+candidate's process says.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sandbox.hardware_counters import METRICS
+from sandbox.hardware_counters import METRICS, TIME
 
 SONAMES = ("libcupti.so.13", "libcupti.so.12")
-RANGE_PROFILER, USER_RANGE, USER_REPLAY = 0, 2, 3
-"""CUPTI_PROFILER_TYPE_RANGE_PROFILER, CUPTI_UserRange, CUPTI_UserReplay."""
-MOST_PASSES = 64
+RANGE_PROFILER, AUTO_RANGE, USER_REPLAY = 0, 1, 3
+"""CUPTI_PROFILER_TYPE_RANGE_PROFILER, CUPTI_AutoRange, CUPTI_UserReplay."""
+MOST_PASSES, MOST_KERNELS = 64, 512
 REASONS = {
     33: "CUPTI does not support this virtual GPU",
     35: "the driver shows counters to administrators only (NVreg_RestrictProfilingToAdminUsers=0)",
@@ -104,16 +105,31 @@ class Counters:
             metrics = supported(self.cupti, handle)
             config = config_image(self.cupti, handle)
             data = self._measured(metrics, config, call, synchronize)
-            values = (ctypes.c_double * len(metrics))()
-            self.cupti(
-                "cuptiProfilerHostEvaluateToGpuValues",
-                host=(POINTER, handle),
+            seen = self.cupti(
+                "cuptiRangeProfilerGetCounterDataInfo",
                 image=(BYTES, data),
                 size=(SIZE, len(data)),
-                range=(SIZE, 0),
-                **_named(metrics),
-                values=(ctypes.POINTER(ctypes.c_double), values),
+                ranges=(SIZE, None),
             )
+            kernels = [self._values(handle, metrics, data, n) for n in range(seen.ranges)]
+        if not kernels:
+            raise Uncounted("the call launches no kernel that CUPTI sees")
+        return together(kernels)
+
+    def _values(
+        self, handle: int, metrics: Sequence[str], data: Image, number: int
+    ) -> dict[str, float]:
+        """Of one kernel."""
+        values = (ctypes.c_double * len(metrics))()
+        self.cupti(
+            "cuptiProfilerHostEvaluateToGpuValues",
+            host=(POINTER, handle),
+            image=(BYTES, data),
+            size=(SIZE, len(data)),
+            range=(SIZE, number),
+            **_named(metrics),
+            values=(ctypes.POINTER(ctypes.c_double), values),
+        )
         return dict(zip(metrics, values, strict=True))
 
     def _availability(self) -> Image:
@@ -153,9 +169,9 @@ class Counters:
                 config=(BYTES, config),
                 size=(SIZE, len(data)),
                 image=(BYTES, data),
-                range=(ctypes.c_int, USER_RANGE),
+                range=(ctypes.c_int, AUTO_RANGE),
                 replay=(ctypes.c_int, USER_REPLAY),
-                most_ranges=(SIZE, 1),
+                most_ranges=(SIZE, MOST_KERNELS),
                 nesting=(ctypes.c_uint16, 1),
                 least_nesting=(ctypes.c_uint16, 1),
                 pass_index=(SIZE, 0),
@@ -163,20 +179,24 @@ class Counters:
             )
             for _ in range(MOST_PASSES):
                 if self._passed(mine, call, synchronize):
-                    self.cupti("cuptiRangeProfilerDecodeData", **mine, dropped=(SIZE, None))
+                    decoded = self.cupti(
+                        "cuptiRangeProfilerDecodeData", **mine, dropped=(SIZE, None)
+                    )
+                    if decoded.dropped:
+                        raise Uncounted(f"a call launches more than {MOST_KERNELS} kernels")
                     return data
         finally:
             self.cupti("cuptiRangeProfilerDisable", **mine)
         raise Uncounted(f"the counters took more than {MOST_PASSES} passes")
 
     def _room(self, mine: dict[str, Field], metrics: Sequence[str]) -> Image:
-        """An empty image for one range."""
+        """An empty image."""
         asked = self.cupti(
             "cuptiRangeProfilerGetCounterDataSize",
             **mine,
             **_named(metrics),
-            ranges=(SIZE, 1),
-            nodes=(ctypes.c_uint32, 1),
+            ranges=(SIZE, MOST_KERNELS),
+            nodes=(ctypes.c_uint32, MOST_KERNELS),
             size=(SIZE, None),
         )
         data = blank(asked.size)
@@ -193,10 +213,8 @@ class Counters:
     ) -> bool:
         """One pass over one call; whether it was the last."""
         self.cupti("cuptiRangeProfilerStart", **mine)
-        self.cupti("cuptiRangeProfilerPushRange", **mine, name=(ctypes.c_char_p, b"call"))
         call()
         synchronize()
-        self.cupti("cuptiRangeProfilerPopRange", **mine)
         stopped = self.cupti(
             "cuptiRangeProfilerStop",
             **mine,
@@ -205,6 +223,22 @@ class Counters:
             complete=(ctypes.c_uint8, None),
         )
         return bool(stopped.complete)
+
+
+def together(kernels: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What the kernels of a call come to: sums of amounts, and of the rest the mean over their
+    time.
+    """
+    weights = [kernel.get(TIME, 1.0) for kernel in kernels]
+    whole = sum(weights) or 1.0
+
+    def of(metric: str) -> float:
+        values = [kernel[metric] for kernel in kernels]
+        if metric.endswith(".sum"):
+            return sum(values)
+        return sum(v * w for v, w in zip(values, weights, strict=True)) / whole
+
+    return {metric: of(metric) for metric in kernels[0]}
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,9 @@ class FakeDriver:
 
     def launch(self, function: int, boxes: Sequence[Any], at: Launch) -> None:
         self.calls.append(("launch", function, at, [bytes(box) for box in boxes]))
+
+    def launch_packed(self, function: int, addresses: int, at: Launch) -> None:
+        self.calls.append(("launch packed", function, at, addresses))
 
 
 def compiler(code: str, options: Sequence[str], arch: str, expressions: Sequence[str]) -> Any:
@@ -168,6 +172,75 @@ def test_arguments_have_the_bytes_that_cupy_gives_them(tmp_path):
         kernel((1,), (1,), ("text",))
 
 
+def launches(driver: FakeDriver) -> list[tuple[Any, ...]]:
+    return [call for call in driver.calls if call[0].startswith("launch")]
+
+
+def test_the_function_that_cupy_has_loaded_is_launched_like_it(tmp_path):
+    driver = FakeDriver()
+    cupy = raw.Cupy(tmp_path, (), driver, compiler)
+    function = cupy.RawModule(code=CODE).get_function("twice").kernel
+    assert driver.loaded, "cupy loads it here"
+    function((2,), (32,), (7,), 64, cupy.cuda.ExternalStream(9))
+    function((2,), (32,), (7,), stream=cupy.cuda.ExternalStream(8))
+    assert [call[2] for call in launches(driver)] == [
+        Launch((2, 1, 1), (32, 1, 1), 64, 9),
+        Launch((2, 1, 1), (32, 1, 1), 0, 8),
+    ]
+
+
+def test_a_stream_that_is_used_serves_its_own_source_and_thread_alone(tmp_path):
+    driver = FakeDriver()
+    first, second = (raw.Cupy(tmp_path, (), driver, compiler) for _ in range(2))
+    kernels = [cupy.RawKernel(CODE, "twice") for cupy in (first, second)]
+    stream = first.cuda.ExternalStream(7).use()
+    for kernel in kernels:
+        kernel((1,), (1,), ())
+    with first.cuda.ExternalStream(9), stream, ThreadPoolExecutor(1) as pool:
+        kernels[0]((1,), (1,), ())
+        pool.submit(kernels[0], (1,), (1,), ()).result()
+    kernels[0]((1,), (1,), ())
+    assert [call[2].stream for call in launches(driver)] == [7, 0, 7, 0, 7]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from cupy_backends.cuda.api import driver",
+        "import cupy_backends.cuda.api.driver as driver",
+        "from cupy_backends.cuda.api.driver import launchKernel\n"
+        "class driver: launchKernel = staticmethod(launchKernel)",
+    ],
+)
+def test_a_source_launches_by_the_handle_as_by_cupys_backend(tmp_path, line):
+    driver = FakeDriver()
+    cupy = raw.Cupy(tmp_path, (), driver, compiler)
+    names: dict[str, Any] = {"__builtins__": cupy.importing(), "CODE": CODE}
+    exec(f"import cupy\n{line}\nF = cupy.RawKernel(CODE, 'twice').kernel.ptr", names)
+    for driver.current in (0, 1):
+        exec("driver.launchKernel(F, 5, 1, 1, 128, 2, 1, 16, 7, 4321, 0)", names)
+    at = Launch((5, 1, 1), (128, 2, 1), 16, 7)
+    assert launches(driver) == [
+        ("launch packed", 100, at, 4321),
+        ("launch packed", 200, at, 4321),
+    ], "each device has a handle of its own"
+
+
+def test_what_the_runtime_lacks_of_cupy_is_named(tmp_path):
+    names: dict[str, Any] = {
+        "__builtins__": raw.Cupy(tmp_path, (), FakeDriver(), compiler).importing()
+    }
+    with pytest.raises(ImportError, match=r"no cupy_backends\.cuda\.libs"):
+        exec("from cupy_backends.cuda.libs import nvrtc", names)
+
+
+def test_blocks_that_wait_for_each_other_are_launched_together(tmp_path):
+    driver = FakeDriver()
+    cupy = raw.Cupy(tmp_path, (), driver, compiler)
+    cupy.RawKernel(CODE, "twice", enable_cooperative_groups=True)((1,), (1,), ())
+    assert [call[2].cooperative for call in launches(driver)] == [True]
+
+
 def test_attributes_are_set_before_the_first_launch(tmp_path):
     driver = FakeDriver()
     kernel = raw.Cupy(tmp_path, (), driver, compiler).RawKernel(CODE, "twice")
@@ -193,7 +266,7 @@ def test_a_source_finds_the_runtime_where_it_imports_cupy(tmp_path, line):
     cupy = raw.Cupy(tmp_path, (), FakeDriver(), compiler)
     names: dict[str, Any] = {"__builtins__": cupy.importing()}
     exec(f"{line}\nfrom cupy.cuda import ExternalStream\nimport math", names)
-    assert names["ExternalStream"] is raw.ExternalStream
+    assert names["ExternalStream"] is cupy.cuda.ExternalStream
     assert names["math"].pi > 3
     assert "cupy" not in sys.modules or sys.modules["cupy"] is not cupy
 

@@ -79,6 +79,10 @@ def test_what_the_conversion_adds_is_nothing_that_kernelbench_refuses():
         ("import cupy\ndef f():\n    import cupy", "inside a function"),
         ("import cupy\nLAUNCH_STREAMS = 1", "binds LAUNCH_STREAMS"),
         ("import torch", "does not import cupy"),
+        (
+            "import cupy\nfrom cupy_backends.cuda.api import driver",
+            "launches through cupy_backends",
+        ),
         ("import cupy\n)", "line 2"),
     ],
 )
@@ -146,6 +150,19 @@ def test_a_stream_holds_inside_its_block_and_its_thread(tmp_path):
             assert streams.get()[-1] == 9
         assert streams.get()[-1] == 7
     assert streams.get()[-1] == 0
+    with names["cupy"].cuda.ExternalStream(7):
+        names["cupy"].cuda.ExternalStream(9).use()
+        assert streams.get()[-1] == 9
+    assert streams.get()[-1] == 0
+
+
+def test_the_function_that_cupy_has_loaded_is_launched_like_it(tmp_path):
+    names = inline_emulator.load(convert(TYPES), tmp_path)
+    out = torch.zeros(6, dtype=torch.float64)
+    given = (numpy.int32(1), 2, numpy.float32(3), 4.0, True, numpy.uint8(6))
+    stream = names["cupy"].cuda.ExternalStream(0)
+    names["SHOW"].kernel((1,), (1,), (out.data_ptr(), *given), 0, stream)
+    assert out.tolist() == [1, 2, 3, 4, 1, 6]
 
 
 @pytest.mark.parametrize("name", ["softmax", "layer_norm_residual"])

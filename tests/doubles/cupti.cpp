@@ -1,4 +1,5 @@
-// A CUPTI of its own: keeps to the headers' structures, counts passes, evaluates to 1, 2, 3, ...
+// A CUPTI of its own: keeps to the headers' structures, counts passes and kernels (a call of
+// fake_kernel each), evaluates to 1, 2, 3, ... of the first kernel, to 11, 12, 13, ... of the second.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -7,15 +8,18 @@
 #define CHECK(type, last) \
   if (p->structSize != offsetof(type, last) + sizeof(p->last) || p->pPriv) return 1
 
-static int passes = 1, refusal = 0, done = 0, open_ranges = 0, enabled = 0;
+static int passes = 1, refusal = 0, done = 0, running = 0, enabled = 0;
+static size_t room = 0, kernels = 0;
 static char lacking[128], scheduled[64][128];
 static int count = 0, host_object, profiler_object;
 
 EXPORT void fake(int wanted, int refused, const char* absent) {
-  passes = wanted, refusal = refused, done = 0, open_ranges = 0, enabled = 0, count = 0;
+  passes = wanted, refusal = refused, done = 0, running = 0, enabled = 0, count = 0;
+  room = kernels = 0;
   std::strncpy(lacking, absent, sizeof lacking - 1);
 }
 EXPORT int fake_enabled() { return enabled; }
+EXPORT void fake_kernel() { kernels += running; }
 
 struct Initialize { size_t structSize; void* pPriv; };
 EXPORT int cuptiProfilerInitialize(Initialize* p) { CHECK(Initialize, pPriv); return 0; }
@@ -75,10 +79,11 @@ EXPORT int cuptiRangeProfilerEnable(Enable* p) {
 }
 struct One { size_t structSize; void* pPriv; void* profiler; };
 EXPORT int cuptiRangeProfilerDisable(One* p) { CHECK(One, profiler); --enabled; return 0; }
-EXPORT int cuptiRangeProfilerStart(One* p) { CHECK(One, profiler); return open_ranges; }
-EXPORT int cuptiRangeProfilerPopRange(One* p) { CHECK(One, profiler); return --open_ranges; }
-struct Push { size_t structSize; void* pPriv; void* profiler; const char* name; };
-EXPORT int cuptiRangeProfilerPushRange(Push* p) { CHECK(Push, name); return ++open_ranges != 1; }
+EXPORT int cuptiRangeProfilerStart(One* p) {
+  CHECK(One, profiler);
+  kernels = 0;
+  return running++;
+}
 
 struct DataSize {
   size_t structSize; void* pPriv; void* profiler; const char** names; size_t count, ranges;
@@ -86,7 +91,8 @@ struct DataSize {
 };
 EXPORT int cuptiRangeProfilerGetCounterDataSize(DataSize* p) {
   CHECK(DataSize, size);
-  if (p->ranges != 1 || p->nodes != 1) return 1;
+  if (!p->ranges || p->nodes < p->ranges) return 1;
+  room = p->ranges;
   p->size = 10 * p->count;
   return 0;
 }
@@ -105,7 +111,7 @@ struct Set {
 EXPORT int cuptiRangeProfilerSetConfig(Set* p) {
   CHECK(Set, target);
   if (p->config[10] != 9 || p->configSize != 11 || p->image[0] != 1) return 1;
-  if (p->range != 2 || p->replay != 3 || p->ranges != 1 || p->levels != 1 || p->least != 1) return 1;
+  if (p->range != 1 || p->replay != 3 || p->ranges != room || p->levels != 1 || p->least != 1) return 1;
   data = p->image;
   return 0;
 }
@@ -113,10 +119,21 @@ struct Stop { size_t structSize; void* pPriv; void* profiler; size_t pass, level
 EXPORT int cuptiRangeProfilerStop(Stop* p) {
   CHECK(Stop, all);
   p->all = ++done == passes;
-  return open_ranges;
+  return --running;
 }
 struct Decode { size_t structSize; void* pPriv; void* profiler; size_t dropped; };
-EXPORT int cuptiRangeProfilerDecodeData(Decode* p) { CHECK(Decode, dropped); data[0] = 42; return done != passes; }
+EXPORT int cuptiRangeProfilerDecodeData(Decode* p) {
+  CHECK(Decode, dropped);
+  data[0] = 42;
+  p->dropped = kernels > room ? kernels - room : 0;
+  return done != passes;
+}
+struct Info { size_t structSize; void* pPriv; const uint8_t* image; size_t size, ranges; };
+EXPORT int cuptiRangeProfilerGetCounterDataInfo(Info* p) {
+  CHECK(Info, ranges);
+  p->ranges = kernels;
+  return p->image[0] != 42;
+}
 
 struct Evaluate {
   size_t structSize; void* pPriv; void* host; const uint8_t* image; size_t size, range;
@@ -124,10 +141,10 @@ struct Evaluate {
 };
 EXPORT int cuptiProfilerHostEvaluateToGpuValues(Evaluate* p) {
   CHECK(Evaluate, values);
-  if (p->image[0] != 42 || p->range != 0 || p->count != size_t(count)) return 1;
+  if (p->image[0] != 42 || p->range >= kernels || p->count != size_t(count)) return 1;
   for (size_t i = 0; i < p->count; ++i) {
     if (std::strcmp(p->names[i], scheduled[i])) return 1;
-    p->values[i] = 1.0 + i;
+    p->values[i] = 1.0 + i + 10.0 * p->range;
   }
   return 0;
 }

@@ -29,7 +29,54 @@ TASK = Task("test/bias_relu", (EXAMPLES / "reference.py.j2").read_text(), "cuda"
 NAME = "gpu_kernels"
 
 
-@pytest.fixture(scope="module", params=[Language.CUDA, Language.TRITON])
+KEEPING = '''
+import ctypes
+
+import cupy
+import torch
+from cupy_backends.cuda.api import driver
+from torch import nn
+
+SRC = r"""
+__device__ float scratch[4096 * 1024];
+
+// Element i by thread i, forwards and then backwards: a launch of its own for what is kept between.
+extern "C" __global__ void begin(const float* x, const float* bias) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  scratch[i] = x[i] + bias[i % 1024];
+}
+extern "C" __global__ void end(float* out) {
+  const int i = (gridDim.x - 1 - blockIdx.x) * blockDim.x + threadIdx.x;
+  const float y = scratch[i];
+  out[i] = y < 0.0f ? 0.0f : y;
+}
+"""
+MODULE = cupy.RawModule(code=SRC)
+BEGIN, END = MODULE.get_function("begin").kernel.ptr, MODULE.get_function("end").kernel
+VALUES = (ctypes.c_ulonglong * 2)()
+FIRST = ctypes.addressof(VALUES)
+PLACES = (ctypes.c_void_p * 2)(FIRST, FIRST + 8)
+
+
+class ModelNew(nn.Module):
+    def __init__(self, features: int):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(features))
+
+    def forward(self, x):
+        x, bias = x.contiguous(), self.bias.contiguous()
+        out = torch.empty_like(x)
+        stream = torch.cuda.current_stream().cuda_stream
+        VALUES[0], VALUES[1] = x.data_ptr(), bias.data_ptr()
+        driver.launchKernel(BEGIN, 16384, 1, 1, 256, 1, 1, 0, stream, ctypes.addressof(PLACES), 0)
+        cupy.cuda.ExternalStream(stream).use()
+        END((16384,), (256,), (out.data_ptr(),))
+        return out
+'''
+"""Calls that overlap would share its scratch memory and its arguments."""
+
+
+@pytest.fixture(scope="module", params=["cuda", "triton", "keeping"])
 def kernels(
     request: pytest.FixtureRequest,
     evaluator: LocalEvaluator,
@@ -37,8 +84,10 @@ def kernels(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Any]:
     """A package with one measured kernel, imported from its source tree."""
-    text = (EXAMPLES / f"{request.param}.py.j2").read_text()
-    candidate = Candidate(TASK.id, request.param, text)
+    kept = request.param == "keeping"
+    text = KEEPING if kept else (EXAMPLES / f"{request.param}.py.j2").read_text()
+    language = Language.CUDA if kept else Language(request.param)
+    candidate = Candidate(TASK.id, language, text)
     evaluation = evaluator.evaluate(TASK, candidate, config)
     assert evaluation.status is Status.PASSED, evaluation.detail
     [interface] = interfaces([TASK])
@@ -125,6 +174,8 @@ def test_a_call_can_be_captured_in_a_graph(kernels: Any) -> None:
 
 def test_every_stream_and_thread_gets_its_own_results(kernels: Any) -> None:
     op = kernels.operator("bias_relu")
+    [kernel] = op.operator.kernels
+    assert kernel.ordered is kernels.__name__.endswith("keeping")
 
     def work(_: int) -> bool:
         with torch.cuda.stream(torch.cuda.Stream()):

@@ -49,7 +49,7 @@ def test_two_processes_learn_what_one_does_from_the_same_batches(tmp_path):
         [*command, "sft", *words], cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    assert ran.stdout.count("Fitted(") == 1
+    assert ran.stdout.count(" parameters, ") == 1
     config = load_train(str(tmp_path / "one.yaml"))
     sft(load_examples(tmp_path / "data"), config, tmp_path / "one", "cpu", None)
     one, two = (load_policy(tmp_path / name).model.state_dict() for name in ("one", "two"))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sandbox import hardware_counters
-from sandbox.hardware_counters import METRICS, facts, values
-from sandbox.worker.counters import MOST_PASSES, Counters, Cupti, Uncounted, count
+from sandbox.hardware_counters import METRICS, TIME, facts, values
+from sandbox.worker.counters import MOST_KERNELS, MOST_PASSES, Counters, Cupti, Uncounted, count
 
 DOUBLE = Path(__file__).parents[1] / "doubles" / "cupti.cpp"
 DEVICE = 3
@@ -31,7 +31,12 @@ def read(library: ctypes.CDLL, call: Callable[[], object]) -> dict[str, float]:
 def test_a_call_is_repeated_until_every_counter_had_its_pass(library: ctypes.CDLL) -> None:
     library.fake(5, 0, b"")
     calls: list[int] = []
-    found = read(library, lambda: calls.append(1))
+
+    def call() -> None:
+        calls.append(1)
+        library.fake_kernel()
+
+    found = read(library, call)
     assert len(calls) == 5
     assert found == {name: 1.0 + place for place, name in enumerate(METRICS)}
     assert library.fake_enabled() == 0
@@ -40,7 +45,30 @@ def test_a_call_is_repeated_until_every_counter_had_its_pass(library: ctypes.CDL
 def test_a_counter_that_the_chip_lacks_is_left_out(library: ctypes.CDLL) -> None:
     lacking = list(METRICS)[3]
     library.fake(1, 0, lacking.encode())
-    assert set(read(library, lambda: None)) == set(METRICS) - {lacking}
+    assert set(read(library, library.fake_kernel)) == set(METRICS) - {lacking}
+
+
+def test_amounts_of_kernels_are_summed_and_shares_weighted_by_their_time(
+    library: ctypes.CDLL,
+) -> None:
+    library.fake(2, 0, b"")
+    found = read(library, lambda: [library.fake_kernel(), library.fake_kernel()])
+    place = list(METRICS).index("sm__warps_active.avg.pct_of_peak_sustained_active")
+    assert found[TIME] == 1.0 + 11.0
+    mean = ((1.0 + place) * 1.0 + (11.0 + place) * 11.0) / 12.0
+    assert found["sm__warps_active.avg.pct_of_peak_sustained_active"] == pytest.approx(mean)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "words"), [(0, "no kernel"), (MOST_KERNELS + 1, f"more than {MOST_KERNELS}")]
+)
+def test_calls_of_no_kernel_or_too_many_say_so(
+    library: ctypes.CDLL, kernels: int, words: str
+) -> None:
+    library.fake(1, 0, b"")
+    with pytest.raises(Uncounted, match=words):
+        read(library, lambda: [library.fake_kernel() for _ in range(kernels)])
+    assert library.fake_enabled() == 0
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from sandbox.errors import WarpsmithError
 from sandbox.types import Candidate, Language
 
 SUPPORTED = frozenset({"RawModule", "RawKernel", "cuda", "cuda.ExternalStream"})
+BACKENDS = "cupy_backends"
 BOUND = ("types", "re", "hashlib", "contextvars", "Any", "load_inline")
 """Modules that the host text imports: a candidate's own use of the names is the same module."""
 
@@ -42,6 +43,8 @@ def convert(source: str) -> str:
         raise NotConvertible("it does not import cupy at its top level")
     if sum(map(_of_cupy, ast.walk(tree))) > len(imports):
         raise NotConvertible("it imports cupy inside a function or a branch")
+    if any(_of_cupy(n, BACKENDS) for n in ast.walk(tree)):
+        raise NotConvertible(f"it launches through {BACKENDS}")
     used = set(uses(tree))
     foreign = sorted(used - SUPPORTED)
     if foreign:
@@ -89,10 +92,10 @@ def uses(tree: ast.AST) -> Iterator[str]:
             yield f"<the module as {node.id}>"
 
 
-def _of_cupy(node: ast.AST) -> bool:
+def _of_cupy(node: ast.AST, package: str = "cupy") -> bool:
     if isinstance(node, ast.Import):
-        return any(alias.name.partition(".")[0] == "cupy" for alias in node.names)
-    return isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "cupy"
+        return any(alias.name.partition(".")[0] == package for alias in node.names)
+    return isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == package
 
 
 def _refuse_collisions(tree: ast.Module) -> None:

@@ -165,10 +165,14 @@ def nvcc_flags(options: tuple[str, ...]) -> list[str]:
 
 
 class ExternalStream:
-    """Launches inside `with` go to this stream."""
+    """Launches inside `with`, or after `use`, go to this stream."""
 
     def __init__(self, ptr: int, device_id: int = -1) -> None:
         self.ptr = ptr
+
+    def use(self) -> Any:
+        LAUNCH_STREAMS.set((*LAUNCH_STREAMS.get()[:-1], self.ptr))
+        return self
 
     def __enter__(self) -> Any:
         LAUNCH_STREAMS.set((*LAUNCH_STREAMS.get(), self.ptr))
@@ -217,7 +221,7 @@ class LaunchedKernel:
         self.devices: set[int] = set()
 
     def __call__(
-        self, grid: Any, block: Any, args: Any, *, shared_mem: int = 0, stream: Any = None
+        self, grid: Any, block: Any, args: Any, shared_mem: int = 0, stream: Any = None
     ) -> None:
         if self.wanted:
             self.configure()
@@ -236,6 +240,8 @@ class LaunchedKernel:
         self.wanted[which] = int(value)
         self.devices.clear()
 
+    kernel = property(lambda self: self)
+    """What cupy has loaded of it, which is launched alike."""
     max_dynamic_shared_size_bytes = property(
         lambda self: self.wanted.get(DYNAMIC_SHARED, 48 << 10),
         lambda self, value: self.want(DYNAMIC_SHARED, value),

@@ -15,6 +15,7 @@ import torch
 from agent.export.runtime import compiled, driver, models, raw, records, signature
 from agent.export.runtime.counts import HIT, Counts
 from agent.export.runtime.machine import machine
+from agent.export.runtime.order import Order
 from agent.export.runtime.switches import Against, Switches
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ class Chosen:
         self.row, self.active = row, row.active
         self.loaded: Loaded | None = None
         """None before the first call, and for a kernel that is broken here."""
+        self.order: Order | None = None
+        """Shared by all signatures of a kernel that keeps something between calls."""
         self.instances: models.Instances[torch.nn.Module] = models.Instances()
 
 
@@ -56,6 +59,8 @@ class Dispatch:
         """The same, of the machine that each device is."""
         self._kernels: dict[str, Loaded | None] = {}
         """By id; None for one that is broken here, and stays the reference's."""
+        self._orders: dict[tuple[str, torch.device], Order] = {}
+        """By id of a kernel that needs one."""
 
     def find(self, arguments: Arguments, init: str, device: torch.device) -> Chosen | None:
         """The kernel for this call, or None; counts which."""
@@ -85,7 +90,12 @@ class Dispatch:
 
     def _on(self, device: torch.device) -> dict[signature.Key, Chosen]:
         rows = self._rows.get(machine(device.type, device.index or 0), {})
-        return self._here.setdefault(device, {key: Chosen(row) for key, row in rows.items()})
+        chosen = {key: Chosen(row) for key, row in rows.items()}
+        kept = {kernel.id for kernel in self.operator.kernels if kernel.ordered}
+        for one in chosen.values():
+            if one.row.kernel in kept:
+                one.order = self._orders.setdefault((one.row.kernel, device), Order())
+        return self._here.setdefault(device, chosen)
 
     def give_up(self, kernel: str, error: BaseException) -> None:
         """From now on the reference does the work of this kernel, named by its id."""

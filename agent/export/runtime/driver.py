@@ -27,6 +27,8 @@ class Launch(NamedTuple):
     block: tuple[int, int, int]
     shared_bytes: int
     stream: int
+    cooperative: bool = False
+    """All blocks at once, so that they may wait for each other."""
 
 
 class Devices(Protocol):
@@ -48,6 +50,9 @@ class Devices(Protocol):
     def launch(self, function: int, boxes: Sequence[Any], at: Launch) -> None:
         """`boxes` are ctypes objects, laid out as the kernel's parameters."""
 
+    def launch_packed(self, function: int, addresses: int, at: Launch) -> None:
+        """`addresses` is where the addresses of the kernel's parameters are."""
+
 
 class Driver:
     """`libcuda.so.1`; raises DriverError where there is none."""
@@ -58,7 +63,9 @@ class Driver:
         except OSError as error:
             raise DriverError(f"no CUDA driver ({error})") from error
         number, pointer = ctypes.c_uint, ctypes.c_void_p
-        self._cuda.cuLaunchKernel.argtypes = [pointer, *[number] * 7, *[pointer] * 3]
+        given: list[Any] = [pointer, *[number] * 7, *[pointer] * 2]
+        self._cuda.cuLaunchKernel.argtypes = [*given, pointer]
+        self._cuda.cuLaunchCooperativeKernel.argtypes = given
 
     def device(self) -> int:
         return int(torch.cuda.current_device())
@@ -84,10 +91,14 @@ class Driver:
 
     def launch(self, function: int, boxes: Sequence[Any], at: Launch) -> None:
         pointers = (ctypes.c_void_p * len(boxes))(*map(ctypes.addressof, boxes))
-        self._call(
-            "cuLaunchKernel",
-            *(function, *at.grid, *at.block, at.shared_bytes, at.stream, pointers, None),
-        )
+        self.launch_packed(function, ctypes.addressof(pointers), at)
+
+    def launch_packed(self, function: int, addresses: int, at: Launch) -> None:
+        given = (function, *at.grid, *at.block, at.shared_bytes, at.stream, addresses)
+        if at.cooperative:
+            self._call("cuLaunchCooperativeKernel", *given)
+        else:
+            self._call("cuLaunchKernel", *given, None)
 
     def _call(self, name: str, *arguments: Any) -> None:
         call = getattr(self._cuda, name)

@@ -202,7 +202,13 @@ class Custom:
         if model is None:
             model = self._instance(chosen, state, init, arguments[self._first].device)
             chosen.instances.keep(key, model)
-        return self._own(model(*arguments[: self._inputs]), arguments)
+        if chosen.order is None:
+            return self._own(model(*arguments[: self._inputs]), arguments)
+
+        def call() -> Result:
+            return self._own(model(*arguments[: self._inputs]), arguments)
+
+        return chosen.order.run(call, arguments[self._first].device)
 
     def _instance(
         self, chosen: Chosen, state: Arguments, init: str, device: torch.device

@@ -1,4 +1,5 @@
-"""What kernels find under the name cupy: RawModule, RawKernel and streams, on the driver's API.
+"""What kernels find under the name cupy: RawModule, RawKernel and streams, on the driver's API;
+and under cupy_backends the call that launches.
 
 A kernel's binary is the shipped one of this architecture; where that is missing, damaged or refused
 by the driver, NVRTC compiles the source, with one warning. Arguments are laid out as cupy lays
@@ -8,7 +9,6 @@ them out: a Python int is 64 bits, a float a double, a numpy scalar its own byte
 from __future__ import annotations
 
 import builtins
-import contextvars
 import ctypes
 import hashlib
 import json
@@ -16,6 +16,7 @@ import logging
 import threading
 import types
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ from agent.export.runtime.driver import CARVEOUT, MAX_DYNAMIC_SHARED, Devices, D
 
 logger = logging.getLogger(__name__)
 
-STREAMS: contextvars.ContextVar[tuple[int, ...]] = contextvars.ContextVar("STREAMS", default=(0,))
-
+BACKENDS = "cupy_backends"
 Compiler = Callable[[str, Sequence[str], str, Sequence[str]], tuple[bytes, dict[str, str]]]
 """`nvrtc.compile_cubin`."""
 
@@ -56,7 +56,13 @@ class Cupy:
     ) -> None:
         self.folder, self.binaries = folder, binaries
         self.driver, self.compiler = driver, compiler
-        self.cuda = types.SimpleNamespace(ExternalStream=ExternalStream)
+        self.streams = Streams()
+        self.handles: dict[int, Kernel] = {}
+        """Kernels by the handles that were asked for, of any device."""
+        self.cuda = types.SimpleNamespace(ExternalStream=partial(ExternalStream, self.streams))
+        self.backends = types.SimpleNamespace(cuda=types.SimpleNamespace(
+            api=types.SimpleNamespace(driver=types.SimpleNamespace(launchKernel=self._launched))
+        ))  # fmt: skip
 
     def RawModule(
         self,
@@ -64,14 +70,36 @@ class Cupy:
         code: str,
         options: Sequence[str] = (),
         backend: str = "nvrtc",
+        enable_cooperative_groups: bool = False,
         name_expressions: Sequence[str] | None = None,
     ) -> RawModule:
-        return RawModule(self, code, options, name_expressions or ())
+        return RawModule(self, code, options, name_expressions or (), enable_cooperative_groups)
 
     def RawKernel(
-        self, code: str, name: str, options: Sequence[str] = (), backend: str = "nvrtc"
+        self,
+        code: str,
+        name: str,
+        options: Sequence[str] = (),
+        backend: str = "nvrtc",
+        *,
+        enable_cooperative_groups: bool = False,
     ) -> Kernel:
-        return self.RawModule(code=code, options=options).get_function(name)
+        made = self.RawModule(
+            code=code, options=options, enable_cooperative_groups=enable_cooperative_groups
+        )
+        return made.get_function(name)
+
+    def _launched(self, function: int, *rest: int) -> None:
+        """`launchKernel`: a grid, a block, bytes of shared memory, a stream, the address of the
+        arguments' addresses, and nothing else.
+        """
+        *numbers, shared_bytes, stream, addresses, _ = rest
+        x, y, z, *block = numbers
+        kernel = self.handles.get(function)
+        if kernel is not None:  # on another device its handle is another
+            function = kernel.function()
+        at = Launch((x, y, z), (block[0], block[1], block[2]), shared_bytes, stream)
+        self.driver.launch_packed(function, addresses, at)
 
     def importing(self) -> dict[str, Any]:
         """`__builtins__` of the source's module: its imports of cupy find this object."""
@@ -79,9 +107,15 @@ class Cupy:
         def find(
             name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
         ) -> Any:
-            if level or name.partition(".")[0] != "cupy":
+            package, _, inner = name.partition(".")
+            if level or package not in ("cupy", BACKENDS):
                 return builtins.__import__(name, globals, locals, fromlist, level)
-            return self.cuda if fromlist and name == "cupy.cuda" else self
+            found: Any = self if package == "cupy" else self.backends
+            for part in inner.split(".") if fromlist and inner else ():
+                found = getattr(found, part, None)
+                if found is None:
+                    raise ImportError(f"an exported library has no {name}")
+            return found
 
         return {**vars(builtins), "__import__": find}
 
@@ -90,10 +124,15 @@ class RawModule:
     """The kernels of one source, loaded on each device at its first launch."""
 
     def __init__(
-        self, cupy: Cupy, code: str, options: Sequence[str], expressions: Sequence[str]
+        self,
+        cupy: Cupy,
+        code: str,
+        options: Sequence[str],
+        expressions: Sequence[str],
+        cooperative: bool = False,
     ) -> None:
-        self.driver = cupy.driver
-        self._cupy, self._code = cupy, code
+        self.driver, self.cupy, self.cooperative = cupy.driver, cupy, cooperative
+        self._code = code
         self._options, self._expressions = tuple(options), tuple(expressions)
         key = source_key(code, self._options, self._expressions)
         self._binaries = [b for b in cupy.binaries if b.source == key]
@@ -117,12 +156,12 @@ class RawModule:
             if not fits(binary.arch, major, minor):
                 continue
             try:
-                cubin = records.checked_bytes(self._cupy.folder, binary.file, binary.sha256)
+                cubin = records.checked_bytes(self.cupy.folder, binary.file, binary.sha256)
                 return self.driver.load(cubin), dict(binary.symbols)
             except (records.LibraryError, DriverError) as error:
                 logger.warning("%s is not used (%s); NVRTC compiles its source", binary.file, error)
         arch = f"sm_{major}{minor}"
-        cubin, symbols = self._cupy.compiler(self._code, self._options, arch, self._expressions)
+        cubin, symbols = self.cupy.compiler(self._code, self._options, arch, self._expressions)
         return self.driver.load(cubin), symbols
 
 
@@ -143,18 +182,27 @@ class Kernel:
         shared_mem: int = 0,
         stream: Any = None,
     ) -> None:
-        driver = self._module.driver
-        device = driver.device()
-        function = self._functions.get(device) or self._prepared(device)
-        pointer = STREAMS.get()[-1] if stream is None else stream.ptr
-        at = Launch(sizes(grid), sizes(block), shared_mem, pointer)
-        driver.launch(function, [boxed(argument) for argument in args], at)
+        module = self._module
+        pointer = module.cupy.streams.current if stream is None else stream.ptr
+        at = Launch(sizes(grid), sizes(block), shared_mem, pointer, module.cooperative)
+        module.driver.launch(self.function(), [boxed(argument) for argument in args], at)
+
+    def function(self) -> int:
+        """Its handle on the current device."""
+        device = self._module.driver.device()
+        return self._functions.get(device) or self._prepared(device)
+
+    @property
+    def kernel(self) -> Function:
+        """Loads it on the current device, as cupy does."""
+        return Function(self, self.function())
 
     def _prepared(self, device: int) -> int:
         function = self._module.find(self._name, device)
         for attribute, value in self._wanted.items():
             self._module.driver.configure(function, attribute, value)
         self._functions[device] = function
+        self._module.cupy.handles[function] = self
         return function
 
     def _want(self, attribute: int, value: int) -> None:
@@ -178,18 +226,50 @@ class Kernel:
         self._want(CARVEOUT, value)
 
 
+class Function:
+    """What cupy has loaded of a kernel, `Kernel.kernel`; it is launched on any device."""
+
+    def __init__(self, kernel: Kernel, ptr: int) -> None:
+        self._kernel, self.ptr = kernel, ptr
+
+    def __call__(
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[Any],
+        shared_mem: int = 0,
+        stream: Any = None,
+    ) -> None:
+        self._kernel(grid, block, args, shared_mem=shared_mem, stream=stream)
+
+
+class Streams(threading.local):
+    """A thread's stream for launches that name none, of one kernel's source: no other's launches
+    see what it chose.
+    """
+
+    def __init__(self) -> None:
+        self.current = 0
+        self.before: list[int] = []
+        """Of the blocks `with` that it is in."""
+
+
 class ExternalStream:
-    """Launches inside `with` go to this stream."""
+    """Launches inside `with`, or after `use`, go to this stream."""
 
-    def __init__(self, ptr: int, device_id: int = -1) -> None:
-        self.ptr = ptr
+    def __init__(self, streams: Streams, ptr: int, device_id: int = -1) -> None:
+        self.ptr, self._streams = ptr, streams
 
-    def __enter__(self) -> ExternalStream:
-        STREAMS.set((*STREAMS.get(), self.ptr))
+    def use(self) -> ExternalStream:
+        self._streams.current = self.ptr
         return self
 
+    def __enter__(self) -> ExternalStream:
+        self._streams.before.append(self._streams.current)
+        return self.use()
+
     def __exit__(self, *error: object) -> None:
-        STREAMS.set(STREAMS.get()[:-1])
+        self._streams.current = self._streams.before.pop()
 
 
 def sizes(given: Sequence[int]) -> tuple[int, int, int]:

@@ -46,6 +46,8 @@ class Kernel:
     binding: str = "cupy"
     """Of a `cuda` kernel: `driver` where runtime.raw can stand for cupy."""
     binaries: tuple[Binary, ...] = ()
+    ordered: bool = False
+    """Whether it keeps something between calls, which therefore follow each other."""
 
 
 @dataclass(frozen=True)
