@@ -25,6 +25,7 @@ REASONS = {
     35: "the driver shows counters to administrators only (NVreg_RestrictProfilingToAdminUsers=0)",
     40: "the virtual GPU's host does not allow it",
     41: "not on a GPU in confidential mode",
+    999: "CUPTI failed, as it does where a call replays a CUDA graph",
 }
 """By CUptiResult."""
 
