@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import logging
@@ -45,6 +46,8 @@ class FakeDriver:
     current: int = 0
     loaded: list[bytes] = field(default_factory=list)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
+    sizes: tuple[int, ...] = ()
+    """Bytes of the arguments of launches, which are read where there are any."""
 
     def device(self) -> int:
         return self.current
@@ -65,11 +68,10 @@ class FakeDriver:
     def configure(self, function: int, attribute: int, value: int) -> None:
         self.calls.append(("configure", function, attribute, value))
 
-    def launch(self, function: int, boxes: Sequence[Any], at: Launch) -> None:
-        self.calls.append(("launch", function, at, [bytes(box) for box in boxes]))
-
-    def launch_packed(self, function: int, addresses: int, at: Launch) -> None:
-        self.calls.append(("launch packed", function, at, addresses))
+    def launch(self, function: int, addresses: int, at: Launch) -> None:
+        pointers = (ctypes.c_void_p * len(self.sizes)).from_address(addresses)
+        data = [ctypes.string_at(p or 0, n) for p, n in zip(pointers, self.sizes, strict=True)]
+        self.calls.append(("launch", function, at, data if self.sizes else addresses))
 
 
 def compiler(code: str, options: Sequence[str], arch: str, expressions: Sequence[str]) -> Any:
@@ -160,20 +162,29 @@ def test_arguments_have_the_bytes_that_cupy_gives_them(tmp_path):
     driver = FakeDriver()
     cupy = raw.Cupy(tmp_path, (), driver, compiler)
     kernel = cupy.RawKernel(CODE, "twice")
+    driver.sizes = (8, 8, 1, 4, 4, 8)
     with cupy.cuda.ExternalStream(7):
         kernel((4,), (32, 2), (-1, 1.0, True, numpy.float32(1), numpy.int32(5), 1 << 63))
-    [(_, _, at, data)] = [c for c in driver.calls if c[0] == "launch"]
+    driver.sizes = (8, 8, 1)
+    for grid in ((4,), [4]):
+        kernel(grid, (32, 2), (-1, 1.0, True))
+    driver.sizes = (8, 8)
+    kernel((4,), (32, 2), (1 << 63, 2))
+    (_, _, at, data), *others, (_, _, _, large) = launches(driver)
     assert at == Launch((4, 1, 1), (32, 2, 1), shared_bytes=0, stream=7)
     one = numpy.float32(1).tobytes()
     assert data[0] == b"\xff" * 8
     assert data[1:4] == [numpy.float64(1).tobytes(), b"\x01", one]
     assert data[4:] == [numpy.int32(5).tobytes(), b"\x00" * 7 + b"\x80"]
+    assert [other[3] for other in others] == [data[:3]] * 2
+    assert large == [b"\x00" * 7 + b"\x80", b"\x02" + b"\x00" * 7]
+    driver.sizes = ()
     with pytest.raises(TypeError):
         kernel((1,), (1,), ("text",))
 
 
 def launches(driver: FakeDriver) -> list[tuple[Any, ...]]:
-    return [call for call in driver.calls if call[0].startswith("launch")]
+    return [call for call in driver.calls if call[0] == "launch"]
 
 
 def test_the_function_that_cupy_has_loaded_is_launched_like_it(tmp_path):
@@ -221,8 +232,8 @@ def test_a_source_launches_by_the_handle_as_by_cupys_backend(tmp_path, line):
         exec("driver.launchKernel(F, 5, 1, 1, 128, 2, 1, 16, 7, 4321, 0)", names)
     at = Launch((5, 1, 1), (128, 2, 1), 16, 7)
     assert launches(driver) == [
-        ("launch packed", 100, at, 4321),
-        ("launch packed", 200, at, 4321),
+        ("launch", 100, at, 4321),
+        ("launch", 200, at, 4321),
     ], "each device has a handle of its own"
 
 
@@ -239,6 +250,14 @@ def test_blocks_that_wait_for_each_other_are_launched_together(tmp_path):
     cupy = raw.Cupy(tmp_path, (), driver, compiler)
     cupy.RawKernel(CODE, "twice", enable_cooperative_groups=True)((1,), (1,), ())
     assert [call[2].cooperative for call in launches(driver)] == [True]
+
+
+def test_threads_have_memory_of_their_own_for_arguments(tmp_path):
+    packed = raw.Packed()
+    with ThreadPoolExecutor(1) as pool:
+        mine, other = packed.addresses((1, 2)), pool.submit(packed.addresses, (3, 4)).result()
+        assert mine != other
+        assert packed.addresses((5, 6)) == mine, "used again"
 
 
 def test_attributes_are_set_before_the_first_launch(tmp_path):

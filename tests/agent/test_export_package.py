@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.export.artefact import Artefact, Gathered, gather, state_of, winners
+from agent.export.artefact import Artefact, Gathered, gather, loses, state_of, winners
 from agent.export.manifest import read_manifest
 from agent.export.package import check_name, export_package
 from agent.export.runtime import compiled
@@ -338,6 +338,26 @@ def test_only_a_confirmed_figure_above_every_baseline_is_active(gathered):
     assert state(costing(bias_relu, 0.9)).startswith("saves less than calling")
     searched = replace(bias_relu, findings=bias_relu.findings[:1])
     assert state(searched) == "not confirmed"
+
+
+@pytest.mark.parametrize(
+    ("candidate_ms", "low", "device", "loses_there"),
+    [
+        (0.012, 2.0, "cuda", True),  # 24 us against 12 + 20
+        (0.012, 3.0, "cuda", False),
+        (0.030, 1.2, "cuda", True),  # may be as much host code as an operator's
+        (0.030, 1.4, "cuda", False),
+        (0.045, 1.01, "cuda", False),  # hidden behind the kernels
+        (0.045, 1.01, "cpu", True),
+        (0.045, 1.5, "cpu", False),
+    ],
+)
+def test_a_kernel_saves_what_calling_its_operator_costs(
+    gathered, candidate_ms, low, device, loses_there
+):
+    evaluation = gathered.artefacts[0].findings[-1].evaluation
+    short = replace(evaluation, timing=replace(evaluation.timing, candidate_ms=candidate_ms))
+    assert loses(short, Interval(low, low, low), 0.02, device) is loses_there
 
 
 def test_several_runs_make_one_library_with_the_better_kernel(tmp_path):

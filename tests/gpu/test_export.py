@@ -119,7 +119,8 @@ def as_a_win(evaluation: Evaluation) -> Evaluation:
     timing = evaluation.timing
     assert timing is not None
     pairs = (timing.pairs[0],) * 3
-    fast = replace(timing, speedup=Interval(2.0, 1.9, 2.1), noise_floor=0.0, pairs=pairs)
+    long = {"candidate_ms": 1.0, "pairs": pairs}
+    fast = replace(timing, speedup=Interval(2.0, 1.9, 2.1), noise_floor=0.0, **long)
     return replace(evaluation, timing=fast)
 
 

@@ -6,12 +6,14 @@ Only tests with a GPU run it; what is above it is tested with a double of `Devic
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 NO_CONTEXT = 201
+CURRENT: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+"""Of the current device, without asking whether CUDA has begun: every call asks."""
 MAX_DYNAMIC_SHARED, CARVEOUT = 8, 9
 """CUfunction_attribute."""
 
@@ -47,11 +49,8 @@ class Devices(Protocol):
 
     def configure(self, function: int, attribute: int, value: int) -> None: ...
 
-    def launch(self, function: int, boxes: Sequence[Any], at: Launch) -> None:
-        """`boxes` are ctypes objects, laid out as the kernel's parameters."""
-
-    def launch_packed(self, function: int, addresses: int, at: Launch) -> None:
-        """`addresses` is where the addresses of the kernel's parameters are."""
+    def launch(self, function: int, addresses: int, at: Launch) -> None:
+        """`addresses` is where the addresses of the kernel's parameters are, laid out as those."""
 
 
 class Driver:
@@ -64,17 +63,19 @@ class Driver:
             raise DriverError(f"no CUDA driver ({error})") from error
         number, pointer = ctypes.c_uint, ctypes.c_void_p
         given: list[Any] = [pointer, *[number] * 7, *[pointer] * 2]
-        self._cuda.cuLaunchKernel.argtypes = [*given, pointer]
+        self._alone = self._cuda.cuLaunchKernel
+        self._alone.argtypes = [*given, pointer]
         self._cuda.cuLaunchCooperativeKernel.argtypes = given
 
     def device(self) -> int:
-        return int(torch.cuda.current_device())
+        return CURRENT()
 
     def arch(self, device: int) -> tuple[int, int]:
         major, minor = torch.cuda.get_device_capability(device)
         return int(major), int(minor)
 
     def load(self, cubin: bytes) -> int:
+        torch.cuda.init()
         module = ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), cubin)
         return int(module.value or 0)
@@ -89,16 +90,15 @@ class Driver:
         where = ctypes.c_void_p(function)
         self._call("cuFuncSetAttribute", where, ctypes.c_int(attribute), ctypes.c_int(value))
 
-    def launch(self, function: int, boxes: Sequence[Any], at: Launch) -> None:
-        pointers = (ctypes.c_void_p * len(boxes))(*map(ctypes.addressof, boxes))
-        self.launch_packed(function, ctypes.addressof(pointers), at)
-
-    def launch_packed(self, function: int, addresses: int, at: Launch) -> None:
-        given = (function, *at.grid, *at.block, at.shared_bytes, at.stream, addresses)
-        if at.cooperative:
+    def launch(self, function: int, addresses: int, at: Launch) -> None:
+        (x, y, z), (u, v, w), shared_bytes, stream, together = at
+        if together:
+            given = (function, x, y, z, u, v, w, shared_bytes, stream, addresses)
             self._call("cuLaunchCooperativeKernel", *given)
-        else:
-            self._call("cuLaunchKernel", *given, None)
+        # Every call comes here: no more than it takes.
+        elif self._alone(function, x, y, z, u, v, w, shared_bytes, stream, addresses, None):
+            given = (function, x, y, z, u, v, w, shared_bytes, stream, addresses)
+            self._call("cuLaunchKernel", *given, None)  # again, in a context, or with its error
 
     def _call(self, name: str, *arguments: Any) -> None:
         call = getattr(self._cuda, name)

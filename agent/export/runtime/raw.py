@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import json
 import logging
+import struct
 import threading
 import types
 from collections.abc import Callable, Sequence
@@ -26,6 +27,10 @@ from agent.export.runtime.driver import CARVEOUT, MAX_DYNAMIC_SHARED, Devices, D
 logger = logging.getLogger(__name__)
 
 BACKENDS = "cupy_backends"
+CODES: dict[type, str] = {int: "q", float: "d", bool: "?7x"}
+"""Of `struct`."""
+PLACES = 1024
+"""Launches of a kernel, by grid, block, shared memory and stream, that are remembered."""
 Compiler = Callable[[str, Sequence[str], str, Sequence[str]], tuple[bytes, dict[str, str]]]
 """`nvrtc.compile_cubin`."""
 
@@ -56,7 +61,7 @@ class Cupy:
     ) -> None:
         self.folder, self.binaries = folder, binaries
         self.driver, self.compiler = driver, compiler
-        self.streams = Streams()
+        self.streams, self.packed = Streams(), Packed()
         self.handles: dict[int, Kernel] = {}
         """Kernels by the handles that were asked for, of any device."""
         self.cuda = types.SimpleNamespace(ExternalStream=partial(ExternalStream, self.streams))
@@ -99,7 +104,7 @@ class Cupy:
         if kernel is not None:  # on another device its handle is another
             function = kernel.function()
         at = Launch((x, y, z), (block[0], block[1], block[2]), shared_bytes, stream)
-        self.driver.launch_packed(function, addresses, at)
+        self.driver.launch(function, addresses, at)
 
     def importing(self) -> dict[str, Any]:
         """`__builtins__` of the source's module: its imports of cupy find this object."""
@@ -172,6 +177,7 @@ class Kernel:
         self._module, self._name = module, name
         self._functions: dict[int, int] = {}
         self._wanted: dict[int, int] = {}
+        self._places: dict[tuple[Any, ...], Launch] = {}
 
     def __call__(
         self,
@@ -182,10 +188,22 @@ class Kernel:
         shared_mem: int = 0,
         stream: Any = None,
     ) -> None:
-        module = self._module
-        pointer = module.cupy.streams.current if stream is None else stream.ptr
-        at = Launch(sizes(grid), sizes(block), shared_mem, pointer, module.cooperative)
-        module.driver.launch(self.function(), [boxed(argument) for argument in args], at)
+        cupy = self._module.cupy
+        pointer = cupy.streams.current if stream is None else stream.ptr
+        try:
+            at = self._places[grid, block, shared_mem, pointer]
+        except (KeyError, TypeError):  # a new one, or a list, which has no hash
+            at = self._place(tuple(grid), tuple(block), shared_mem, pointer)
+        function = self._functions.get(cupy.driver.device()) or self.function()
+        cupy.driver.launch(function, cupy.packed.addresses(args), at)
+
+    def _place(
+        self, grid: tuple[int, ...], block: tuple[int, ...], shared_mem: int, pointer: int
+    ) -> Launch:
+        at = Launch(sizes(grid), sizes(block), shared_mem, pointer, self._module.cooperative)
+        if len(self._places) >= PLACES:
+            self._places.clear()
+        return self._places.setdefault((grid, block, shared_mem, pointer), at)
 
     def function(self) -> int:
         """Its handle on the current device."""
@@ -276,6 +294,45 @@ def sizes(given: Sequence[int]) -> tuple[int, int, int]:
     """Three of them, none under 1, as cupy fills them up."""
     x, y, z = (*given, 1, 1)[:3]
     return max(1, x), max(1, y), max(1, z)
+
+
+class Packed(threading.local):
+    """A thread's memory for arguments; the driver has read it when a launch returns."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[type, ...], tuple[Callable[..., None], Any, int, Any]] = {}
+        self._held: Any = None
+
+    def addresses(self, args: Sequence[Any]) -> int:
+        """Where the addresses of these arguments are, until the thread's next launch. Raises
+        TypeError for what is no number.
+        """
+        kinds = tuple(map(type, args))
+        found = self._known.get(kinds)
+        if found is None:
+            if not CODES.keys() >= set(kinds):
+                return self._boxed(args)
+            found = self._known.setdefault(kinds, _room(kinds))
+        try:
+            found[0](found[1], 0, *args)
+        except struct.error:  # over 63 bits
+            return self._boxed(args)
+        return found[2]
+
+    def _boxed(self, args: Sequence[Any]) -> int:
+        boxes = [boxed(argument) for argument in args]
+        pointers = (ctypes.c_void_p * len(boxes))(*map(ctypes.addressof, boxes))
+        self._held = boxes, pointers
+        return ctypes.addressof(pointers)
+
+
+def _room(kinds: Sequence[type]) -> tuple[Callable[..., None], Any, int, Any]:
+    """What packs such arguments, eight bytes each, where to, and where their addresses are."""
+    packer = struct.Struct("=" + "".join(CODES[kind] for kind in kinds))
+    buffer = ctypes.create_string_buffer(max(8, packer.size))
+    first = ctypes.addressof(buffer)
+    pointers = (ctypes.c_void_p * len(kinds))(*(first + 8 * i for i in range(len(kinds))))
+    return packer.pack_into, buffer, ctypes.addressof(pointers), pointers
 
 
 def boxed(argument: Any) -> Any:
