@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from agent.export.runtime import direct, models, records
 from agent.export.runtime.dispatch import Arguments, Chosen, Dispatch
+from agent.export.runtime.driver import CURRENT
 from agent.export.runtime.switches import DEFAULT, Switches
 
 Result = Any
@@ -183,7 +184,7 @@ class Custom:
         before = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         try:
-            if device.index is None or device.index == torch.cuda.current_device():
+            if device.index is None or device.index == CURRENT():
                 return self._launched(chosen, arguments, init)
             with torch.cuda.device(device):
                 return self._launched(chosen, arguments, init)
