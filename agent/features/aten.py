@@ -331,7 +331,7 @@ def _batch_norm(low: Lowering, n: Node) -> Term:
 
 def _softmax(low: Lowering, n: Node) -> Term:
     b, x, dims = low.build, _shaped(low, n), _dims(n.args[1])
-    shifted = b.point("sub", x, b.reduce("max", x, dims, True))
+    shifted = b.point("shift", x, b.reduce("max", x, dims, True))
     powers = b.point("exp", shifted)
     total = b.reduce("sum", powers, dims, True)
     if n.op.startswith("aten._log_softmax"):

@@ -55,6 +55,7 @@ float tanhf(float) noexcept;
 #pragma omp declare simd notinbranch
 float erff(float) noexcept;
 }
+#define MINUS(a, b) ((a) - (b))
 #define EXP expf
 #define LOG logf
 #define TANH tanhf

@@ -131,7 +131,7 @@ def online_pairs(program: Program) -> dict[str, str]:
         if value.op != "reduce.sum" or names[str(value.args[0])].op != "exp":
             continue
         inner = names[str(names[str(value.args[0])].args[0])]
-        if inner.op == "sub" and names[str(inner.args[1])].op == "reduce.max":
+        if inner.op == "shift" and names[str(inner.args[1])].op == "reduce.max":
             top = names[str(inner.args[1])]
             if top.args[0] == inner.args[0] and value.depth == top.depth + 1:
                 found[value.name] = top.name
@@ -184,7 +184,7 @@ def _online_item(item: str, top: str, total: str, x: str) -> str:
         f"if ({total}_old != {top}_part && {total}_old != -INFINITY) "
         f"{total}_part *= EXP({total}_old - {top}_part);\n"
         f"if ({top}_part != -INFINITY) {{\n#pragma unroll\n"
-        f"for (int j = 0; j < V; ++j) {total}_part += EXP({total}_x[j] - {top}_part);\n}}\n"
+        f"for (int j = 0; j < V; ++j) {total}_part += EXP(MINUS({total}_x[j], {top}_part));\n}}\n"
     )
     return head + kept + tail
 

@@ -116,10 +116,11 @@ __device__ __forceinline__ X group_reduce(X x, F f, X identity) {
 """
 
 
+MINUS = "#define MINUS __fsub_rn  // Never one operation with the product before it.\n"
 MATH = {
-    "precise": "#define EXP expf\n#define LOG logf\n#define TANH tanhf\n",
+    "precise": MINUS + "#define EXP expf\n#define LOG logf\n#define TANH tanhf\n",
     "fast": (
-        "#define EXP __expf\n#define LOG __logf\n"
+        MINUS + "#define EXP __expf\n#define LOG __logf\n"
         "__device__ __forceinline__ float fast_tanh(float x) {\n"
         "  const float a = fabsf(x);  // The series keeps relative accuracy near zero.\n"
         "  const float y = a < 0.25f ? a * (1.0f + a * a * (-0.33333333f + a * a * (0.13333333f"

@@ -20,6 +20,8 @@ TEMPLATES = {
     "logical_not": "!{0}", "bitwise_not": "!{0}", "to_float": "(float){0}",
     "to_int": "(long long){0}", "to_bool": "({0} != 0)",
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "((float){0} / (float){1})",
+    # The maximum was rounded; a product that is subtracted from unrounded comes out above it.
+    "shift": "MINUS({0}, {1})",
     "pow": "powf({0}, {1})", "maximum": "larger({0}, {1})", "minimum": "smaller({0}, {1})",
     "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
     "eq": "{0} == {1}", "ne": "{0} != {1}", "logical_and": "({0} && {1})",

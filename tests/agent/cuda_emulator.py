@@ -47,6 +47,7 @@ static float __int_as_float(int x) { float y; __builtin_memcpy(&y, &x, 4); retur
 static float __uint_as_float(unsigned x) { float y; __builtin_memcpy(&y, &x, 4); return y; }
 static unsigned atomicAdd(unsigned* p, unsigned x) { unsigned old = *p; *p += x; return old; }
 static void __threadfence() {}
+static float __fsub_rn(float x, float y) { return x - y; }
 #define __expf expf
 #define __logf logf
 

@@ -44,6 +44,7 @@ BODIES = {
     "layer_norm_residual": "F.silu(self.norm(x + y))",
     "rms_norm": "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.bias",
     "softmax": "torch.softmax(x, dim=-1)",
+    "softmax_of_squares": "torch.softmax(torch.square(x), dim=-1)",
     "log_softmax": "F.log_softmax(x, dim=1)",
     "log_sum_exp": "torch.logsumexp(x, -1)",
     "cross_entropy": "F.cross_entropy(x, t)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,22 @@ def compile_error(source: str) -> str | None:
     except nvrtc.NVRTCError:
         return str(nvrtc.getProgramLog(program))
     return None
+
+
+def test_a_maximum_is_subtracted_from_products_that_were_rounded_like_it() -> None:
+    """A product fused into the subtraction in one loop and not in another made rows of 1.005."""
+    nvrtc = pytest.importorskip("cupy", reason="needs NVRTC: the extra cuda13").cuda.nvrtc
+    problem = task("softmax_of_squares", "cuda")
+    found = traced(problem)
+    for point in cuda_points(found, 3):
+        source = candidate(problem, found, point).source.split('r"""')[1].split('"""')[0]
+        program = nvrtc.createProgram(source, "candidate.cu", (), ())
+        nvrtc.compileProgram(program, ("-arch=compute_90", "--std=c++17"))
+        ptx = nvrtc.getPTX(program)
+        text = ptx if isinstance(ptx, str) else ptx.decode()
+        fusible = re.findall(r"mul\.f32\s+(%f\d+),[^;]*;\s+sub\.f32\s+%f\d+, \1,", text)
+        assert "sub.rn.f32" in text
+        assert not fusible, point
 
 
 @pytest.mark.slow
