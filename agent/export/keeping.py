@@ -31,22 +31,28 @@ HARMLESS = frozenset(("ExternalStream",))
 """Calls whose result may be kept: it is as good for every call."""
 ATTRIBUTES = re.compile(r"\b(?:__align__|alignas|__launch_bounds__|__attribute__)\s*\(+[^()]*\)+")
 COMMENTS = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
-VARIABLE = re.compile(r"\b(?:__device__|__managed__|static|thread_local)\b([^;{}()=]*)([;{}()=])")
+VARIABLE = re.compile(r"\b((?:__device__|__managed__|static|thread_local)\b[^;{}()=]*)([;{}()=])")
 FIXED = re.compile(r"\b(?:const|constexpr|__constant__)\b")
 
 
-def keeps(source: str) -> bool:
-    """Whether calls of this candidate are to follow each other."""
+def keeps(source: str, device: str) -> bool:
+    """Whether calls of this candidate are to follow each other. On the CPU a thread's own variables
+    are nobody else's; on a GPU its calls may be on several streams.
+    """
     tree = ast.parse(source)
     texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
-    return any(isinstance(t, str) and _static(t) for t in texts) or _stores(tree)
+    own = device == "cpu"
+    return any(isinstance(t, str) and _static(t, own) for t in texts) or _stores(tree)
 
 
-def _static(code: str) -> bool:
-    """Whether device or C++ code has a variable that outlives a call, and is not constant."""
+def _static(code: str, own: bool) -> bool:
+    """Whether device or C++ code has a variable that outlives a call, and is not constant; `own`:
+    beside those of a thread.
+    """
     plain = ATTRIBUTES.sub(" ", COMMENTS.sub(" ", code))
     return any(
-        end in ";={" and not FIXED.search(declared) for declared, end in VARIABLE.findall(plain)
+        end in ";={" and not FIXED.search(words) and not (own and "thread_local" in words)
+        for words, end in VARIABLE.findall(plain)
     )
 
 

@@ -62,7 +62,7 @@ def module(device: str = "", above: str = "", made: str = "pass", called: str = 
     ],
 )
 def test_device_code_that_keeps_nothing_is_told(device: str) -> None:
-    assert not keeps(module(device))
+    assert not keeps(module(device), "cuda")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_device_code_that_keeps_nothing_is_told(device: str) -> None:
     ],
 )
 def test_device_variables_are_kept(device: str) -> None:
-    assert keeps(module(device))
+    assert keeps(module(device), "cuda")
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,21 @@ def test_device_variables_are_kept(device: str) -> None:
     ],
 )
 def test_what_python_leaves_for_the_next_call_is_kept(parts: dict[str, str]) -> None:
-    assert keeps(module(**parts))
+    assert keeps(module(**parts), "cuda")
 
 
 @pytest.mark.parametrize("name", ["cuda", "triton", "cpp", "cuda_inline"])
 def test_the_worked_examples_keep_nothing(name: str) -> None:
-    assert not keeps((EXAMPLES / f"{name}.py.j2").read_text())
+    device = "cpu" if name == "cpp" else "cuda"
+    assert not keeps((EXAMPLES / f"{name}.py.j2").read_text(), device)
+
+
+@pytest.mark.parametrize(
+    "code", ["static thread_local std::vector<float> storage;", "thread_local float parts[64];"]
+)
+def test_a_threads_own_memory_is_shared_by_its_streams_alone(code: str) -> None:
+    assert not keeps(module(code), "cpu")
+    assert keeps(module(code), "cuda")
 
 
 def test_ordered_calls_never_overlap() -> None:
