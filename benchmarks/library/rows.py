@@ -13,6 +13,7 @@ from sandbox.bounds import CLASS_NORM
 from sandbox.statistics import Null, interval
 from sandbox.types import EvalConfig, Interval, Pair
 
+NOWHERE = "nowhere"
 LONG_MS, CLOSE = 0.3, 0.02
 """Calls longer than this must come within so much of the campaign's figure."""
 CHECKS = (
@@ -111,7 +112,7 @@ class Row:
         """Where its kernel does the calls: `by default`, `with the switch` or `nowhere`."""
         if self.state == ACTIVE:
             return "by default"
-        return "with the switch" if self.beats_eager else "nowhere"
+        return "with the switch" if self.beats_eager else NOWHERE
 
     def passed(self, check: str) -> bool:
         return self.checks.get(check, {}).get("state") == "passed"
@@ -159,7 +160,7 @@ def lines(rows: Sequence[Row]) -> list[str]:
         told += [f"{row.operator}: {why}" for why in (row.not_run, row.not_timed) if why]
         if row.used == "with the switch":
             told.append(f"{row.operator}: used with the switch alone: {row.state}")
-        elif row.used == "nowhere":
+        elif row.used == NOWHERE:
             told.append(f"{row.operator}: the reference does its calls here: {row.state}")
     return told
 
