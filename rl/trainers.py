@@ -260,13 +260,19 @@ def unwrapped(trainer: Any) -> Any:
     return trainer.accelerator.unwrap_model(trainer.model)
 
 
+WRAPPED = ("forward", "_original_forward", "_is_accelerate_prepared")
+"""What accelerate and TRL leave on a model that they wrap."""
+
+
 def released(trainer: Any) -> Any:
     """The model as it was before the trainer: mixed precision is its calls' no more, which a cache
-    of keys could not hold, and the next trainer's wrappers do not come on top.
+    of keys could not hold, and the next trainer wraps it anew.
     """
     model = unwrapped(trainer)
-    for name in ("forward", "_original_forward"):
-        vars(model).pop(name, None)
+    inner = [model.get_base_model()] if hasattr(model, "peft_config") else []
+    for each in (model, *inner):
+        for name in WRAPPED:
+            vars(each).pop(name, None)
     return model
 
 

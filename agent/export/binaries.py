@@ -15,11 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from agent.export.artefact import Artefact
-from agent.export.inline.convert import SUPPORTED, uses
+from agent.export.inline.convert import BACKENDS, SUPPORTED, uses
 from agent.export.runtime.nvrtc import NvrtcError, compile_cubin, target_of
 from agent.export.runtime.raw import source_key
 from sandbox.types import Language
 
+LAUNCHING = {
+    ".".join(part)
+    for part in (
+        ("cuda", "api"), ("cuda", "api", "driver"), ("cuda", "api", "driver", "launchKernel"),
+    )
+}  # fmt: skip
+"""What the runtime has of cupy's back end."""
+LACKING = {
+    "attributes", "num_regs", "max_threads_per_block", "get_global", "const_size_bytes",
+    "local_size_bytes", "shared_size_bytes", "ptx_version", "binary_version", "cache_mode_ca",
+}  # fmt: skip
+"""Attributes of cupy's kernels and modules that the runtime's have not."""
 METHODS = ("format", "replace", "join", "strip", "lstrip", "rstrip")
 
 
@@ -52,7 +64,10 @@ def binding_of(artefact: Artefact) -> str:
     """`driver` where the runtime can stand for cupy, else `cupy`."""
     if artefact.candidate.language is not Language.CUDA:
         return "cupy"
-    return "cupy" if set(uses(ast.parse(artefact.candidate.source))) - SUPPORTED else "driver"
+    tree = ast.parse(artefact.candidate.source)
+    more = set(uses(tree)) - SUPPORTED or set(uses(tree, BACKENDS)) - LAUNCHING
+    lacking = any(isinstance(n, ast.Attribute) and n.attr in LACKING for n in ast.walk(tree))
+    return "cupy" if more or lacking else "driver"
 
 
 def architectures(artefact: Artefact, more: Sequence[str]) -> list[str]:

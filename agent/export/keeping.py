@@ -2,14 +2,15 @@
 
 Scratch memory of the device, a ticket that counts blocks, a buffer of launch arguments: calls that
 overlap would share it, on two streams or in two threads. What is not certain counts as kept, which
-costs a call a few microseconds (runtime/order.py).
+costs a call on a GPU some microseconds, and calls on the CPU their overlap (runtime/order.py).
 """
 
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+
+from agent.export.statics import has_statics
 
 MADE = frozenset(
     f"{begin}{kind}{end}"
@@ -21,82 +22,155 @@ PUT = frozenset(
     ("setattr", "__setattr__", "setdefault", "append", "extend", "update", "insert", "appendleft")
 )
 """Calls that leave something behind."""
-REMEMBERED = frozenset(
-    ("cache", "lru_cache", "cached_property", "addressof", "create_string_buffer", "Structure")
-)
-"""Names by which results or buffers are kept: Python's own, and those of ctypes."""
-OWN = frozenset(("Parameter", "register_buffer", "register_parameter"))
-"""A tensor in these is the module's parameter or buffer."""
+TENSORS = ("Float", "Half", "BFloat16", "Double", "Byte", "Int", "Long")
+REMEMBERED = frozenset(f"{kind}Tensor" for kind in TENSORS) | {
+    "cache", "lru_cache", "cached_property",
+    "addressof", "create_string_buffer", "Structure", "memmove", "memset",
+    "pack_into", "bytearray", "memoryview", "caching_allocator_alloc", "get_global",
+}  # fmt: skip
+"""Names by which results or buffers are kept: of Python, ctypes, struct, torch and cupy."""
 HARMLESS = frozenset(("ExternalStream",))
 """Calls whose result may be kept: it is as good for every call."""
-ATTRIBUTES = re.compile(r"\b(?:__align__|alignas|__launch_bounds__|__attribute__)\s*\(+[^()]*\)+")
-COMMENTS = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
-VARIABLE = re.compile(r"\b((?:__device__|__managed__|static|thread_local)\b[^;{}()=]*)([;{}()=])")
-FIXED = re.compile(r"\b(?:const|constexpr|__constant__)\b")
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Assigned = ast.Assign | ast.AnnAssign | ast.AugAssign
 
 
-def keeps(source: str, device: str) -> bool:
-    """Whether calls of this candidate are to follow each other. On the CPU a thread's own variables
-    are nobody else's; on a GPU its calls may be on several streams.
+def keeps(source: str, device: str, state: Collection[str] = ()) -> bool:
+    """Whether calls of this candidate are to follow each other; `state` names the reference's
+    parameters and buffers, which it may hold. On the CPU a thread's own variables are nobody
+    else's; on a GPU its calls may be on several streams.
     """
     tree = ast.parse(source)
-    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
-    own = device == "cpu"
-    return any(isinstance(t, str) and _static(t, own) for t in texts) or _stores(tree)
+    own = {name.rpartition(".")[2] for name in state}
+    return any(has_statics(text, device) for text in texts(tree)) or _Python(tree, own).keeps()
 
 
-def _static(code: str, own: bool) -> bool:
-    """Whether device or C++ code has a variable that outlives a call, and is not constant; `own`:
-    beside those of a thread.
-    """
-    plain = ATTRIBUTES.sub(" ", COMMENTS.sub(" ", code))
-    return any(
-        end in ";={" and not FIXED.search(words) and not (own and "thread_local" in words)
-        for words, end in VARIABLE.findall(plain)
-    )
-
-
-def _stores(tree: ast.Module) -> bool:
-    """Whether Python's side has one."""
-    if any(isinstance(n, ast.Global | ast.Nonlocal) for n in ast.walk(tree)):
-        return True
-    if not REMEMBERED.isdisjoint(_names(tree)):
-        return True
-    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Lambda)]
-    inside = {id(n) for f in functions for n in ast.walk(f) if n is not f}
-    begun = [f for f in functions if isinstance(f, ast.FunctionDef) and f.name == "__init__"]
-    once = {id(n) for f in begun for n in ast.walk(f)}
+def texts(tree: ast.AST) -> Iterator[str]:
+    """Strings as they are put together, with 0 for what the text does not tell."""
+    inside: set[int] = set()
     for node in ast.walk(tree):
-        made_once = id(node) not in inside or id(node) in once
-        if made_once and isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
-            if node.value is not None and _makes(node.value):
-                return True
-        elif not made_once and _leaves(node):
+        if id(node) in inside or not _is_text(node):
+            continue
+        inside |= {id(inner) for inner in ast.walk(node)}
+        yield _joined(node)
+
+
+def _is_text(node: ast.AST) -> bool:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return any(isinstance(n, ast.JoinedStr) or _is_string(n) for n in ast.walk(node))
+    return isinstance(node, ast.JoinedStr) or _is_string(node)
+
+
+def _is_string(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _joined(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else "0"
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(_joined, node.values))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _joined(node.left) + _joined(node.right)
+    return "0"
+
+
+class _Python:
+    """The Python side of a source; `own` are names of the reference's tensors."""
+
+    def __init__(self, tree: ast.Module, own: Collection[str]) -> None:
+        self.tree, self.own = tree, own
+        self.functions = [n for n in ast.walk(tree) if isinstance(n, Function)]
+        self.makers = {
+            f.name for f in tree.body if isinstance(f, ast.FunctionDef) and self._makes(f)
+        }
+        """Functions of the file that make a tensor."""
+
+    def keeps(self) -> bool:
+        tree = self.tree
+        if any(isinstance(n, ast.Global | ast.Nonlocal) for n in ast.walk(tree)):
             return True
-    return False
-
-
-def _makes(value: ast.AST) -> bool:
-    """Whether a tensor is made there that is no parameter or buffer."""
-    if isinstance(value, ast.Call) and _called(value) in OWN:
+        if not REMEMBERED.isdisjoint(_names(tree)):
+            return True
+        if any(self._makes(default) for f in self.functions for default in _defaults(f)):
+            return True
+        called = {id(n): f for f in self.functions for n in ast.walk(f) if n is not f}
+        """The innermost function around each node: outer ones come first."""
+        for node in ast.walk(tree):
+            around = called.get(id(node))
+            if around is None or _name(around) == "__init__":
+                if self._holds(node):
+                    return True
+            elif _leaves(node, around) or (_nests(around) and self._holds(node)):
+                return True
         return False
-    if isinstance(value, ast.Call) and _called(value) in MADE:
-        return True
-    return any(_makes(inner) for inner in ast.iter_child_nodes(value))
+
+    def _holds(self, node: ast.AST) -> bool:
+        """Whether a tensor is made for good, other than the reference's."""
+        if isinstance(node, ast.Call) and _called(node).startswith("register_"):
+            first = node.args[0] if node.args else None
+            return not (isinstance(first, ast.Constant) and first.value in self.own)
+        if not isinstance(node, Assigned) or node.value is None:
+            return False
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        parameter = isinstance(node.value, ast.Call) and _called(node.value) == "Parameter"
+        if parameter and all(isinstance(t, ast.Attribute) and t.attr in self.own for t in targets):
+            return False
+        return parameter or self._makes(node.value)
+
+    def _makes(self, value: ast.AST) -> bool:
+        """Whether a tensor is made there."""
+        calls = [n for n in ast.walk(value) if isinstance(n, ast.Call)]
+        makers = getattr(self, "makers", set[str]())
+        return any(_called(call) in MADE or _called(call) in makers for call in calls)
 
 
-def _leaves(node: ast.AST) -> bool:
+def _leaves(node: ast.AST, around: Function) -> bool:
     """Whether a call leaves something where the next one finds it."""
     if isinstance(node, ast.Call):
-        return _called(node) in PUT
-    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        name = _called(node)
+        changes = name.endswith("_") and not name.startswith("_")  # in place, by torch's names
+        lasting = isinstance(node.func, ast.Attribute) and not _fresh(node.func.value, around)
+        return (lasting and (name in PUT or changes)) or name in ("setattr", "__setattr__")
+    if not isinstance(node, Assigned):
         return False
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     places = [
         n for t in targets for n in ast.walk(t) if isinstance(n, ast.Attribute | ast.Subscript)
     ]
+    stored = [n for n in places if isinstance(n.ctx, ast.Store)]
     harmless = isinstance(node.value, ast.Call) and _called(node.value) in HARMLESS
-    return bool(places) and not harmless
+    return not harmless and not all(_fresh(place.value, around) for place in stored)
+
+
+def _fresh(value: ast.AST, around: Function) -> bool:
+    """Whether a name is of nothing but what this very call has made."""
+    if not isinstance(value, ast.Name):
+        return False
+    given = [
+        node.value
+        for node in ast.walk(around)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(t, ast.Name) and t.id == value.id for t in node.targets)
+    ]
+    literal = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp)
+    return bool(given) and all(
+        isinstance(g, literal) or (isinstance(g, ast.Call) and _called(g) in MADE) for g in given
+    )
+
+
+def _nests(function: Function) -> bool:
+    """Whether what it makes may be seen by a function that it returns."""
+    return any(isinstance(n, Function) and n is not function for n in ast.walk(function))
+
+
+def _defaults(function: Function) -> list[ast.expr]:
+    given = function.args
+    return [*given.defaults, *(d for d in given.kw_defaults if d is not None)]
+
+
+def _name(function: Function) -> str:
+    return "" if isinstance(function, ast.Lambda) else function.name
 
 
 def _called(call: ast.Call) -> str:

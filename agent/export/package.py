@@ -313,7 +313,7 @@ def _kernel(artefact: Artefact, root: Path, compiled: Compiled) -> dict[str, Any
         "match": artefact.findings[-1].evaluation.parameters,
         "binding": binding_of(artefact),
         "binaries": list(compiled.records),
-        "ordered": keeps(artefact.candidate.source, artefact.task.device),
+        "ordered": keeps(artefact.candidate.source, artefact.task.device, artefact.interface.state),
     }
 
 

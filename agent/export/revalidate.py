@@ -8,12 +8,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 from agent.confirm import wins
-from agent.export.artefact import Artefact, Finding, Gathered, against_best, costed, read_artefact
+from agent.export.artefact import (
+    ACTIVE,
+    Artefact,
+    Finding,
+    Gathered,
+    against_best,
+    costed,
+    read_artefact,
+    state_of,
+)
 from agent.export.folder import format_of
 from agent.export.manifest import read_manifest
 from agent.export.package import export_package
@@ -79,7 +88,7 @@ def revalidate(
     updated = tuple(map(_updated, outcomes))
     archs = [str(arch) for arch in record.get("archs", [])]
     export_package(Gathered(updated, left_out), folder, record["package"], archs)
-    return outcomes
+    return [_placed(*pair) for pair in zip(outcomes, updated, strict=True)]
 
 
 def compare(before: Evaluation | None, after: Evaluation) -> Verdict:
@@ -119,6 +128,17 @@ def _check(artefact: Artefact, device: str, evaluator: Evaluator) -> Outcome:
     here = artefact.decisive.get(machine_of(after.environment))
     before = None if here is None else here.evaluation
     return Outcome(artefact, before, after, compare(before, after), after.detail)
+
+
+def _placed(outcome: Outcome, updated: Artefact) -> Outcome:
+    """With the reason where the table still gives the calls of a kernel that passed to others."""
+    if outcome.after is None or outcome.verdict not in (Verdict.PASSES, Verdict.DRIFTS):
+        return outcome
+    finding = updated.decisive[machine_of(outcome.after.environment)]
+    state = state_of(updated, finding, updated.interface.shapes[0])
+    if state == ACTIVE:
+        return outcome
+    return replace(outcome, detail=f"the reference does its calls: {state}")
 
 
 def _updated(outcome: Outcome) -> Artefact:

@@ -166,24 +166,32 @@ def fallback(subject: Subject) -> str:
 
 def opcheck(subject: Subject) -> str:
     """Torch compares gradients of a sum over all results with 1.3e-6 and 1e-5, traced and not: sums
-    of so many terms differ by more from one order to another. They are compared by their size.
+    of so many terms differ by more from one order to another. They are compared by their size;
+    results, without gradients, as torch does.
     """
     claimed = subject.op.operator.autograd != "none"
     given = [
         v.detach().requires_grad_() if claimed and floating(v) else v
         for v in (*subject.inputs(0), *subject.state)
     ]
+    op, init = subject.op.op, subject.op.operator.init
+    plain = [v.detach() if isinstance(v, torch.Tensor) else v for v in given]
+    torch.library.opcheck(op, (*plain, init))
     wanted = [v for v in given if isinstance(v, torch.Tensor) and v.requires_grad]
-    largest = 0.0
-    if wanted:
-        total = torch.stack([f.sum() for f in subject.call_of(given) if f.requires_grad]).sum()
-        found = torch.autograd.grad(total, wanted, allow_unused=True)
-        largest = max(float(g.abs().max()) for g in found if g is not None and g.numel())
+    if not wanted:
+        return ""
+    sums = [f.sum() for f in subject.call_of(given) if f.requires_grad]
+    if not sums:
+        return "no result has a gradient"
+    found = torch.autograd.grad(torch.stack(sums).sum(), wanted, allow_unused=True)
+    sizes = [float(g.abs().max()) for g in found if g is not None and g.numel()]
+    largest = max(sizes, default=0.0)
+    assert math.isfinite(largest), "a gradient is not finite"
     # The same algorithm each time, and no product in TF32.
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-        arguments = (*given, subject.op.operator.init)
-        torch.library.opcheck(subject.op.op, arguments, rtol=CLOSE, atol=max(1e-5, CLOSE * largest))
-    return f"gradients up to {largest:.1e}" if wanted else ""
+        near = {"rtol": CLOSE, "atol": max(1e-5, CLOSE * largest)}
+        torch.library.opcheck(op, (*given, init), **near)
+    return f"gradients up to {largest:.1e}"
 
 
 def fullgraph(subject: Subject) -> str:

@@ -10,6 +10,7 @@ candidate's process says.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -230,14 +231,16 @@ def together(kernels: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """What the kernels of a call come to: sums of amounts, and of the rest the mean over their
     time.
     """
-    weights = [kernel.get(TIME, 1.0) for kernel in kernels]
-    whole = sum(weights) or 1.0
 
     def of(metric: str) -> float:
-        values = [kernel[metric] for kernel in kernels]
         if metric.endswith(".sum"):
-            return sum(values)
-        return sum(v * w for v, w in zip(values, weights, strict=True)) / whole
+            return sum(kernel[metric] for kernel in kernels)
+        # A ratio to nothing, of hits among no accesses say, is no number.
+        told = [k for k in kernels if math.isfinite(k[metric])]
+        weights = [k.get(TIME, 1.0) for k in told]
+        whole = sum(weights)
+        weighted = sum(k[metric] * w for k, w in zip(told, weights, strict=True))
+        return weighted / whole if whole else math.nan
 
     return {metric: of(metric) for metric in kernels[0]}
 

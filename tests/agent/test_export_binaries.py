@@ -327,6 +327,22 @@ def test_a_source_that_is_made_at_run_time_is_unknown(text):
 def test_only_a_kernel_that_needs_no_more_of_cupy_is_bound_to_the_driver():
     assert binding_of(cuda_artefact()) == "driver"
     assert binding_of(cuda_artefact(source="import cupy\ncupy.zeros(3)")) == "cupy"
+
+
+@pytest.mark.parametrize(
+    ("text", "binding"),
+    [
+        ("from cupy_backends.cuda.api import driver\ndriver.launchKernel(F)", "driver"),
+        ("from cupy_backends.cuda.api.driver import launchKernel", "driver"),
+        ("K.kernel.ptr; K.max_dynamic_shared_size_bytes = 9", "driver"),
+        ("from cupy_backends.cuda.api import driver, runtime", "cupy"),
+        ("from cupy_backends.cuda.api import driver\ndriver.funcSetAttribute(F)", "cupy"),
+        ("print(K.num_regs)", "cupy"),
+        ("M.get_global('x')", "cupy"),
+    ],
+)
+def test_cupy_itself_is_asked_for_what_the_runtime_lacks(text, binding):
+    assert binding_of(cuda_artefact(source=f"import cupy\n{text}")) == binding
     assert architectures(cuda_artefact(), ["sm_80"]) == ["sm_80", "sm_90"]
 
 

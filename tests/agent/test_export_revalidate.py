@@ -126,6 +126,15 @@ def test_what_is_faster_than_eager_alone_is_known_after_it_was_checked(folder, s
     assert found(folder, "beats_eager") == {"bias_relu": [True], "signs": [beats]}
 
 
+def test_a_kernel_that_passes_and_is_not_called_says_why(folder, monkeypatch):
+    monkeypatch.setattr("agent.export.artefact.operator_ms", lambda *_: 9.0)
+    outcomes = revalidate(folder, "cpu", Again({}))
+    assert {o.verdict for o in outcomes} == {Verdict.PASSES}
+    why = "the reference does its calls: saves less than calling an operator costs"
+    assert {o.detail for o in outcomes} == {why}
+    assert f"passes: {why}" in "\n".join(lines(outcomes))
+
+
 def test_every_opinion_is_kept(folder):
     revalidate(folder, "cpu", Again({}))
     revalidate(folder, "cpu", Again({}))

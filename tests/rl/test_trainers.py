@@ -6,9 +6,10 @@ import pytest
 
 pytest.importorskip("trl", reason="needs the train extra")
 
-from rl.config import GrpoConfig, SftConfig, ShapeConfig, TrainConfig
+from rl.config import GrpoConfig, LoraConfig, SftConfig, ShapeConfig, TrainConfig
 from rl.policy import new_policy
-from rl.trainers import Group, Tokens, fine_tune, optimizer_of, update
+from rl.replica import with_adapters
+from rl.trainers import WRAPPED, Group, Tokens, fine_tune, optimizer_of, update
 from sandbox.errors import ConfigError
 
 SHAPE = ShapeConfig(vocabulary=400, hidden=32, layers=2, heads=2, feed_forward=32, context=64)
@@ -24,6 +25,23 @@ def test_what_examples_are_padded_with_does_not_count(tmp_path):
     sft = SftConfig(epochs=1.0, batch=3, learning_rate=1e-9, warmup_share=0.0)
     figures, _ = fine_tune(policy, examples, TrainConfig(device="cpu", sft=sft), tmp_path)
     assert figures["train_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
+def test_no_trainer_leaves_its_wrappers_on_the_model(lora, tmp_path):
+    policy = new_policy(["a b c d e f"] * 20, SHAPE, "toy", seed=1)
+    policy = with_adapters(policy, TrainConfig(device="cpu", lora=lora))
+    config = TrainConfig(
+        device="cpu", lora=lora, sft=SftConfig(epochs=1.0, batch=2), rl=GrpoConfig(group=2)
+    )
+    prompt, good, bad = (policy.reply_ids(text) for text in ("a", "b c", "e f"))
+    for number in range(2):
+        fine_tune(policy, [Tokens(prompt, good)] * 2, config, tmp_path / str(number))
+        optimizer = optimizer_of(policy, config, tmp_path)
+        group = Group("g", [prompt] * 2, [good, bad], [1.0, 0.0])
+        update(policy, [group], optimizer, config, tmp_path / f"rl{number}")
+        models = [policy.model, *([policy.model.get_base_model()] if lora else [])]
+        assert not [name for model in models for name in WRAPPED if name in vars(model)]
 
 
 @pytest.mark.parametrize("name", ["adamw_torch", "adafactor", "sgd"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,15 @@ import pytest
 
 from sandbox import hardware_counters
 from sandbox.hardware_counters import METRICS, TIME, facts, values
-from sandbox.worker.counters import MOST_KERNELS, MOST_PASSES, Counters, Cupti, Uncounted, count
+from sandbox.worker.counters import (
+    MOST_KERNELS,
+    MOST_PASSES,
+    Counters,
+    Cupti,
+    Uncounted,
+    count,
+    together,
+)
 
 DOUBLE = Path(__file__).parents[1] / "doubles" / "cupti.cpp"
 DEVICE = 3
@@ -57,6 +66,13 @@ def test_amounts_of_kernels_are_summed_and_shares_weighted_by_their_time(
     assert found[TIME] == 1.0 + 11.0
     mean = ((1.0 + place) * 1.0 + (11.0 + place) * 11.0) / 12.0
     assert found["sm__warps_active.avg.pct_of_peak_sustained_active"] == pytest.approx(mean)
+
+
+def test_a_ratio_to_nothing_is_left_out_of_the_mean() -> None:
+    hits = "l1tex__t_sector_hit_rate.pct"
+    none, some = {TIME: 2.0, hits: math.nan}, {TIME: 1000.0, hits: 40.0}
+    assert together([none, some])[hits] == 40.0
+    assert math.isnan(together([none])[hits])
 
 
 @pytest.mark.parametrize(

@@ -63,16 +63,16 @@ def _without_pass(source: str, tree: ast.Module) -> str:
     return b"".join(lines).decode()
 
 
-def uses(tree: ast.AST) -> Iterator[str]:
-    """`RawModule`, `cuda.ExternalStream`: what the text takes from cupy, by dotted name."""
+def uses(tree: ast.AST, package: str = "cupy") -> Iterator[str]:
+    """`RawModule`, `cuda.ExternalStream`: what the text takes from the package, by dotted name."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name.partition(".")[0] == "cupy":
+                if alias.name.partition(".")[0] == package:
                     inner = alias.name.partition(".")[2] if alias.asname else ""
-                    names[alias.asname or "cupy"] = inner
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "cupy":
+                    names[alias.asname or package] = inner
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == package:
             inner = (node.module or "").partition(".")[2]
             for alias in node.names:
                 path = f"{inner}.{alias.name}".strip(".")

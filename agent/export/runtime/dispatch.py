@@ -5,6 +5,7 @@ dtype, these shapes and strides, and won there. Everything else is the reference
 from __future__ import annotations
 
 import logging
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +60,7 @@ class Dispatch:
         """The same, of the machine that each device is."""
         self._kernels: dict[str, Loaded | None] = {}
         """By id; None for one that is broken here, and stays the reference's."""
+        self._locks = {k.id: threading.Lock() for k in operator.kernels if k.ordered}
         self._orders: dict[tuple[str, torch.device], Order] = {}
         """By id of a kernel that needs one."""
 
@@ -91,10 +93,10 @@ class Dispatch:
     def _on(self, device: torch.device) -> dict[signature.Key, Chosen]:
         rows = self._rows.get(machine(device.type, device.index or 0), {})
         chosen = {key: Chosen(row) for key, row in rows.items()}
-        kept = {kernel.id for kernel in self.operator.kernels if kernel.ordered}
         for one in chosen.values():
-            if one.row.kernel in kept:
-                one.order = self._orders.setdefault((one.row.kernel, device), Order())
+            lock = self._locks.get(one.row.kernel)
+            if lock is not None:
+                one.order = self._orders.setdefault((one.row.kernel, device), Order(lock))
         return self._here.setdefault(device, chosen)
 
     def give_up(self, kernel: str, error: BaseException) -> None:

@@ -64,7 +64,9 @@ class Cupy:
         self.streams, self.packed = Streams(), Packed()
         self.handles: dict[int, Kernel] = {}
         """Kernels by the handles that were asked for, of any device."""
-        self.cuda = types.SimpleNamespace(ExternalStream=partial(ExternalStream, self.streams))
+        self.cuda = types.SimpleNamespace(
+            ExternalStream=partial(ExternalStream, self.streams, driver)
+        )
         self.backends = types.SimpleNamespace(cuda=types.SimpleNamespace(
             api=types.SimpleNamespace(driver=types.SimpleNamespace(launchKernel=self._launched))
         ))  # fmt: skip
@@ -147,6 +149,9 @@ class RawModule:
     def get_function(self, name: str) -> Kernel:
         return Kernel(self, name)
 
+    def compile(self, log_stream: Any = None) -> None:
+        """It is compiled where it is loaded."""
+
     def find(self, name: str, device: int) -> int:
         """The function on the current device; raises where neither way gives one."""
         with self._lock:
@@ -189,12 +194,13 @@ class Kernel:
         stream: Any = None,
     ) -> None:
         cupy = self._module.cupy
-        pointer = cupy.streams.current if stream is None else stream.ptr
+        device = cupy.driver.device()
+        pointer = cupy.streams.current.get(device, 0) if stream is None else stream.ptr
         try:
             at = self._places[grid, block, shared_mem, pointer]
         except (KeyError, TypeError):  # a new one, or a list, which has no hash
             at = self._place(tuple(grid), tuple(block), shared_mem, pointer)
-        function = self._functions.get(cupy.driver.device()) or self.function()
+        function = self._functions.get(device) or self.function()
         cupy.driver.launch(function, cupy.packed.addresses(args), at)
 
     def _place(
@@ -262,32 +268,36 @@ class Function:
 
 
 class Streams(threading.local):
-    """A thread's stream for launches that name none, of one kernel's source: no other's launches
+    """A thread's streams for launches that name none, of one kernel's source: no other's launches
     see what it chose.
     """
 
     def __init__(self) -> None:
-        self.current = 0
-        self.before: list[int] = []
+        self.current: dict[int, int] = {}
+        """By device."""
+        self.before: list[tuple[int, int]] = []
         """Of the blocks `with` that it is in."""
 
 
 class ExternalStream:
     """Launches inside `with`, or after `use`, go to this stream."""
 
-    def __init__(self, streams: Streams, ptr: int, device_id: int = -1) -> None:
-        self.ptr, self._streams = ptr, streams
+    def __init__(self, streams: Streams, driver: Devices, ptr: int, device_id: int = -1) -> None:
+        self.ptr, self._streams, self._driver = ptr, streams, driver
 
     def use(self) -> ExternalStream:
-        self._streams.current = self.ptr
+        self._streams.current[self._driver.device()] = self.ptr
         return self
 
     def __enter__(self) -> ExternalStream:
-        self._streams.before.append(self._streams.current)
-        return self.use()
+        streams, device = self._streams, self._driver.device()
+        streams.before.append((device, streams.current.get(device, 0)))
+        streams.current[device] = self.ptr
+        return self
 
     def __exit__(self, *error: object) -> None:
-        self._streams.current = self._streams.before.pop()
+        device, before = self._streams.before.pop()
+        self._streams.current[device] = before
 
 
 def sizes(given: Sequence[int]) -> tuple[int, int, int]:
