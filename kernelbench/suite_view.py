@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Sequence
 
 from kernelbench.suite import TaskSummary
 from sandbox.types import Task
 from sandbox.words import number_of
 
+LEAST = 24
+"""Columns that what a task is about needs at least."""
 
-def summary_lines(found: Sequence[TaskSummary]) -> list[str]:
+
+def summary_lines(found: Sequence[TaskSummary], columns: int | None = None) -> list[str]:
+    """A line each; in so many columns, as many lines as it takes."""
     width = max(len(task.id) for task in found)
     sizes = [number_of(len(task.shapes), "shape") for task in found]
     wide = max(map(len, sizes))
-    return [
-        f"{t.id:{width}}  {t.dtype:8}  {size:{wide}}  {t.about}"
+    heads = [
+        f"{t.id:{width}}  {t.dtype:8}  {size:{wide}}  "
         for t, size in zip(found, sizes, strict=True)
     ]
+    room = math.inf if columns is None else columns - len(heads[0])
+    told: list[str] = []
+    for head, task in zip(heads, found, strict=True):
+        if not LEAST <= room < math.inf:
+            told.append(head + task.about)
+            continue
+        first, *more = textwrap.wrap(task.about, int(room)) or [""]
+        told += [head + first, *(" " * len(head) + line for line in more)]
+    return told
 
 
 def task_lines(task: Task) -> list[str]:

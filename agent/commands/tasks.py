@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +22,8 @@ def list_tasks(spec: Spec = "builtin", device: Device = "auto", as_json: Json = 
     from kernelbench.suite_view import summary_lines
 
     found = list_tasks(spec, device)
-    answer(found, as_json, lambda _: say(summary_lines(found)))
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    answer(found, as_json, lambda _: say(summary_lines(found, columns)))
 
 
 def show_task(task: str, device: Device = "auto", as_json: Json = False) -> None:

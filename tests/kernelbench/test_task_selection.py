@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelbench.selection import Entry, Item, Selection, parse_selection
+from kernelbench.suite import TaskSummary
+from kernelbench.suite_view import summary_lines
 from sandbox.errors import TaskError
 
 NUMBERS = st.integers(0, 999_999)
@@ -80,3 +82,19 @@ def test_a_part_that_finds_nothing_is_an_error(text: str) -> None:
 def test_a_wrong_selection_says_what_is_expected(text: str, message: str) -> None:
     with pytest.raises(TaskError, match=message):
         parse_selection(text)
+
+
+def test_a_list_keeps_its_columns_in_a_terminal_and_its_lines_in_a_pipe() -> None:
+    found = [
+        TaskSummary(
+            "builtin/softmax", "Softmax of every row, the largest first.", "float32", ("a",)
+        ),
+        TaskSummary("builtin/mse", "", "float32", ("a", "b")),
+    ]
+    first, second, *_ = piped = summary_lines(found)
+    assert len(piped) == 2
+    narrow = summary_lines(found, 64)
+    assert max(map(len, narrow)) <= 64
+    assert " ".join(line[first.index("Softmax") :] for line in narrow[:2]) == found[0].about
+    assert narrow[-1] == second
+    assert summary_lines(found, 30) == piped, "too narrow for columns"
