@@ -21,6 +21,7 @@ from agent.export.binaries import DeviceSource, Unknown, architectures, binding_
 from agent.export.manifest import read_manifest
 from agent.export.package import export_package
 from agent.export.runtime import nvrtc, raw, records
+from agent.export.runtime.arguments import Packed
 from agent.export.runtime.driver import DriverError, Launch
 from tests.agent.export_cuda import cuda_artefact, gathered
 
@@ -253,7 +254,7 @@ def test_blocks_that_wait_for_each_other_are_launched_together(tmp_path):
 
 
 def test_threads_have_memory_of_their_own_for_arguments(tmp_path):
-    packed = raw.Packed()
+    packed = Packed()
     with ThreadPoolExecutor(1) as pool:
         mine, other = packed.addresses((1, 2)), pool.submit(packed.addresses, (3, 4)).result()
         assert mine != other

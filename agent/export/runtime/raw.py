@@ -2,18 +2,15 @@
 and under cupy_backends the call that launches.
 
 A kernel's binary is the shipped one of this architecture; where that is missing, damaged or refused
-by the driver, NVRTC compiles the source, with one warning. Arguments are laid out as cupy lays
-them out: a Python int is 64 bits, a float a double, a numpy scalar its own bytes.
+by the driver, NVRTC compiles the source, with one warning.
 """
 
 from __future__ import annotations
 
 import builtins
-import ctypes
 import hashlib
 import json
 import logging
-import struct
 import threading
 import types
 from collections.abc import Callable, Sequence
@@ -22,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from agent.export.runtime import nvrtc, records
+from agent.export.runtime.arguments import Packed
 from agent.export.runtime.driver import CARVEOUT, MAX_DYNAMIC_SHARED, Devices, DriverError, Launch
 
 logger = logging.getLogger(__name__)
 
 BACKENDS = "cupy_backends"
-CODES: dict[type, str] = {int: "q", float: "d", bool: "?7x"}
-"""Of `struct`."""
 PLACES = 1024
 """Launches of a kernel, by grid, block, shared memory and stream, that are remembered."""
 Compiler = Callable[[str, Sequence[str], str, Sequence[str]], tuple[bytes, dict[str, str]]]
@@ -304,54 +300,3 @@ def sizes(given: Sequence[int]) -> tuple[int, int, int]:
     """Three of them, none under 1, as cupy fills them up."""
     x, y, z = (*given, 1, 1)[:3]
     return max(1, x), max(1, y), max(1, z)
-
-
-class Packed(threading.local):
-    """A thread's memory for arguments; the driver has read it when a launch returns."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[type, ...], tuple[Callable[..., None], Any, int, Any]] = {}
-        self._held: Any = None
-
-    def addresses(self, args: Sequence[Any]) -> int:
-        """Where the addresses of these arguments are, until the thread's next launch. Raises
-        TypeError for what is no number.
-        """
-        kinds = tuple(map(type, args))
-        found = self._known.get(kinds)
-        if found is None:
-            if not CODES.keys() >= set(kinds):
-                return self._boxed(args)
-            found = self._known.setdefault(kinds, _room(kinds))
-        try:
-            found[0](found[1], 0, *args)
-        except struct.error:  # over 63 bits
-            return self._boxed(args)
-        return found[2]
-
-    def _boxed(self, args: Sequence[Any]) -> int:
-        boxes = [boxed(argument) for argument in args]
-        pointers = (ctypes.c_void_p * len(boxes))(*map(ctypes.addressof, boxes))
-        self._held = boxes, pointers
-        return ctypes.addressof(pointers)
-
-
-def _room(kinds: Sequence[type]) -> tuple[Callable[..., None], Any, int, Any]:
-    """What packs such arguments, eight bytes each, where to, and where their addresses are."""
-    packer = struct.Struct("=" + "".join(CODES[kind] for kind in kinds))
-    buffer = ctypes.create_string_buffer(max(8, packer.size))
-    first = ctypes.addressof(buffer)
-    pointers = (ctypes.c_void_p * len(kinds))(*(first + 8 * i for i in range(len(kinds))))
-    return packer.pack_into, buffer, ctypes.addressof(pointers), pointers
-
-
-def boxed(argument: Any) -> Any:
-    """A ctypes object with the argument's bytes; raises TypeError for what is no number."""
-    if isinstance(argument, bool):
-        return ctypes.c_bool(argument)
-    if isinstance(argument, int):
-        return ctypes.c_uint64(argument)  # wraps negative numbers: their bits
-    if isinstance(argument, float):
-        return ctypes.c_double(argument)
-    data = memoryview(argument).tobytes()
-    return ctypes.create_string_buffer(data, len(data))
