@@ -81,10 +81,9 @@ class _Python:
     def __init__(self, tree: ast.Module, own: Collection[str]) -> None:
         self.tree, self.own = tree, own
         self.functions = [n for n in ast.walk(tree) if isinstance(n, Function)]
-        self.makers = {
-            f.name for f in tree.body if isinstance(f, ast.FunctionDef) and self._makes(f)
-        }
-        """Functions of the file that make a tensor."""
+        defined = [f for f in tree.body if isinstance(f, ast.FunctionDef)]
+        self.making = MADE | {f.name for f in defined if _calls(f, MADE)}
+        """With the functions of the file that make a tensor."""
 
     def keeps(self) -> bool:
         tree = self.tree
@@ -92,7 +91,8 @@ class _Python:
             return True
         if not REMEMBERED.isdisjoint(_names(tree)):
             return True
-        if any(self._makes(default) for f in self.functions for default in _defaults(f)):
+        defaults = (default for f in self.functions for default in _defaults(f))
+        if any(_calls(default, self.making) for default in defaults):
             return True
         called = {id(n): f for f in self.functions for n in ast.walk(f) if n is not f}
         """The innermost function around each node: outer ones come first."""
@@ -116,13 +116,12 @@ class _Python:
         parameter = isinstance(node.value, ast.Call) and _called(node.value) == "Parameter"
         if parameter and all(isinstance(t, ast.Attribute) and t.attr in self.own for t in targets):
             return False
-        return parameter or self._makes(node.value)
+        return parameter or _calls(node.value, self.making)
 
-    def _makes(self, value: ast.AST) -> bool:
-        """Whether a tensor is made there."""
-        calls = [n for n in ast.walk(value) if isinstance(n, ast.Call)]
-        makers = getattr(self, "makers", set[str]())
-        return any(_called(call) in MADE or _called(call) in makers for call in calls)
+
+def _calls(node: ast.AST, names: Collection[str]) -> bool:
+    """Whether one of these is called there."""
+    return any(isinstance(n, ast.Call) and _called(n) in names for n in ast.walk(node))
 
 
 def _leaves(node: ast.AST, around: Function) -> bool:

@@ -185,7 +185,6 @@ class Kernel:
         grid: Sequence[int],
         block: Sequence[int],
         args: Sequence[Any],
-        *,
         shared_mem: int = 0,
         stream: Any = None,
     ) -> None:
@@ -213,9 +212,15 @@ class Kernel:
         return self._functions.get(device) or self._prepared(device)
 
     @property
-    def kernel(self) -> Function:
-        """Loads it on the current device, as cupy does."""
-        return Function(self, self.function())
+    def kernel(self) -> Kernel:
+        """What cupy has loaded of it, here launched alike; it is loaded on the current device."""
+        self.function()
+        return self
+
+    @property
+    def ptr(self) -> int:
+        """As `function`: of what cupy has loaded."""
+        return self.function()
 
     def _prepared(self, device: int) -> int:
         function = self._module.find(self._name, device)
@@ -244,23 +249,6 @@ class Kernel:
     @preferred_shared_memory_carveout.setter
     def preferred_shared_memory_carveout(self, value: int) -> None:
         self._want(CARVEOUT, value)
-
-
-class Function:
-    """What cupy has loaded of a kernel, `Kernel.kernel`; it is launched on any device."""
-
-    def __init__(self, kernel: Kernel, ptr: int) -> None:
-        self._kernel, self.ptr = kernel, ptr
-
-    def __call__(
-        self,
-        grid: Sequence[int],
-        block: Sequence[int],
-        args: Sequence[Any],
-        shared_mem: int = 0,
-        stream: Any = None,
-    ) -> None:
-        self._kernel(grid, block, args, shared_mem=shared_mem, stream=stream)
 
 
 class Streams(threading.local):
