@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Sequence
 
@@ -23,13 +22,11 @@ def summary_lines(found: Sequence[TaskSummary], columns: int | None = None) -> l
         f"{t.id:{width}}  {t.dtype:8}  {size:{wide}}  "
         for t, size in zip(found, sizes, strict=True)
     ]
-    room = math.inf if columns is None else columns - len(heads[0])
+    if columns is None or columns - len(heads[0]) < LEAST:
+        return [head + task.about for head, task in zip(heads, found, strict=True)]
     told: list[str] = []
     for head, task in zip(heads, found, strict=True):
-        if not LEAST <= room < math.inf:
-            told.append(head + task.about)
-            continue
-        first, *more = textwrap.wrap(task.about, int(room)) or [""]
+        first, *more = textwrap.wrap(task.about, columns - len(head)) or [""]
         told += [head + first, *(" " * len(head) + line for line in more)]
     return told
 
