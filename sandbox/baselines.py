@@ -4,29 +4,34 @@ task and an environment, and cached on disk.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from sandbox.cache import read_json, write_json
-from sandbox.compiling import COMPILED, Ahead, Compiling
+from sandbox.compiling import AHEAD, COMPILED, Ahead, Compiling
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import reference_failed
 from sandbox.judge import MEMORY_TYPES
-from sandbox.observation import FailureKind
+from sandbox.memory import OutOfMemoryError
+from sandbox.observation import FailureKind, RoundObservation
 from sandbox.plan import Plan
-from sandbox.race import Races
+from sandbox.race import Races, fits
 from sandbox.records import from_record, to_record
+from sandbox.rival import Rival, null_of
 from sandbox.stages import Stages
 from sandbox.stand import Stand
 from sandbox.statistics import Null, interval, summarise
 from sandbox.subject import Signature, Subject
 from sandbox.types import BASELINES, SCHEMA_VERSION, Baseline, EvalConfig, Task, digest
+
+logger = logging.getLogger(__name__)
 
 WIDE = 3.0
 """Upper over lower bound of a figure that was disturbed while it was measured."""
@@ -36,6 +41,8 @@ be no better."""
 PROTOCOL = 2
 """Of how they are timed; 2: large calls on one input set, compiled code tuned alone."""
 NULL, BARE_NULL, FIGURES = "null", "bare null", "figures"
+TOGETHER = "together"
+"""The stage in which null experiment and baselines share the reference's rounds."""
 TIMING_FIELDS = (
     "tf32",
     "torch_default_precision",
@@ -109,9 +116,12 @@ class Baselines:
         """
         found = {name: self._baseline(task, config, name) for name in _baselines(task, config)}
         missing = [name for name, baseline in found.items() if baseline is None]
+        null = self._null(task, config)
+        names = self._at_once(task, config, signature, scheme, missing, null)
+        sides = 1 + len(names) or 2
         cores = len(os.sched_getaffinity(0))
         ahead = Ahead(self.compiling, task, config, signature)
-        with self.races(task, config, signature, scheme) as races, closing(ahead):
+        with self.races(task, config, signature, scheme, sides) as races, closing(ahead):
             if races.stays and (first := take()) is not None:
                 races.references[0] = first
             races.alone = ahead.stop
@@ -120,15 +130,19 @@ class Baselines:
                 if task.device == "cpu":  # what it imports and probes runs on these cores
                     self.compiling.stand.zygote.start()
                 ahead.begin(range(config.min_pairs), beside)
-            null = self._null(task, config)
+            if names:
+                null, told = self._together(races, names, null, ahead, beside, stage)
+                found |= told
             if null is None:
                 with stage(NULL):
                     null = self.null(races)
             # Meanwhile the others' code is compiled.
             for name in sorted(missing, key=COMPILED.__contains__):
+                if found[name] is not None:
+                    continue
                 if name == "compile":
                     with stage(name):
-                        self._compiled(ahead, races, beside, cores)
+                        self._compiled(ahead, races, beside)
                 with stage(f"baseline {name}"):
                     mine = ahead.ready if name == "compile" else deque[Subject]()
                     found[name] = self.baseline(races, name, null, mine)
@@ -136,7 +150,63 @@ class Baselines:
                 keep(races.references.pop(max(races.references)))
         return null, tuple(baseline for baseline in found.values() if baseline is not None)
 
-    def _compiled(self, ahead: Ahead, races: Races, beside: int, cores: int) -> None:
+    def _at_once(
+        self,
+        task: Task,
+        config: EvalConfig,
+        signature: Signature,
+        scheme: Plan,
+        missing: Sequence[str],
+        null: Null | None,
+    ) -> list[str | None]:
+        """What the reference is timed once for: the null experiment, which is None here, and
+        baselines but for max_autotune, which tunes alone for minutes. Empty: for each by itself.
+        """
+        names: list[str | None] = [] if null is not None else [None]
+        names += [name for name in missing if name not in COMPILED or name == AHEAD]
+        few = not config.baselines_only or len(names) < 2
+        return [] if few or not fits(scheme, signature, task.device, 1 + len(names)) else names
+
+    def _together(
+        self,
+        races: Races,
+        names: Sequence[str | None],
+        null: Null | None,
+        ahead: Ahead,
+        beside: int,
+        stage: Stages,
+    ) -> tuple[Null | None, dict[str, Baseline]]:
+        """As far as they can be told so: where memory runs out the rest is timed pair by pair."""
+        rivals = {name: Rival(name, races.config) for name in names}
+        late = rivals.get(AHEAD)
+        try:
+            if late is not None:
+                late.ready, late.waits = ahead.ready, True
+                if beside == 0:
+                    with stage(AHEAD):
+                        self._compiled(ahead, races, beside)
+            with stage(TOGETHER):
+                races.together(list(rivals.values()), null)
+            null = null if None not in rivals else self._found(races, rivals[None].rounds)
+            if late is not None and late.left and late.failed is None:
+                if beside > 0:
+                    with stage(AHEAD):
+                        self._compiled(ahead, races, beside)
+                late.waits = False
+                with stage(f"baseline {AHEAD}"):
+                    races.together([late], null)
+        except (WorkerFailed, OutOfMemoryError) as failed:
+            logger.info("pair by pair from now on: %s", failed)
+        finally:
+            for rival in rivals.values():
+                races.dismiss(rival)
+        told = {}
+        for name, rival in rivals.items():
+            if name is not None and null is not None and _over(rival):
+                told[name] = self._told(races, rival, null)
+        return null, told
+
+    def _compiled(self, ahead: Ahead, races: Races, beside: int) -> None:
         """Wait for what is made ahead, or make it now; of large calls' workers, which are made one
         by one, only the first is waited for: its code serves the others.
         """
@@ -144,25 +214,31 @@ class Baselines:
             ahead.stop()
             return
         ahead.finish()
-        if beside == 0:
+        if beside == 0 and not ahead.ready:
             ahead.begin(range(1))
             ahead.finish()
-            ahead.begin(range(1, races.config.min_pairs), cores)
+            ahead.begin(range(1, races.config.min_pairs), len(os.sched_getaffinity(0)))
             ahead.finish()
 
-    def races(self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan) -> Races:
-        """Of one task."""
-        return Races(self.stand, self.compiling, task, config, signature, scheme, self.synchronize)
+    def races(
+        self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan, sides: int = 2
+    ) -> Races:
+        """Of one task, so many sides at once."""
+        shared = (self.stand, self.compiling, task, config, signature, scheme)
+        return Races(*shared, self.synchronize, sides)
 
     def null(self, races: Races) -> Null:
         """The reference against itself, over distinct process pairs."""
-        bare = races.config.baselines_only
         try:
-            rounds = races.race(None, deque(), bare=bare)
+            rounds = races.race(None, deque(), bare=races.config.baselines_only)
         except WorkerFailed as failed:
             raise reference_failed(races.task, failed) from failed
-        null = Null(tuple(pair.log_speedup for pair in summarise(rounds)))
-        name = BARE_NULL if bare else NULL
+        return self._found(races, rounds)
+
+    def _found(self, races: Races, rounds: Sequence[RoundObservation]) -> Null:
+        """The null experiment, kept."""
+        null = null_of(rounds)
+        name = BARE_NULL if races.config.baselines_only else NULL
         self._keep(races.task, races.config, name, null.log_ratios, lasting=not _loud(null))
         return null
 
@@ -170,26 +246,20 @@ class Baselines:
         """One baseline against eager. Its failure is recorded, not raised; `ready`: its workers, as
         far as there are any.
         """
-        found, lasting = self._raced(races, name, null, ready)
-        lasting = lasting and not _loud(null)
-        self._keep(races.task, races.config, name, to_record(found), lasting=lasting)
-        return found
-
-    def _raced(
-        self, races: Races, name: str, null: Null, ready: deque[Subject]
-    ) -> tuple[Baseline, bool]:
-        """And whether it will stay so: a time-out or a disturbance may pass."""
+        rival = Rival(name, races.config)
         try:
-            pairs = summarise(races.race(name, ready, null))
+            rival.rounds = races.race(name, ready, null)
         except WorkerFailed as failed:
-            kind, types = failed.failure.kind, set(failed.failure.types)
-            lasting = kind is FailureKind.CLAIMED and not types & MEMORY_TYPES
-            return Baseline(name, None, None, str(failed)[:300]), lasting
-        if not pairs:
-            return Baseline(name, None, None, "every round was disturbed"), False
-        latency_ms = sum(p.candidate_ms for p in pairs) / len(pairs)
-        found = interval(pairs, null, races.config)
-        return Baseline(name, latency_ms, found), found.high <= WIDE * found.low
+            rival.failed = failed
+        return self._told(races, rival, null)
+
+    def _told(self, races: Races, rival: Rival, null: Null) -> Baseline:
+        """A baseline, kept."""
+        assert rival.wrap is not None
+        found, lasting = _figure(rival.wrap, rival, null, races.config)
+        lasting = lasting and not _loud(null)
+        self._keep(races.task, races.config, rival.wrap, to_record(found), lasting=lasting)
+        return found
 
     def _null(self, task: Task, config: EvalConfig) -> Null | None:
         kept = self._kept(task, config, NULL)
@@ -218,6 +288,27 @@ class Baselines:
         protocol = [PROTOCOL, *(getattr(config, field) for field in TIMING_FIELDS)]
         key = digest([task.hash, protocol, name, self.environment, SCHEMA_VERSION])
         return self.cache / "baselines" / f"{key}.json"
+
+
+def _over(rival: Rival) -> bool:
+    """Whether no other pair would tell more of it; what lacked memory may have it alone."""
+    if rival.failed is None:
+        return not rival.left
+    return not set(rival.failed.failure.types) & MEMORY_TYPES
+
+
+def _figure(name: str, rival: Rival, null: Null, config: EvalConfig) -> tuple[Baseline, bool]:
+    """And whether it will stay so: a time-out or a disturbance may pass."""
+    if rival.failed is not None:
+        kind, types = rival.failed.failure.kind, set(rival.failed.failure.types)
+        lasting = kind is FailureKind.CLAIMED and not types & MEMORY_TYPES
+        return Baseline(name, None, None, str(rival.failed)[:300]), lasting
+    pairs = summarise(rival.rounds)
+    if not pairs:
+        return Baseline(name, None, None, "every round was disturbed"), False
+    latency_ms = sum(p.candidate_ms for p in pairs) / len(pairs)
+    found = interval(pairs, null, config)
+    return Baseline(name, latency_ms, found), found.high <= WIDE * found.low
 
 
 def _loud(null: Null) -> bool:

@@ -43,9 +43,6 @@ OVERHEAD_GOS = 9
 class ProcessPair(Turns):
     """Drives both sides; the caller owns the subjects and closes them."""
 
-    restyles = True
-    """Parameters change before some rounds."""
-
     def __init__(
         self,
         number: int,
@@ -140,17 +137,17 @@ class ProcessPair(Turns):
                 side.warm(self.plan.warm_sets)
                 self.batch(side, batch)
             side.worker.place()
-        with self.silence():
-            self.candidate.worker.freeze()
-            try:
-                awake_s = self.reference.awake_s
-                self.overhead_s = statistics.median(
-                    self.reference.go([], awake_s) for _ in range(OVERHEAD_GOS)
-                )
-                self.reference.solo = timed_alone(self.reference.solo, self.alone)
-            finally:
-                self.candidate.worker.thaw()
+        self.time_alone()
         return self.plan
+
+    def time_alone(self) -> None:
+        """Empty "go"s and batches of the reference, with the candidate stopped."""
+        with self.silence(), self.frozen():
+            awake_s = self.reference.awake_s
+            self.overhead_s = statistics.median(
+                self.reference.go([], awake_s) for _ in range(OVERHEAD_GOS)
+            )
+            self.reference.solo = timed_alone(self.reference.solo, self.alone)
 
     def planned_for_now(self) -> Plan:
         """The plan for calls as long as one of the candidate takes now; its own for a quick one."""
@@ -180,7 +177,7 @@ class ProcessPair(Turns):
                 return
             self.last = number == len(kinds) - 1
             following = 0 if self.last else self.count(single=kinds[number + 1])
-            if self.restyles and number in changed:
+            if number in changed:
                 self.given.restyle(part=number == part)
             self.hides = number in hiding
             seen, cases = self.round(single, bounds, following)

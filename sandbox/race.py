@@ -1,15 +1,17 @@
-"""A task's reference against itself, wrapped as a baseline or as it is, pair by pair."""
+"""A task's reference against itself, wrapped as baselines or as it is, pair by pair: a reference
+and one rival, or all rivals that fit.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from sandbox.bare import BarePair
+from sandbox.bare import BareGroup, RivalFailed, blamed
 from sandbox.cleanup import on_failure
 from sandbox.compiling import AHEAD, COMPILE_TIMEOUT_S, COMPILED, Compiling
 from sandbox.device import free_bytes
@@ -18,6 +20,7 @@ from sandbox.judge import MEMORY_TYPES
 from sandbox.observation import Errors, RoundObservation
 from sandbox.pair import ProcessPair
 from sandbox.plan import Plan
+from sandbox.rival import Rival, null_of
 from sandbox.stand import Stand
 from sandbox.statistics import Null, settled
 from sandbox.subject import SLOWLY_FREED_BYTES, Opening, Signature, Subject
@@ -55,6 +58,17 @@ def stays(task: Task, signature: Signature, room: int) -> bool:
     return task.device == "cuda" and small and signature.state_bytes <= STAYING_BYTES
 
 
+def at_once_bytes(scheme: Plan, signature: Signature, sides: int) -> int:
+    """What so many sides take, of which each has its own inputs, outputs and parameters."""
+    return sides * (scheme.bytes(signature) // 2 + signature.state_bytes)
+
+
+def fits(scheme: Plan, signature: Signature, device: str, sides: int) -> bool:
+    """Whether the reference may be timed once for several rivals."""
+    one = at_once_bytes(scheme, signature, sides)
+    return not signature.mutates and one <= PAIR_SHARE * free_bytes(device)
+
+
 class Races:
     """Of one task, one after the other: a figure needs pairs of fresh processes, while different
     figures may share theirs.
@@ -69,7 +83,9 @@ class Races:
         signature: Signature,
         scheme: Plan,
         synchronize: Callable[[], None],
+        sides: int = 2,
     ) -> None:
+        """`sides`: so many are timed at once."""
         self.stand = stand
         self.compiling = compiling
         self.task = task
@@ -84,7 +100,7 @@ class Races:
         call = signature.input_bytes + signature.output_bytes
         self.small = call <= BESIDE_BYTES
         self.room = free_bytes(task.device)
-        one = scheme.bytes(signature) + 2 * signature.state_bytes
+        one = at_once_bytes(scheme, signature, sides)
         fits = self.small or one <= PAIR_SHARE * self.room
         self.stays = stays(task, signature, self.room) and fits
         """Workers are opened while others are timed, and wait for the next race."""
@@ -111,58 +127,130 @@ class Races:
 
         `ready`: workers of the wrapped one, which are used up.
         """
+        rival = Rival(wrap, self.config, ready)
         try:
-            return self._race(wrap, ready, null, bare=bare)
+            self._raced(rival, null, bare=bare)
         except WorkerFailed as failed:
             if not (set(failed.failure.types) & MEMORY_TYPES and self.alone()):
                 raise
             logger.info("once more, with nothing beside it: %s", failed)
-        return self._race(wrap, ready, null, bare=bare)
+            rival = Rival(wrap, self.config, ready)
+            self._raced(rival, null, bare=bare)
+        return rival.rounds
+
+    def _raced(self, rival: Rival, null: Null | None, *, bare: bool) -> None:
+        try:
+            self._race([rival], lambda: null, bare=bare)
+        finally:
+            self.dismiss(rival)
+        if rival.failed is not None:
+            raise rival.failed
+
+    def together(self, rivals: Sequence[Rival], null: Null | None) -> None:
+        """Rounds in which the reference is timed once for all of them, as far as they have pairs
+        left. Where the `null` experiment is not known, the reference is among them, and tells it
+        pair by pair. Raises WorkerFailed where the reference fails.
+
+        Their processes are to be dismissed.
+        """
+
+        def known() -> Null | None:
+            again = next((rival for rival in rivals if rival.wrap is None), None)
+            return null if again is None else null_of(again.rounds)
+
+        self._race(rivals, known, bare=True)
+
+    def dismiss(self, rival: Rival) -> None:
+        """Its processes may serve other figures, now that it needs no further one: pairs of one
+        figure share none.
+        """
+        while rival.spent:
+            again = self.compiling if rival.wrap in COMPILED else self.stand
+            again.reuse(rival.spent.pop())
 
     def _race(
-        self, wrap: str | None, ready: deque[Subject], null: Null | None, *, bare: bool
-    ) -> list[RoundObservation]:
-        start = partial(self._start_pair, wrap, ready)
-        rounds: list[RoundObservation] = []
-        emptied: list[Subject] = []
+        self, rivals: Sequence[Rival], known: Callable[[], Null | None], *, bare: bool
+    ) -> None:
+        numbers = sorted(set[int]().union(*(rival.left for rival in rivals)))
         with ThreadPoolExecutor(1, "pair") as pool:
-            coming = deque([pool.submit(start, 0)])
+            coming = deque([pool.submit(self._start, rivals, numbers[0])])
             try:
-                for number in range(self.config.min_pairs):
-                    rival = coming.popleft().result()
-                    with on_failure(partial(self.stand.retire, rival)):
-                        last = number + 1 == self.config.min_pairs
-                        # The first one's compiled code serves the others, unless they have theirs.
-                        serves = number == 0 and wrap in COMPILED and not ready
-                        if serves and self._calls(wrap):
-                            self.compiling.keep(rival, tuned=False)
-                            serves = False
-                        early = (self.small or self.stays) and not last and not serves
-                        if early:
-                            coming.append(pool.submit(start, number + 1))
+                for number, after in zip(numbers, [*numbers[1:], None], strict=True):
+                    group = coming.popleft().result()
+                    if all(rival.failed is not None for rival in rivals):
+                        break
+                    with on_failure(partial(self._retire, group)):
+                        for rival in rivals:
+                            if rival.waits and rival.wants(number) and rival.ready:
+                                group[rival] = rival.ready.popleft()
+                        early = self.small or self.stays
+                        for rival, subject in group.items():
+                            # The first one's compiled code serves the others, unless they have
+                            # theirs.
+                            serves = rival.first and rival.wrap in COMPILED and not rival.ready
+                            if serves and not rival.waits and self._calls(rival.wrap):
+                                self.compiling.keep(subject, tuned=False)
+                            elif serves and not rival.waits:
+                                early = False
+                        if early and after is not None:
+                            coming.append(pool.submit(self._start, rivals, after))
                         if self.large:
                             self.stand.settle()
-                        with on_failure(partial(self._drop, number)):
-                            rounds += self._rounds(number, rival, wrap, null, bare)
+                        self._timed(number, group, known, bare)
+                        if number in self.references:
                             self._clear(number)
-                        if number == 0 and wrap in COMPILED:
-                            self.compiling.keep(rival)
-                    if self.stays and _lives(rival.release) and not self._filled():
-                        emptied.append(rival)
-                    else:
-                        self.stand.retire(rival)
-                    if not early and not last:
-                        coming.append(pool.submit(start, number + 1))
+                    self._leave(group)
+                    if not early and after is not None:
+                        coming.append(pool.submit(self._start, rivals, after))
             finally:
                 for unused in coming:
                     if unused.exception() is None:
-                        self.stand.retire(unused.result())
-                # Not before: pairs of one figure share no process.
-                for rival in emptied:
-                    self.compiling.reuse(rival) if wrap in COMPILED else self.stand.reuse(rival)
+                        self._retire(unused.result())
         if self.large:
             self.stand.settle()
-        return rounds
+
+    def _timed(
+        self,
+        number: int,
+        group: dict[Rival, Subject],
+        known: Callable[[], Null | None],
+        bare: bool,
+    ) -> None:
+        """Rounds of the reference and this group; where a rival fails, once more without it."""
+        while group:
+            try:
+                with on_failure(partial(self._drop, number)):
+                    found = self._rounds(number, group, known(), bare)
+            except RivalFailed as failed:
+                guilty = next(rival for rival, one in group.items() if one is failed.rival)
+                if guilty.wrap is None or len(group) == 1:
+                    raise
+                logger.info("%s is timed no more: %s", guilty.wrap, failed)
+                guilty.failed = failed
+                others = [rival for rival in group if rival is not guilty]
+                self._retire(group)
+                group.clear()
+                group.update(self._start(others, number))
+                continue
+            for rival, subject in group.items():
+                rival.rounds += found[rival]
+                rival.left.remove(number)
+                if rival.first and rival.wrap in COMPILED:
+                    self.compiling.keep(subject)
+                rival.first = False
+            return
+
+    def _leave(self, group: Mapping[Rival, Subject]) -> None:
+        """Rivals give their memory back."""
+        for rival, subject in group.items():
+            if self.stays and _lives(subject.release) and not self._filled():
+                rival.spent.append(subject)
+            else:
+                self.stand.retire(subject)
+
+    def _retire(self, group: Mapping[Rival, Subject]) -> None:
+        for subject in group.values():
+            self.stand.retire(subject)
 
     def __enter__(self) -> Races:
         return self
@@ -193,54 +281,73 @@ class Races:
     def _rounds(
         self,
         number: int,
-        rival: Subject,
-        wrap: str | None,
+        group: Mapping[Rival, Subject],
         null: Null | None,
         bare: bool,
-    ) -> list[RoundObservation]:
-        """Of one pair."""
-        bounds = [TRUSTED] * len(self.signature.outputs)
+    ) -> dict[Rival, list[RoundObservation]]:
+        """Of one pair, or of one group of those that share a reference."""
         reference = self.references[number]
-        bare = bare and not self.signature.mutates
-        pair = (BarePair if bare else partial(ProcessPair, judged=False))(
-            number,
-            reference,
-            rival,
-            self.signature,
-            self.lean if bare else self.scheme,
-            reference.config,
-            self.synchronize,
-            self.stand.quiet,
-        )
+        shared = (reference.config, self.synchronize, self.stand.quiet)
+        found: dict[Rival, list[RoundObservation]] = {rival: [] for rival in group}
+        whose = {subject: rival for rival, subject in group.items()}
+
+        def over(subject: Subject) -> bool:
+            rounds = found[whose[subject]]
+            return null is not None and settled(rounds, null, reference.config, judged=False)
+
         with self.stand.undisturbed():
-            if wrap in COMPILED:
-                self.compiling.tune(rival)
+            for rival, subject in group.items():
+                if rival.wrap in COMPILED:
+                    with blamed(subject):
+                        self.compiling.tune(subject)
+            if bare and not self.signature.mutates:
+                several = BareGroup(
+                    number, reference, list(whose), self.signature, self.lean, *shared
+                )
+                several.start(COMPILE_TIMEOUT_S)
+                for subject, seen in several.rounds(over):
+                    found[whose[subject]].append(seen)
+                return found
+            (subject,) = whose
+            pair = ProcessPair(
+                number, reference, subject, self.signature, self.scheme, *shared, judged=False
+            )
             pair.start(COMPILE_TIMEOUT_S)
-            rounds: list[RoundObservation] = []
+            bounds = [TRUSTED] * len(self.signature.outputs)
+            for seen, _ in pair.rounds(bounds, partial(over, subject)):
+                found[whose[subject]].append(seen)
+            return found
 
-            def over() -> bool:
-                return null is not None and settled(rounds, null, pair.config, judged=False)
-
-            for seen, _ in pair.rounds(bounds, over):
-                rounds.append(seen)
-            return rounds
-
-    def _start_pair(self, wrap: str | None, ready: deque[Subject], number: int) -> Subject:
-        """The reference, unless it is there, and its rival, open and called once; while another
-        pair is timed they stand still.
+    def _start(self, rivals: Sequence[Rival], number: int) -> dict[Rival, Subject]:
+        """The reference, unless it is there, and its rivals, open and called once; while others are
+        timed they stand still. A rival that fails is left out.
         """
-
-        def rival() -> Subject:
-            if ready:
-                return ready.popleft()
-            return self._compiled(wrap) if wrap in COMPILED else self._called(wrap)
-
         if number in self.references and not self.references[number].worker.living:
             self._drop(number)  # it died while it waited
-        if number in self.references:
-            return rival()
-        self.references[number], found = self.stand.start_both(partial(self._called, None), rival)
-        return found
+        wanted = [rival for rival in rivals if rival.wants(number) and not rival.waits]
+        group = dict[Rival, Subject]()
+        with ThreadPoolExecutor(len(rivals), "starter") as pool:
+            coming = {rival: pool.submit(self._opened, rival) for rival in wanted}
+            with on_failure(partial(self._retire_results, coming)):
+                if number not in self.references:
+                    self.references[number] = self._called(None)
+                for rival, started in coming.items():
+                    try:
+                        group[rival] = started.result()
+                    except WorkerFailed as failed:
+                        rival.failed = failed
+        return group
+
+    def _retire_results(self, coming: Mapping[Rival, Future[Subject]]) -> None:
+        for started in coming.values():
+            if started.exception() is None:
+                self.stand.retire(started.result())
+
+    def _opened(self, rival: Rival) -> Subject:
+        if rival.ready:
+            return rival.ready.popleft()
+        wrap = rival.wrap
+        return self._compiled(wrap) if wrap in COMPILED else self._called(wrap)
 
     def _compiled(self, wrap: str | None) -> Subject:
         """A worker of a compiled model, called once where there is memory for that."""

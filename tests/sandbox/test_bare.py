@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.bare import BarePair
+from sandbox.bare import BareGroup, BarePair
 from sandbox.evaluator import LocalEvaluator
 from sandbox.given import Given
 from sandbox.handle import WorkerFailed
@@ -63,7 +63,7 @@ def test_a_round_of_a_baseline_is_its_calls_alone(
     assert {pair.rounds for pair in summarise(rounds)} <= set(range(1, FAST.rounds + 1))
     assert done["bare turns"] == 2 * len(rounds)
     assert (done["whole turns"], done["compared"], done["poisoned"], done["restyled"]) == (0,) * 4
-    assert done["filled"] == 2 * FAST.min_pairs  # for warming up, and once for its rounds
+    assert done["filled"] == FAST.min_pairs
     # Of one pair a neighbour may disturb the single round that it had.
     assert abs(median(pair.log_speedup for pair in summarise(rounds))) < math.log(3)
 
@@ -111,9 +111,10 @@ def bare_rounds(evaluator: LocalEvaluator, plan: Plan, first_line: str) -> list[
     candidate = Candidate(TASK.id, Language.TORCH, source)
     with closing(reference), closing(stand.candidate(TASK, candidate, FAST)) as subject:
         stand.open_candidate(subject, signature)
-        pair = BarePair(0, reference, subject, signature, plan, FAST, lambda: None, stand.quiet)
-        pair.start(30.0)
-        return [seen for seen, _ in pair.rounds([])]
+        shared = (signature, plan, FAST, lambda: None, stand.quiet)
+        group = BareGroup(0, reference, [subject], *shared)
+        group.start(30.0)
+        return [seen for _, seen in group.rounds()]
 
 
 def lean(evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch) -> Plan:

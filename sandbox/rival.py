@@ -1,0 +1,46 @@
+"""What a task's reference is timed against, in its own text: itself, or itself wrapped."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from sandbox.handle import WorkerFailed
+from sandbox.observation import RoundObservation
+from sandbox.statistics import Null, summarise
+from sandbox.subject import Subject
+from sandbox.types import EvalConfig
+
+
+class Rival:
+    """What the reference is timed against: itself, or itself wrapped as a baseline."""
+
+    def __init__(
+        self,
+        wrap: str | None,
+        config: EvalConfig,
+        ready: deque[Subject] | None = None,
+        *,
+        waits: bool = False,
+    ) -> None:
+        """`ready`: workers of it, which are used up. `waits`: none is made but those."""
+        self.wrap = wrap
+        self.ready = deque[Subject]() if ready is None else ready
+        self.waits = waits
+        self.left = set(range(config.min_pairs))
+        """Pairs that are still to be timed."""
+        self.rounds: list[RoundObservation] = []
+        self.failed: WorkerFailed | None = None
+        self.first = True
+        """None of its pairs has been timed."""
+        self.spent: list[Subject] = []
+        """Workers that were timed, and stay."""
+
+    def wants(self, number: int) -> bool:
+        """Whether it is to be in this pair."""
+        return self.failed is None and number in self.left
+
+
+def null_of(rounds: Sequence[RoundObservation]) -> Null:
+    """Of the reference against itself."""
+    return Null(tuple(pair.log_speedup for pair in summarise(rounds)))

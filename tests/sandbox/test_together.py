@@ -1,0 +1,290 @@
+"""Where no candidate is to come, one batch of the reference serves all its rivals' rounds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import pytest
+
+from sandbox.bare import BareGroup, BarePair, RivalFailed
+from sandbox.baselines import DEVICE_BASELINES, TOGETHER
+from sandbox.compiling import Ahead
+from sandbox.evaluator import LocalEvaluator
+from sandbox.handle import WorkerFailed
+from sandbox.observation import Failure, FailureKind
+from sandbox.processes import _family
+from sandbox.race import Races
+from sandbox.rival import Rival
+from sandbox.subject import Opening, Subject
+from sandbox.types import Candidate, EvalConfig, Language, Task
+from tests.sandbox.conftest import FAST, SCALE, forward, task_of
+
+ONE, TWO = "one", "two"
+"""Baselines that are eager once more: the CPU has none that a GPU has."""
+PAIRS = FAST.min_pairs
+FAILED = Failure("reference", FailureKind.CLAIMED, ("Unsupported",), "not this one")
+SHORT_OF_MEMORY = Failure("reference", FailureKind.CLAIMED, ("OutOfMemoryError",), "no room")
+
+
+class Seen:
+    """Whose turns there were, by pair, and what the races were of."""
+
+    def __init__(self) -> None:
+        self.wraps: dict[Subject, str | None] = {}
+        self.turns: dict[int, list[Subject]] = {}
+        self.races: list[list[str | None]] = []
+        self.fails: dict[tuple[str, int], Failure] = {}
+        """Of a rival, in its pair of this number."""
+
+    def names(self, number: int) -> Counter[str | None]:
+        """Turns of each in a pair; the reference's is `eager`."""
+        return Counter(self.wraps.get(side, "eager") for side in self.turns[number])
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    found, turn, called = Seen(), BarePair.turn, Races._called
+    opened, raced = Races._opened, Races._race
+
+    def turned(pair: BarePair, side: Subject, sets: list[int]) -> Any:
+        found.turns.setdefault(pair.number, []).append(side)
+        for other in [pair.reference, *found.wraps]:
+            still = {process.state for process in _family(other.worker.pid)} <= set("Tt")
+            mine = found.turns[pair.number]
+            assert other is side or other not in mine or still
+        if failure := found.fails.pop((found.wraps.get(side) or "", pair.number), None):
+            raise WorkerFailed(failure)
+        return turn(pair, side, sets)
+
+    def open_(races: Races, rival: Rival) -> Subject:
+        subject = opened(races, rival)
+        found.wraps[subject] = rival.wrap
+        return subject
+
+    def call(races: Races, wrap: str | None) -> Subject:
+        return called(races, None if wrap in (ONE, TWO) else wrap)
+
+    def race(races: Races, rivals: list[Rival], *more: Any, **options: Any) -> None:
+        found.races.append([rival.wrap for rival in rivals])
+        raced(races, rivals, *more, **options)
+
+    monkeypatch.setattr("sandbox.types.BASELINES", (ONE, TWO, "cuda_graph", "compile"))
+    monkeypatch.setitem(DEVICE_BASELINES, "cpu", (ONE, TWO, "cuda_graph", "compile"))
+    monkeypatch.setattr(BarePair, "turn", turned)
+    monkeypatch.setattr(Races, "_opened", open_)
+    monkeypatch.setattr(Races, "_called", call)
+    monkeypatch.setattr(Races, "_race", race)
+    return found
+
+
+def alone(*baselines: str) -> EvalConfig:
+    return replace(FAST, baselines_only=True, baselines=baselines)
+
+
+def fresh_task(number: int) -> Task:
+    """None that was timed before."""
+    return task_of(SCALE.replace("1.0", f"5.{number}"))
+
+
+def test_a_round_has_one_batch_of_the_reference_for_all(
+    evaluator: LocalEvaluator, seen: Seen
+) -> None:
+    found = evaluator.figures(fresh_task(125), alone(ONE, TWO))
+    assert seen.races == [[None, ONE, TWO]]
+    assert [one.name for one in found.baselines] == [ONE, TWO]
+    for one in found.baselines:
+        assert one.speedup is not None
+        assert one.speedup.low <= one.speedup.value <= one.speedup.high
+        assert one.latency_ms is not None
+        assert one.latency_ms > 0
+    assert found.seconds[TOGETHER] > 0
+    assert set(seen.turns) == set(range(PAIRS))
+    for number in seen.turns:
+        times = seen.names(number)
+        assert times["eager"] == max(times[name] for name in (None, ONE, TWO)) <= 2 * FAST.rounds
+        assert len(set(seen.turns[number])) == 4
+    everyone = [side.worker.pid for turns in seen.turns.values() for side in set(turns)]
+    assert len(everyone) == len(set(everyone)) == 4 * PAIRS
+
+
+def test_only_what_is_missing_is_timed_beside_the_same_null_experiment(
+    evaluator: LocalEvaluator, seen: Seen
+) -> None:
+    task, baselines = fresh_task(25), evaluator._preparer.baselines
+    first = evaluator.figures(task, alone(ONE))
+    null = baselines._null(task, alone(ONE, TWO))
+    both = evaluator.figures(task, alone(ONE, TWO))
+    assert seen.races == [[None, ONE], [TWO]]
+    assert both.baselines[0] == first.baselines[0]
+    assert null is not None
+    assert baselines._null(task, alone(ONE, TWO)) == null
+    assert len(null.log_ratios) <= PAIRS
+    assert not evaluator.figures(task, alone(ONE, TWO)).seconds
+    assert len(seen.races) == 2
+
+
+def test_a_baseline_that_fails_when_it_starts_stops_no_other(
+    evaluator: LocalEvaluator, seen: Seen
+) -> None:
+    config = alone("cuda_graph", ONE)  # a CPU captures none
+    graph, one = evaluator.figures(fresh_task(375), config).baselines
+    assert graph.speedup is None
+    assert graph.detail
+    assert one.speedup is not None
+    assert seen.races == [[None, "cuda_graph", ONE]]
+
+
+@pytest.mark.parametrize("number", range(PAIRS))
+def test_a_baseline_that_fails_in_its_rounds_stops_no_other(
+    evaluator: LocalEvaluator, seen: Seen, number: int
+) -> None:
+    seen.fails = {(ONE, number): FAILED}
+    task = fresh_task(1 + number)
+    one, two = evaluator.figures(task, alone(ONE, TWO)).baselines
+    assert one.speedup is None
+    assert "not this one" in one.detail
+    assert two.speedup is not None
+    assert seen.races == [[None, ONE, TWO]]
+    assert set(seen.turns) == set(range(PAIRS))
+    # Whoever was beside it is timed anew, in other processes.
+    turns = seen.turns[number]
+    failed = next(place for place, side in enumerate(turns) if seen.wraps.get(side) == ONE)
+    assert set(turns[: failed + 1]).isdisjoint(turns[failed + 1 :])
+    assert len(set(turns[failed + 1 :])) == 3
+    null = evaluator._preparer.baselines._null(task, alone(ONE, TWO))
+    assert null is not None
+    assert len(null.log_ratios) == PAIRS
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_what_lacked_memory_beside_others_is_timed_alone(
+    evaluator: LocalEvaluator, seen: Seen, again: bool
+) -> None:
+    seen.fails = {(TWO, 1): SHORT_OF_MEMORY}
+    rounds = Races._rounds
+
+    def full(races: Races, number: int, group: Mapping[Rival, Subject], *more: Any) -> Any:
+        if again and len(seen.races) > 1:
+            raise WorkerFailed(SHORT_OF_MEMORY)
+        return rounds(races, number, group, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Races, "_rounds", full)
+        one, two = evaluator.figures(fresh_task(5 + again), alone(ONE, TWO)).baselines
+    assert seen.races == [[None, ONE, TWO], [TWO]]
+    assert one.speedup is not None
+    assert (two.speedup is None) is again
+    assert ("no room" in two.detail) is again
+
+
+def test_where_all_do_not_fit_at_once_they_are_timed_pair_by_pair(
+    evaluator: LocalEvaluator, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.race.PAIR_SHARE", 0.0)
+    found = evaluator.figures(fresh_task(75), alone(ONE, TWO))
+    assert seen.races == [[None], [ONE], [TWO]]
+    assert all(one.speedup is not None for one in found.baselines)
+    assert TOGETHER not in found.seconds
+
+
+def test_where_candidates_are_to_come_they_are_timed_pair_by_pair(
+    evaluator: LocalEvaluator, seen: Seen
+) -> None:
+    evaluator.prepare(fresh_task(8), replace(alone(ONE, TWO), baselines_only=False))
+    assert seen.races == [[None], [ONE], [TWO]]
+
+
+@pytest.mark.parametrize("ready", range(PAIRS + 1))
+def test_workers_that_are_compiled_in_time_are_in_the_others_rounds(
+    evaluator: LocalEvaluator, seen: Seen, monkeypatch: pytest.MonkeyPatch, ready: int
+) -> None:
+    """The others are timed against the references that stayed; no two of its pairs share one."""
+    task, config = fresh_task(9 + ready), alone(ONE, "compile")
+
+    def make(ahead: Ahead) -> None:
+        subject = ahead.compiling.stand.reference(task, config, Opening(known=ahead.signature))[0]
+        seen.wraps[subject] = "compile"
+        ahead.ready.append(subject)
+
+    def begin(ahead: Ahead, *_: Any) -> None:
+        for _ in range(ready):
+            make(ahead)
+
+    def finish(ahead: Ahead) -> None:
+        for _ in range(config.min_pairs - ready):
+            make(ahead)
+
+    monkeypatch.setattr("sandbox.baselines.CORES_PER_COMPILER", 1)
+    monkeypatch.setattr(Ahead, "begin", begin)
+    monkeypatch.setattr(Ahead, "finish", finish)
+    _, compiled = evaluator.figures(task, config).baselines
+    assert compiled.speedup is not None
+    late = [] if ready == config.min_pairs else [["compile"]]
+    assert seen.races == [[None, ONE, "compile"], *late]
+    workers = [s for turns in seen.turns.values() for s in set(turns) if s in seen.wraps]
+    assert Counter(seen.wraps[s] for s in workers) == dict.fromkeys(
+        (None, ONE, "compile"), config.min_pairs
+    )
+    assert len({s.worker.pid for s in workers}) == 3 * config.min_pairs
+
+
+Start = Callable[..., BareGroup]
+
+
+@pytest.fixture
+def started(evaluator: LocalEvaluator) -> Iterator[Start]:
+    """A group of the reference and of candidates that begin so."""
+    with ExitStack() as stack:
+
+        def start(*first_lines: str, rounds: int = FAST.rounds) -> BareGroup:
+            task, config, stand = task_of(SCALE), replace(FAST, rounds=rounds), evaluator._stand
+            prepared = evaluator.prepare(task, FAST)
+            known = prepared.signature
+            reference, _ = stand.reference(task, config, Opening(known=known))
+            stack.enter_context(closing(reference))
+            rivals = []
+            for line in first_lines:
+                source = forward(line, "return x * y + 3.5")
+                subject = stand.candidate(task, Candidate(task.id, Language.TORCH, source), config)
+                rivals.append(stack.enter_context(closing(subject)))
+                stand.open_candidate(subject, known)
+            shared = (known, prepared.plan, config, lambda: None, stand.quiet)
+            group = BareGroup(0, reference, rivals, *shared)
+            group.start(30.0)
+            return group
+
+        yield start
+
+
+def test_each_rival_is_told_by_its_own_calls(started: Start) -> None:
+    group = started("pass", "__import__('time').sleep(0.004)")
+    quick, slow = group.pairs
+    rounds = list(group.rounds())
+    ratios = {
+        rival: median(o.candidate_s / o.reference_s for side, o in rounds if side is rival)
+        for rival in (quick, slow)
+    }
+    assert math.log(ratios[slow] / ratios[quick]) > math.log(10)
+
+
+def test_a_rival_whose_figure_is_settled_is_in_no_further_round(started: Start) -> None:
+    group = started("pass", "pass", rounds=8)
+    settled, other = group.pairs
+    sides = Counter(side for side, seen in group.rounds(lambda rival: rival is settled))
+    assert sides[settled] == 3
+    assert sides[other] >= 6
+    # All of them run again.
+    for side in (group.reference, settled, other):
+        assert {process.state for process in _family(side.worker.pid)}.isdisjoint("Tt")
+
+
+def test_who_failed_is_told(started: Start) -> None:
+    with pytest.raises(RivalFailed, match="not now") as told:
+        started("pass", "raise ValueError('not now')", "pass")
+    assert told.value.rival.worker.living
