@@ -18,6 +18,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sandbox.handle import WorkerFailed
@@ -27,6 +28,10 @@ from sandbox.rounds import MET_BY
 from sandbox.statistics import full_rounds
 from sandbox.subject import Subject
 from sandbox.turn import Progress, Turn
+
+DEVICE_UNTIMED = 1
+"""Batches of a side before its first timed one on a GPU, where outputs have their memory from the
+start, and no heap is to grow."""
 
 
 class RivalFailed(WorkerFailed):
@@ -51,6 +56,8 @@ class BarePair(ProcessPair):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options, judged=False)
+        if self.reference.task.device == "cuda":
+            self.plan = replace(self.plan, untimed=min(DEVICE_UNTIMED, self.plan.untimed))
         self.keep = None
         self.known: BarePair | None = None
         """Another pair of the same reference, for which that was timed alone."""
