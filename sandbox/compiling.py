@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sandbox import copying
-from sandbox.cache import LIMITS, Shelf
+from sandbox.cache import LIMITS, TRIM_EVERY, Shelf
 from sandbox.cleanup import on_failure
 from sandbox.errors import SandboxFault
 from sandbox.handle import WorkerFailed
@@ -27,6 +29,9 @@ COMPILE_TIMEOUT_S = 600.0
 INDUCTOR_CACHE = "tmp/torchinductor_worker"
 """In the scratch folder. Inside the walls it is in /tmp for every worker, where Inductor keeps its
 precompiled header whatever it is told; its keys hold paths."""
+HEADERS, COMPILED_HEADER = "precompiled_headers", ".gch"
+"""A folder in that one, and how names of what is large in it end: 150 MB, which serve every C++
+kernel."""
 INDUCTOR_LIMIT_BYTES = 4 << 30
 TUNED = ".best_config"
 """Names end so of what Inductor found quickest of a kernel's configurations, by timing them."""
@@ -34,7 +39,9 @@ TUNED = ".best_config"
 
 class Compiling:
     """Of one device; `stand` starts workers that have imported what torch.compile needs, `retire`
-    ends them, `kept` is where Inductor's results lie.
+    ends them, `kept` is where Inductor's results lie: precompiled headers, which serve all tasks,
+    and a folder for each task. With those of all tasks in every worker, a hundred tasks' were
+    thousands of files to copy before each start.
     """
 
     def __init__(self, stand: Stand, kept: Path, retire: Callable[[Subject], object]) -> None:
@@ -49,9 +56,13 @@ class Compiling:
     def start(
         self, task: Task, config: EvalConfig, signature: Signature, wrap: str | None
     ) -> Subject:
-        """A fresh worker of the wrapped model, with what was compiled before."""
+        """A fresh worker of the wrapped model, with what was compiled of it before."""
         opening = Opening(wrap=wrap, known=signature)
-        preload = [(self.kept, INDUCTOR_CACHE)]
+        mine = self.kept / task.hash
+        mine.mkdir(parents=True, exist_ok=True)
+        os.utime(mine)  # it is in use
+        # The last one is there in any case: the folder of both is then the worker's own.
+        preload = [(self.kept / HEADERS, f"{INDUCTOR_CACHE}/{HEADERS}"), (mine, INDUCTOR_CACHE)]
         subject, _ = self.stand.reference(task, config, opening, preload)
         return subject
 
@@ -76,17 +87,26 @@ class Compiling:
         """Inductor's results and precompiled headers, for the next pairs and the next tasks.
         `tuned`: with what it found quickest, beside nothing else.
         """
+        without = (COMPILED_HEADER,) if tuned else (COMPILED_HEADER, TUNED)
+        self._copy(subject, INDUCTOR_CACHE, subject.task.hash, without)
+        if subject.task.device == "cpu":
+            self._copy(subject, f"{INDUCTOR_CACHE}/{HEADERS}", HEADERS)
+        if secrets.randbelow(TRIM_EVERY) == 0:
+            for folder in (self.kept, self.kept.parent):  # within this environment, and over all
+                Shelf(folder, LIMITS["inductor"]).trim()
+
+    def _copy(self, subject: Subject, place: str, name: str, without: tuple[str, ...] = ()) -> None:
+        """What the worker wrote since it has its task: its process may have served others."""
         try:
             copying.copy_folder(
                 subject.worker.scratch,
-                INDUCTOR_CACHE,
-                self.kept,
+                place,
+                self.kept / name,
                 INDUCTOR_LIMIT_BYTES,
                 named_by_content=True,
-                without=None if tuned else TUNED,
+                without=without,
+                since_s=subject.since_s,
             )
-            for folder in (self.kept, self.kept.parent):  # within this environment, and over all
-                Shelf(folder, LIMITS["inductor"]).trim()
         except (OSError, ValueError) as error:
             logger.info("compiled code is not kept: %s", error)
 

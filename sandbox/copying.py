@@ -57,12 +57,14 @@ def copy_folder(
     limit_bytes: int,
     *,
     named_by_content: bool = False,
-    without: str | None = None,
+    without: tuple[str, ...] = (),
+    since_s: float = 0.0,
 ) -> None:
-    """Copy the regular files of `root/place` to `target`; links and other things are left out.
+    """Copy the regular files of `root/place` to `target`; links, empty folders and other things are
+    left out.
 
     `named_by_content`: one of the same name and size is there already, and is not copied again.
-    `without`: what ends so is left out.
+    `without`: what ends so is left out, and `since_s`: what was last written before that Unix time.
     Raises ValueError beyond `limit_bytes`, MAX_FILES or MAX_DEPTH, OSError where there is no such
     folder.
     """
@@ -71,19 +73,20 @@ def copy_folder(
         for path, _, names, inner in os.fwalk(".", dir_fd=folder):
             if path.count("/") > MAX_DEPTH:
                 raise ValueError(f"folders are nested deeper than {MAX_DEPTH}")
-            (target / path).mkdir(parents=True, exist_ok=True)
             for name in names:
                 count += 1
                 if count > MAX_FILES:
                     raise ValueError(f"more than {MAX_FILES} files")
                 seen = os.lstat(name, dir_fd=inner)
-                if not stat.S_ISREG(seen.st_mode) or (without and name.endswith(without)):
+                old = seen.st_mtime < since_s
+                if not stat.S_ISREG(seen.st_mode) or old or name.endswith(without):
                     continue
                 if named_by_content and size_of(target / path / name) == seen.st_size:
                     os.utime(target / path)  # it is in use, like one that was copied
                     continue
                 found = read_regular(inner, name, limit_bytes)
                 limit_bytes -= len(found)
+                (target / path).mkdir(parents=True, exist_ok=True)
                 # Whole or not at all: other processes may copy to, and read, the same folder.
                 temporary = temporary_of(target / path / name)
                 temporary.write_bytes(found)

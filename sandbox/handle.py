@@ -291,8 +291,10 @@ def furnish(scratch: Path, folders: Sequence[tuple[Path, str]], uid: int | None)
             copy_function=_copy_new,
         )
         if uid is not None:
-            for path in [scratch / name, *(scratch / name).rglob("*")]:
-                os.chown(path, uid, uid, follow_symlinks=False)
+            for path in [source, *source.rglob("*")]:
+                with contextlib.suppress(FileNotFoundError):  # what is not whole was not copied
+                    place = scratch / name / path.relative_to(source)
+                    os.chown(place, uid, uid, follow_symlinks=False)
 
 
 def _copy_new(source: str, target: str) -> str:

@@ -101,6 +101,8 @@ class Subject:
         self.stage = stage
         self.arenas: dict[str, Arena] = {}
         self.layouts: dict[str, Layout] = {}
+        self.since_s = time.time()
+        """Unix time from when on its process has this task."""
         self.fresh = False
         """Its arenas take memory that none had before."""
         self.idle = tree.IdleClock(worker.pid)

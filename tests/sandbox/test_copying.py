@@ -33,7 +33,7 @@ def test_regular_files_are_copied_and_links_and_pipes_are_not(source: Path) -> N
 
 def test_names_that_end_as_is_said_are_left_out(source: Path) -> None:
     (source / "from/inner/one.best").write_text("1")
-    copy_folder(source, "from", source / "to", LIMIT, without=".best")
+    copy_folder(source, "from", source / "to", LIMIT, without=(".best",))
     assert sorted(p.name for p in (source / "to").rglob("*")) == ["inner", "one", "two"]
 
 
