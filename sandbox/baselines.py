@@ -22,7 +22,7 @@ from sandbox.judge import MEMORY_TYPES
 from sandbox.memory import OutOfMemoryError
 from sandbox.observation import FailureKind, RoundObservation
 from sandbox.plan import Plan
-from sandbox.race import Races, fits
+from sandbox.race import Races, fits, small
 from sandbox.records import from_record, to_record
 from sandbox.rival import Rival, null_of
 from sandbox.stages import Stages
@@ -110,23 +110,27 @@ class Baselines:
         stage: Stages,
         keep: Callable[[Subject], object],
         take: Callable[[], Subject | None] = lambda: None,
+        ahead: Ahead | None = None,
+        tell_room: Callable[[bool], object] = lambda _: None,
     ) -> tuple[Null, tuple[Baseline, ...]]:
         """Null experiment and baselines, of which some are not known; `take` gives a reference that
-        is open already, `keep` is given one that is still open then.
+        is open already, `keep` is given one that is still open then. `ahead`: compiled workers that
+        were begun. `tell_room` is told whether another task may begin beside this one.
         """
         found = {name: self._baseline(task, config, name) for name in _baselines(task, config)}
         missing = [name for name, baseline in found.items() if baseline is None]
         null = self._null(task, config)
         names = self._at_once(task, config, signature, scheme, missing, null)
         sides = 1 + len(names) or 2
-        cores = len(os.sched_getaffinity(0))
-        ahead = Ahead(self.compiling, task, config, signature)
+        begun = ahead is not None
+        ahead = ahead or Ahead(self.compiling, task, config, signature)
         with self.races(task, config, signature, scheme, sides) as races, closing(ahead):
             if races.stays and (first := take()) is not None:
                 races.references[0] = first
             races.alone = ahead.stop
-            beside = int(min(cores // CORES_PER_COMPILER, races.beside))
-            if "compile" in missing and beside > 0:
+            tell_room(races.leaves_room)
+            beside = int(min(_compilers(), races.beside))
+            if "compile" in missing and beside > 0 and not begun:
                 if task.device == "cpu":  # what it imports and probes runs on these cores
                     self.compiling.stand.zygote.start()
                 ahead.begin(range(config.min_pairs), beside)
@@ -149,6 +153,19 @@ class Baselines:
             if races.references:
                 keep(races.references.pop(max(races.references)))
         return null, tuple(baseline for baseline in found.values() if baseline is not None)
+
+    def ahead(self, task: Task, config: EvalConfig, signature: Signature) -> Ahead | None:
+        """Compiled workers of a task whose turn is to come, begun; None where there are none to be,
+        or their calls are large.
+        """
+        wanted = AHEAD in _baselines(task, config)
+        if not wanted or self._baseline(task, config, AHEAD) is not None:
+            return None
+        if not small(signature) or _compilers() == 0:
+            return None
+        found = Ahead(self.compiling, task, config, signature)
+        found.begin(range(config.min_pairs), _compilers())
+        return found
 
     def _at_once(
         self,
@@ -288,6 +305,11 @@ class Baselines:
         protocol = [PROTOCOL, *(getattr(config, field) for field in TIMING_FIELDS)]
         key = digest([task.hash, protocol, name, self.environment, SCHEMA_VERSION])
         return self.cache / "baselines" / f"{key}.json"
+
+
+def _compilers() -> int:
+    """Workers that may compile beside what is timed, for all that their memory says."""
+    return len(os.sched_getaffinity(0)) // CORES_PER_COMPILER
 
 
 def _over(rival: Rival) -> bool:

@@ -148,8 +148,8 @@ class Ahead:
     def close(self) -> None:
         """End what is left."""
         self.stop()
-        for subject in self.ready:
-            self.compiling.retire(subject)
+        while self.ready:
+            self.compiling.retire(self.ready.popleft())
 
     def _make(self, *, keep: bool) -> None:
         """`keep` its code for the others."""

@@ -18,6 +18,7 @@ import torch
 
 from sandbox import judge, memory
 from sandbox.admission import Admission
+from sandbox.beforehand import Begun
 from sandbox.build import Builder
 from sandbox.cache import cache_root
 from sandbox.device import DeviceFacts, device_facts
@@ -167,8 +168,19 @@ class LocalEvaluator:
         return self.prepare(task, config).figures
 
     def _time_baselines(self, task: Task, config: EvalConfig) -> Figures:
-        with self._turns.alone(), self._hold(f"{task.hash}-{config.id}"):
-            return self._preparer.time_baselines(task, config)
+        key, turns = f"{task.hash}-{config.id}", self._turns
+        with turns.alone(), self._begun(task, config) as begun, self._hold(key):
+            return self._preparer.time_baselines(task, config, begun, turns.tell_room)
+
+    @contextmanager
+    def _begun(self, task: Task, config: EvalConfig) -> Iterator[Begun | None]:
+        """The task as far as it can be begun while another one is timed."""
+        begun = self._preparer.begin(task, config) if self._turns.room_beside() else None
+        try:
+            yield begun
+        finally:
+            if begun is not None:
+                begun.close()
 
     def _prepare(self, key: str, task: Task, config: EvalConfig) -> Preparation:
         if self._preparer.is_timed(task, config):

@@ -12,9 +12,11 @@ from typing import TypeVar
 
 import torch
 
-from sandbox import fused, memory
+from sandbox import beforehand, fused, memory
 from sandbox.baselines import Baselines
+from sandbox.beforehand import Begun
 from sandbox.cleanup import on_failure
+from sandbox.compiling import Ahead
 from sandbox.device import DeviceFacts, free_bytes
 from sandbox.errors import InvalidReference
 from sandbox.handle import WorkerFailed
@@ -151,11 +153,28 @@ class Preparer:
         self._keep_figures(task, config, found.signature, found.floor_s)
         return replace(found, seconds=dict(self.stage.seconds))
 
-    def time_baselines(self, task: Task, config: EvalConfig) -> Figures:
+    def begin(self, task: Task, config: EvalConfig) -> Begun | None:
+        """What `time_baselines` does first, while another task is timed."""
+        return beforehand.begin(self.stand, self.baselines, task, config)
+
+    def time_baselines(
+        self,
+        task: Task,
+        config: EvalConfig,
+        begun: Begun | None = None,
+        tell_room: Callable[[bool], object] = lambda _: None,
+    ) -> Figures:
         """Where no candidate is to come: cases are not made, so that a reference which only they
-        show to be degenerate has its figures. Raises what `prepare` raises.
+        show to be degenerate has its figures. `tell_room` as in Baselines.measured. Raises what
+        `prepare` raises.
         """
-        found = self._twice(task, partial(self._time_baselines, task, config))
+        given = [begun] if begun is not None else []  # for the first attempt
+        found = self._twice(
+            task,
+            lambda share: self._time_baselines(
+                task, config, share, given.pop() if given else None, tell_room
+            ),
+        )
         return replace(found, seconds=dict(self.stage.seconds))
 
     def _twice(self, task: Task, work: Callable[[float], Done]) -> Done:
@@ -223,13 +242,26 @@ class Preparer:
             most_sets,
         )
 
-    def _time_baselines(self, task: Task, config: EvalConfig, share: float) -> Figures:
+    def _time_baselines(
+        self,
+        task: Task,
+        config: EvalConfig,
+        share: float,
+        begun: Begun | None,
+        tell_room: Callable[[bool], object],
+    ) -> Figures:
         try:
-            with self.stage("start"):
-                subject = self.stand.start_reference(task, config)
+            if begun is not None:
+                subject = begun.take()
+            else:
+                with self.stage("start"):
+                    subject = self.stand.start_reference(task, config)
             with on_failure(subject.close):
-                with self.stage("examine"):
-                    signature = self.stand.open_reference(subject, Opening())
+                if begun is not None:
+                    signature = begun.signature
+                else:
+                    with self.stage("examine"):
+                        signature = self.stand.open_reference(subject, Opening())
                 refuse_unscorable(signature)
                 self.room_for(task, signature)
         except InvalidReference as error:
@@ -238,7 +270,8 @@ class Preparer:
             raise reference_failed(task, failed) from failed
         self._put_by(task, config, subject, signature, raced=True)
         scheme = self._planned(signature, config, share, raced=True)
-        _, baselines = self._raced(task, config, signature, scheme)
+        ahead = None if begun is None else begun.ahead
+        _, baselines = self._raced(task, config, signature, scheme, ahead, tell_room)
         floor_s = self.floor_s(signature, scheme)
         self._keep_figures(task, config, signature, floor_s)
         return Figures(signature.latency_s, floor_s, baselines)
@@ -275,7 +308,13 @@ class Preparer:
         return scheme
 
     def _raced(
-        self, task: Task, config: EvalConfig, signature: Signature, scheme: Plan
+        self,
+        task: Task,
+        config: EvalConfig,
+        signature: Signature,
+        scheme: Plan,
+        ahead: Ahead | None = None,
+        tell_room: Callable[[bool], object] = lambda _: None,
     ) -> tuple[Null, tuple[Baseline, ...]]:
         """Null experiment and baselines, timed now as far as they are not known."""
         return self.baselines.measured(
@@ -286,6 +325,8 @@ class Preparer:
             self.stage,
             keep=partial(self.warm.keep, task, config, rested=True),
             take=partial(self.warm.take, task, config),
+            ahead=ahead,
+            tell_room=tell_room,
         )
 
     def plan(self, signature: Signature, config: EvalConfig, share: float) -> Plan:

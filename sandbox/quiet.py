@@ -131,6 +131,9 @@ class Turns:
         self._waiting: list[tuple[str, object]] = []
         self._under_way = 0
         self._wanting = 0
+        self._holds = 0
+        self._room: bool | None = None
+        """Beside the one that holds the device; None until it has said so."""
 
     @property
     def idle(self) -> bool:
@@ -171,13 +174,35 @@ class Turns:
             self._waiting.append((key, ticket))
             self._changed.wait_for(lambda: not self._held and self._next() is ticket)
             self._waiting.remove((key, ticket))
-            self._held, self._served = True, key
+            self._held, self._served, self._room = True, key, None
+            self._holds += 1
         try:
             yield
         finally:
             with self._changed:
-                self._held = False
+                self._held, self._room = False, None
                 self._changed.notify_all()
+
+    def tell_room(self, room: bool) -> None:
+        """For the one that holds the device: whether another task may begin beside it."""
+        with self._changed:
+            self._room = room
+            self._changed.notify_all()
+
+    def room_beside(self) -> bool:
+        """What the one that holds the device says, or the next one, as soon as it does; False where
+        none does.
+        """
+        with self._changed:
+            last = self._holds + 1
+            self._changed.wait_for(
+                lambda: (
+                    self._room is not None
+                    or self._holds > last
+                    or not (self._held or self._waiting)
+                )
+            )
+            return bool(self._room)
 
     def _next(self) -> object:
         keys = [key for key, _ in self._waiting]

@@ -38,6 +38,9 @@ WAITING_SHARE, PAIR_SHARE = 0.15, 0.65
 contexts are some gigabytes, which the largest pairs need."""
 AHEAD_SHARE, AHEAD_CALLS = 0.8, 2
 """Of free memory that a pair and what is compiled beside it may take, a call twice over each."""
+NEXT_SHARE = 0.4
+"""Of free memory that a pair or group may take beside which the next task is begun: four of its
+processes take up to a tenth of the memory each (sandbox/beforehand.py)."""
 KEPT_SHARE = 0.2
 """Of free memory that the pairs of a race may take for their references to serve the next race: a
 plan fills the memory with a single pair."""
@@ -56,6 +59,11 @@ def stays(task: Task, signature: Signature, room: int) -> bool:
     call = signature.input_bytes + signature.output_bytes
     small = call <= max(BESIDE_BYTES, WAITING_SHARE * room)
     return task.device == "cuda" and small and signature.state_bytes <= STAYING_BYTES
+
+
+def small(signature: Signature) -> bool:
+    """Whether workers may be called once while others are timed."""
+    return signature.input_bytes + signature.output_bytes <= BESIDE_BYTES
 
 
 def at_once_bytes(scheme: Plan, signature: Signature, sides: int) -> int:
@@ -98,7 +106,7 @@ class Races:
         self.references: dict[int, Subject] = {}
         """By their pair; those of the race before serve the next."""
         call = signature.input_bytes + signature.output_bytes
-        self.small = call <= BESIDE_BYTES
+        self.small = small(signature)
         self.room = free_bytes(task.device)
         one = at_once_bytes(scheme, signature, sides)
         fits = self.small or one <= PAIR_SHARE * self.room
@@ -107,6 +115,8 @@ class Races:
         left = AHEAD_SHARE * self.room - one
         self.beside = math.inf if self.small else left // (AHEAD_CALLS * call)
         """So many workers may compile and call the model while a pair is timed."""
+        self.leaves_room = self.small and one <= NEXT_SHARE * self.room
+        """Another task may be examined, and its workers compile, beside this one."""
         self.alone: Callable[[], bool] = lambda: False
         """Ends what takes memory beside a pair; False where there is no such."""
         self.few = config.min_pairs * one <= KEPT_SHARE * self.room

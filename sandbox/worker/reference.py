@@ -156,6 +156,12 @@ class ReferenceSession(Session):
             "fill_s": fill_s,
         }
 
+    def do_bound(self, request: Request, fds: list[int]) -> Request:
+        """Take at most this share of a GPU's memory from now on."""
+        if self.device == "cuda":
+            torch.cuda.set_per_process_memory_fraction(request["share"])
+        return {}
+
     def do_call(self, request: Request, fds: list[int]) -> Request:
         """Call the model as it was opened, a baseline's first call compiling it; `tuned`: as quick
         as that can make it.

@@ -1,0 +1,146 @@
+"""The next task's reference and compiled workers are made while another task is timed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sandbox import beforehand
+from sandbox.baselines import TOGETHER
+from sandbox.compiling import Compiling
+from sandbox.errors import InvalidReference
+from sandbox.evaluator import LocalEvaluator
+from sandbox.prepare import Figures
+from sandbox.quiet import Turns
+from sandbox.race import Races
+from sandbox.subject import Opening, Subject
+from sandbox.types import EvalConfig, Task
+from tests.sandbox.conftest import FAST, SCALE, task_of
+
+ALONE = replace(FAST, baselines_only=True, baselines=("compile",))
+
+
+class Steps:
+    """What is done for which task, in order; the first one is timed until the other has begun."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, str]] = []
+        self.begun = threading.Event()
+        self.subjects: list[Subject] = []
+
+    def note(self, task: Task, what: str) -> None:
+        self.done.append((task.id, what))
+
+    def of(self, name: str) -> list[str]:
+        return [what for task, what in self.done if task == name]
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Of tasks whose compiled workers are eager ones."""
+    found, race, begin = Steps(), Races._race, beforehand.begin
+
+    def start(compiling: Compiling, task: Task, config: EvalConfig, *more: Any) -> Subject:
+        found.note(task, "compiled")
+        subject = compiling.stand.reference(task, config, Opening(known=more[0]))[0]
+        found.subjects.append(subject)
+        return subject
+
+    def raced(races: Races, *more: Any, **options: Any) -> None:
+        if not found.begun.wait(20):
+            found.note(races.task, "nothing begins")
+        found.note(races.task, "timed")
+        race(races, *more, **options)
+
+    def began(stand: Any, baselines: Any, task: Task, config: EvalConfig) -> Any:
+        try:
+            return begin(stand, baselines, task, config)
+        finally:
+            found.note(task, "begun")
+            found.begun.set()
+
+    monkeypatch.setattr("sandbox.baselines.CORES_PER_COMPILER", 1)
+    monkeypatch.setattr(Compiling, "start", start)
+    monkeypatch.setattr(Races, "_race", raced)
+    monkeypatch.setattr("sandbox.beforehand.begin", began)
+    return found
+
+
+def both(evaluator: LocalEvaluator, *tasks: Task) -> list[Future[Figures]]:
+    """Asked for at once, as a lane is: the second while the first holds the device."""
+    futures = list[Future[Figures]]()
+    with ThreadPoolExecutor(2) as pool:
+        for task in tasks:
+            futures.append(pool.submit(evaluator.figures, task, ALONE))
+            while not (evaluator._turns._held or futures[0].done()):
+                time.sleep(0.001)
+    return futures
+
+
+def tasks_of(*numbers: int) -> tuple[Task, ...]:
+    return tuple(task_of(SCALE.replace("1.0", f"7.{n}"), f"test/{n}") for n in numbers)
+
+
+def test_the_next_task_is_begun_while_another_is_timed(
+    evaluator: LocalEvaluator, steps: Steps
+) -> None:
+    earlier, later = tasks_of(125, 25)
+    first, second = (future.result() for future in both(evaluator, earlier, later))
+    assert first.baselines[0].speedup is not None
+    assert second.baselines[0].speedup is not None
+    assert steps.done.index((later.id, "begun")) < steps.done.index((earlier.id, "timed"))
+    # Nothing of it is done twice.
+    assert steps.of(later.id).count("compiled") == ALONE.min_pairs
+    assert "begun" not in steps.of(earlier.id)
+    assert first.seconds["examine"] > 0
+    assert "start" not in second.seconds
+    assert second.seconds[TOGETHER] > 0
+    assert second.latency_s > 0
+    evaluator._stand.settle()
+    assert not any(subject.worker.living for subject in steps.subjects)
+
+
+def test_beside_what_fills_the_memory_nothing_is_begun(
+    evaluator: LocalEvaluator, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.race.NEXT_SHARE", 0.0)
+    steps.begun.set()
+    told = [future.result() for future in both(evaluator, *tasks_of(375, 5))]
+    assert all("examine" in found.seconds for found in told)
+    assert not any(what == "begun" for _, what in steps.done)
+
+
+def test_a_task_that_cannot_be_begun_fails_in_its_turn(
+    evaluator: LocalEvaluator, steps: Steps
+) -> None:
+    (good,) = tasks_of(625)
+    bad = task_of(SCALE.replace("return torch.relu(x)", "return torch.rand_like(x)"), "test/bad")
+    for order in ((good, bad), (bad, good)):
+        if order[0] is bad:
+            steps.begun.set()
+        futures = both(evaluator, *order)
+        told = dict(zip(order, futures, strict=True))
+        assert told[good].result().baselines[0].speedup is not None
+        with pytest.raises(InvalidReference, match=r"^test/bad: stochastic"):
+            told[bad].result()
+    evaluator._stand.settle()
+    assert not any(subject.worker.living for subject in steps.subjects)
+
+
+def test_who_waits_for_room_waits_for_no_more_than_the_next_turn() -> None:
+    turns, told = Turns(), list[bool]()
+    assert not turns.room_beside()
+    waiting = threading.Thread(target=lambda: told.append(turns.room_beside()))
+    with turns.hold("one"):
+        waiting.start()
+        waiting.join(0.1)
+        assert waiting.is_alive()
+        turns.tell_room(True)
+        waiting.join(5)
+    assert told == [True]
+    assert not turns.room_beside()
