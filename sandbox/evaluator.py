@@ -49,8 +49,9 @@ logger = logging.getLogger(__name__)
 Done = TypeVar("Done")
 
 READY = 2
-READY_SHARE = 0.05
-"""Of the device's memory that waiting workers may take."""
+READY_SHARE = 0.1
+"""Of the device's memory that waiting workers may take: half of it holds eight contexts on an H100,
+about as many as the groups of one task's baselines give back for the next."""
 CONTEXT_BYTES = 500 << 20
 INDUCTOR = ("torch._dynamo", "torch._inductor.compile_fx")
 """What the first torch.compile in a process imports for about two seconds."""
