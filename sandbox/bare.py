@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import random
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -68,6 +67,10 @@ class BarePair(ProcessPair):
         else:
             self.overhead_s = self.known.overhead_s
 
+    def disclose(self, side: Subject, first: int, count: int) -> None:
+        if not self.plan.lean:
+            self.given.write(side, first, count)
+
     def turn(self, side: Subject, sets: list[int]) -> Turn:
         """Of a side that stands still before and after."""
         turn = Progress()
@@ -76,13 +79,8 @@ class BarePair(ProcessPair):
             self.ready(side)
             turn.spent.append(self.timed(side, sets, single=False))
             after = self.afterwards(single=False)
-            start = time.perf_counter()
-            side.worker.freeze()
-            after.settle(time.perf_counter() - start)
+            after.settle(freeze_s=0.0)
             turn.paces.append(self.pace())
-            with after.timed():
-                self.synchronize()
-            side.worker.thaw()
             seconds, _ = side.collect([])
             after.end()
             turn.collected(seconds, after)

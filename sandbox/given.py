@@ -122,14 +122,18 @@ class Given:
         """
         side.worker.freeze()
         try:
-            if side is self.reference:
-                self.rewrite(first, count)
-            else:
-                own = self.reference.set_bytes("inputs", first, count)
-                side.set_bytes("inputs", first, count).copy_(own)
-            self.synchronize()
+            self.write(side, first, count)
         finally:
             side.worker.thaw()
+
+    def write(self, side: Subject, first: int, count: int) -> None:
+        """The same for a side that is trusted to wait for "go"."""
+        if side is self.reference:
+            self.rewrite(first, count)
+        else:
+            own = self.reference.set_bytes("inputs", first, count)
+            side.set_bytes("inputs", first, count).copy_(own)
+        self.synchronize()
 
     def rewrite(self, first: int, count: int) -> None:
         """The reference's sets with the values that they have, for what it does to caches."""
