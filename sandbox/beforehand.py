@@ -58,7 +58,7 @@ def begin(stand: Stand, baselines: Baselines, task: Task, config: EvalConfig) ->
             subject.request("bound", limit_s, share=SHARE)
             signature = stand.open_reference(subject, Opening())
             subject.request("bound", limit_s, share=1.0)
-    except (WorkerFailed, WarpsmithError) as failed:
+    except (WorkerFailed, WarpsmithError, OSError) as failed:
         logger.info("%s is not begun beforehand: %s", task.id, failed)
         return None
     return Begun(stand, subject, signature, baselines.ahead(task, config, signature))

@@ -168,13 +168,15 @@ class Preparer:
         show to be degenerate has its figures. `tell_room` as in Baselines.measured. Raises what
         `prepare` raises.
         """
-        given = [begun] if begun is not None else []  # for the first attempt
-        found = self._twice(
-            task,
-            lambda share: self._time_baselines(
-                task, config, share, given.pop() if given else None, tell_room
-            ),
-        )
+
+        def attempt(share: float) -> Figures:
+            if share == 1.0:
+                return self._time_baselines(task, config, share, begun, tell_room)
+            if begun is not None:
+                begun.close()  # its workers have memory
+            return self._time_baselines(task, config, share, None, tell_room)
+
+        found = self._twice(task, attempt)
         return replace(found, seconds=dict(self.stage.seconds))
 
     def _twice(self, task: Task, work: Callable[[float], Done]) -> Done:
