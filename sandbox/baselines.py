@@ -38,8 +38,9 @@ WIDE = 3.0
 WIDE_KEPT_S = 3600.0
 """How long such a one serves, or a failure that may pass: where all is always busy, a new one would
 be no better."""
-PROTOCOL = 2
-"""Of how they are timed; 2: large calls on one input set, compiled code tuned alone."""
+PROTOCOL = 3
+"""Of how they are timed; 2: large calls on one input set, compiled code tuned alone; 3: a GPU's
+turn to a worker is taken off its batches."""
 NULL, BARE_NULL, FIGURES = "null", "bare null", "figures"
 TOGETHER = "together"
 """The stage in which null experiment and baselines share the reference's rounds."""

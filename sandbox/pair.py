@@ -37,7 +37,7 @@ WATCHED, WATCHED_BYTES = 2, 1 << 30
 """Sets of a round whose inputs are kept, where calls write to them, and at most: how small a change
 is tells what it was made to."""
 OVERHEAD_GOS = 9
-"""Empty "go"s whose median round trip, on the reference's side, is taken off both sides' times."""
+"""Batches without calls whose median, on the reference's side, is taken off both sides' times."""
 
 
 class ProcessPair(Turns):
@@ -141,12 +141,9 @@ class ProcessPair(Turns):
         return self.plan
 
     def time_alone(self) -> None:
-        """Empty "go"s and batches of the reference, with the candidate stopped."""
+        """Batches of the reference, first without calls, with the candidate stopped."""
         with self.silence(), self.frozen():
-            awake_s = self.reference.awake_s
-            self.overhead_s = statistics.median(
-                self.reference.go([], awake_s) for _ in range(OVERHEAD_GOS)
-            )
+            self.overhead_s = statistics.median(self.trip() for _ in range(OVERHEAD_GOS))
             self.reference.solo = timed_alone(self.reference.solo, self.alone)
 
     def planned_for_now(self) -> Plan:

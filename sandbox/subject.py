@@ -263,15 +263,17 @@ class Subject:
         *,
         hasty: int | None = None,
         drops: bool = False,
+        turned: bool = False,
     ) -> float:
         """Seconds from "go" to "done" by the supervisor's clock.
 
         `awake_s`: for so long the worker will wait awake, since something is timed next. `hasty`:
         then call on the last set's values once more, in the place of this set, and deliver what
-        the caller's stream finds at once. `drops`: outputs are let go of one by one.
+        the caller's stream finds at once. `drops`: outputs are let go of one by one. `turned`: the
+        first call begins once the GPU has turned to this worker.
         """
         limit_s = self.config.run_timeout_s
-        more: dict[str, Any] = {"hasty": hasty, "drops": drops}
+        more: dict[str, Any] = {"hasty": hasty, "drops": drops, "turned": turned}
         start = time.perf_counter()
         self.worker.send("go", stage=self.stage, sets=sets, awake_s=awake_s, **more)
         self.worker.reply(stage=self.stage, timeout_s=limit_s, awake_s=self.awake_s)

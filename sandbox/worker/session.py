@@ -11,6 +11,7 @@ import gc
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ class Session:
         """By arena, views that `place` made."""
         self.described: dict[Any, list[Any]] = {}
         """What `_deliver` says of outputs, by what it says it of: those of a batch are alike."""
+        self.take_turn: Callable[[], object] = lambda: None
+        """A small operation, which waits until the device turns to this process."""
         self.bell: Any = None
         self.pinned = contextlib.ExitStack()
         self.hasty: int | None = None
@@ -81,7 +84,7 @@ class Session:
         torch.set_grad_enabled(False)
         if self.device == "cuda":
             torch.cuda.init()
-            torch.zeros(1, device="cuda")
+            self.take_turn = partial(torch.Tensor.add_, torch.zeros(1, device="cuda"), 1)
         else:
             torch.set_num_threads(request["threads"])
         if request["tf32"] is not None:
@@ -207,9 +210,13 @@ class Session:
         synchronisation.
 
         `rung`: the ticket of a lone call, whose inputs come with the ring or the key to them.
-        `hasty`: then call once more, as `hurry` says. `drops`: nothing is retained.
+        `hasty`: then call once more, as `hurry` says. `drops`: nothing is retained. `turned`: a GPU
+        has turned to this process before the first call, whose launches would else hide in that.
         """
         call, calls, results = self.call, self.calls, self.results
+        if request.get("turned"):
+            self.take_turn()
+            self.synchronize()
         if "rung" in request:
             self.stand_by(request)
         if request.get("drops"):
