@@ -175,8 +175,11 @@ class LocalEvaluator:
 
     @contextmanager
     def _begun(self, task: Task, config: EvalConfig) -> Iterator[Begun | None]:
-        """The task as far as it can be begun while another one is timed."""
-        begun = self._preparer.begin(task, config) if self._turns.room_beside() else None
+        """The task as far as it can be begun while another one is timed. Not on the cores of what
+        goes on beside it: how long a call takes is found out then.
+        """
+        room = not self._quiet.same_cores and self._turns.room_beside()
+        begun = self._preparer.begin(task, config) if room else None
         try:
             yield begun
         finally:

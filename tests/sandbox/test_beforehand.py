@@ -41,8 +41,8 @@ class Steps:
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """Of tasks whose compiled workers are eager ones."""
+def steps(evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Of tasks whose compiled workers are eager ones, where others' work has cores of its own."""
     found, race, begin = Steps(), Races._race, beforehand.begin
 
     def start(compiling: Compiling, task: Task, config: EvalConfig, *more: Any) -> Subject:
@@ -64,6 +64,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
             found.note(task, "begun")
             found.begun.set()
 
+    monkeypatch.setattr(evaluator._quiet, "same_cores", False)
     monkeypatch.setattr("sandbox.baselines.CORES_PER_COMPILER", 1)
     monkeypatch.setattr(Compiling, "start", start)
     monkeypatch.setattr(Races, "_race", raced)
@@ -111,6 +112,16 @@ def test_beside_what_fills_the_memory_nothing_is_begun(
     monkeypatch.setattr("sandbox.race.NEXT_SHARE", 0.0)
     steps.begun.set()
     told = [future.result() for future in both(evaluator, *tasks_of(375, 5))]
+    assert all("examine" in found.seconds for found in told)
+    assert not any(what == "begun" for _, what in steps.done)
+
+
+def test_on_the_cores_of_what_is_timed_nothing_is_begun(
+    evaluator: LocalEvaluator, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluator._quiet, "same_cores", True)
+    steps.begun.set()
+    told = [future.result() for future in both(evaluator, *tasks_of(75, 875))]
     assert all("examine" in found.seconds for found in told)
     assert not any(what == "begun" for _, what in steps.done)
 
