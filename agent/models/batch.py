@@ -129,7 +129,7 @@ class Imported:
     missing: int = 0
     """Exported, and in no line."""
     unknown: int = 0
-    """Replies to nothing that this run has asked."""
+    """Replies to what this run has never asked, and failures of it."""
 
     def __str__(self) -> str:
         parts = [f"{number_of(self.replies, 'reply')} imported"]
@@ -176,23 +176,19 @@ def import_replies(
             f"{names}: no line of a batch's output; expected JSON lines with custom_id and response"
         )
     malformed += requests
-    unknown = 0
+    failed -= replies.keys()
+    unknown = len(failed - ledger.reserved())
+    failed &= ledger.reserved()
     for key, reply in replies.items():
         if key in exported:
             store.put(key, reply)
         elif store.get(key) is None:
             unknown += 1
-    for key in failed - replies.keys():
+    for key in failed:
         ledger.settle_id(key, Spend(requests=1))
     unanswered = exported - replies.keys()
     known = sum(store.get(key) is not None for key in replies)
-    count = Imported(
-        known,
-        len(failed - replies.keys()),
-        malformed,
-        len(unanswered - failed),
-        unknown,
-    )
+    count = Imported(known, len(failed), malformed, len(unanswered - failed), unknown)
     return count, frozenset(unanswered)
 
 

@@ -85,6 +85,7 @@ class Ledger:
         self._settled = Spend()
         self._open: dict[str, Spend] = {}
         self._waiting: dict[str, Spend] = {}
+        self._reserved: set[str] = set()
         self._count = 0
         self._file: int | None = None
         if path is not None:
@@ -139,6 +140,7 @@ class Ledger:
             reservation = Reservation(name or f"{os.getpid()}-{self._count}", most)
             self._write({"event": "reserve", "id": reservation.id, **vars(most)})
             self._open[reservation.id] = most
+            self._reserved.add(reservation.id)
             return reservation
 
     def await_answer(self, reservation: Reservation) -> None:
@@ -155,6 +157,11 @@ class Ledger:
         """Ids in batch files, and of what a killed process had in flight."""
         with self._changed:
             return frozenset(self._waiting)
+
+    def reserved(self) -> frozenset[str]:
+        """Ids of every request since the run's first start, settled ones too."""
+        with self._changed:
+            return frozenset(self._reserved)
 
     def settle(self, reservation: Reservation, cost: Spend) -> None:
         """The true cost takes the reservation's place; a second settlement is ignored."""
@@ -213,6 +220,7 @@ class Ledger:
         spend = Spend(record["requests"], record["tokens"], record["usd"])
         if record["event"] == "reserve":
             self._waiting[record["id"]] = spend
+            self._reserved.add(record["id"])
         elif record["event"] == "settle":
             self._waiting.pop(record["id"], None)
             self._settled += spend
