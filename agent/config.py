@@ -206,13 +206,14 @@ def load_optimize(
     if values.get("model") is not None and models and isinstance(models, list | tuple):
         values |= _chosen(str(values["model"]), models, origin)
     config = validate(OptimizeConfig, values, origin, named)
-    _refuse_unused(config, named)
+    _refuse_unused(config, origin, named)
     return config
 
 
-def _refuse_unused(config: OptimizeConfig, named: Mapping[str, str]) -> None:
+def _refuse_unused(config: OptimizeConfig, origin: str, named: Mapping[str, str]) -> None:
     """Of what this call gives, what would do nothing. A file may hold it: for the models, say, that
-    are typed beside it.
+    are typed beside it. But no run is to be taken for one that trains: a file's `train` needs its
+    checkpoint, unless it is the default, which every saved config holds.
     """
     for key, name in named.items():
         if key in CAPS and not config.asked:
@@ -222,6 +223,9 @@ def _refuse_unused(config: OptimizeConfig, named: Mapping[str, str]) -> None:
             raise ConfigError(f"{name} is of a Ray cluster, and the engine is local; {wanted}")
         if key == "train" and config.local is None:
             raise ConfigError(f"{name} is for a checkpoint; expected --model local:FOLDER")
+    if config.train != OptimizeConfig.train and config.local is None:
+        remedy = "expected --model local:FOLDER, or leave it out"
+        raise ConfigError(f"{origin}: train is for a checkpoint; {remedy}")
 
 
 def _chosen(name: str, models: Sequence[Any], origin: str) -> dict[str, Any]:

@@ -50,6 +50,8 @@ def error_of(tmp_path, text: str) -> str:
         ("tasks: []", "campaign.yaml: tasks is empty; expected at least one task"),
         ("tasks: softmax", "campaign.yaml: tasks is 'softmax'; expected a list"),
         ("learn: true", "campaign.yaml: learn needs weights of its own; expected --model local:"),
+        ("train: cpu", "campaign.yaml: train is for a checkpoint; expected --model local:FOLDER"),
+        ("{train: cpu, model: m}", "campaign.yaml: train is for a checkpoint; expected --model"),
         (
             "{model: a, models: [{name: b}, {name: b}]}",
             "campaign.yaml: models has no 'a'; it has b",
@@ -161,6 +163,14 @@ def test_a_files_caps_wait_for_the_models_that_are_typed_beside_it(tmp_path):
     assert load_optimize(str(saved), max_requests=3).caps.max_usd == 5
     path.write_text("max_usd: 5\n")
     assert load_optimize(str(path)).asked == ()
+
+
+def test_a_files_train_waits_for_the_checkpoint_that_is_typed_beside_it(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("train: cpu\n")
+    assert load_optimize(str(path), model="local:nowhere").train == "cpu"
+    path.write_text(to_yaml(load_optimize(model="m")))
+    assert load_optimize(str(path)).train == "small", "a saved config of a run without one"
 
 
 def test_an_unknown_preset_names_the_nearest():
