@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Iterable
 
@@ -10,8 +11,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from agent.audit import Audit, Measured, RunAudit
-from agent.console import widened
+from agent.audit import Audit, Measured, Origin, RunAudit
+from agent.console import fitting, widened
 from agent.progress import NO_MODEL
 from agent.tables import interval_text
 
@@ -28,20 +29,30 @@ def show_audit(console: Console, audit: RunAudit, *, sources: bool = True) -> No
         say(console, (f"  + {reason}" for reason in winner.reasons), "green")
         say(console, (f"  ! {doubt}" for doubt in winner.doubts), "yellow")
         console.print(measured_table(winner))
-        console.print(evidence_table(winner))
-        console.print(lineage_table(winner))
+        for table in (evidence_table, lineage_table):
+            console.print(fitting(console, table(winner), table(winner, narrow=True)))
         say(console, environment_lines(winner))
     for winner in audit.audits if sources else ():
         console.print()
         name = f"# {winner.task_id} {winner.candidate_id} sha256 {winner.source_sha256}"
         say(console, [name], "bold")
-        console.print(Syntax(winner.source, "python", background_color="default"))
+        code = Syntax(winner.source, "python", background_color="default")
+        console.print(code.highlight(winner.source), soft_wrap=True, end="")
 
 
 def say(console: Console, lines: Iterable[str], style: str = "") -> None:
-    """Lines as they are: no markup, no wrapping at cells."""
+    """Lines as they are, without markup; in a terminal broken between words, never within one."""
     for line in lines:
-        console.print(Text(line, style=style), soft_wrap=True)
+        told = wrapped(line, console.width) if console.is_terminal else line
+        console.print(Text(told, style=style), soft_wrap=True)
+
+
+def wrapped(line: str, width: int) -> str:
+    """What goes on stands under the first word."""
+    indent = " " * (len(line) - len(line.lstrip(" +!")))
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def run_lines(audit: RunAudit) -> list[str]:
@@ -101,10 +112,11 @@ def baselines(measured: Measured) -> str:
     return "\n".join(f"{name}: {words}" for name, words in measured.baselines.items()) or "-"
 
 
-def evidence_table(winner: Audit) -> Table:
+def evidence_table(winner: Audit, *, narrow: bool = False) -> Table:
     """What each layer saw, of every evaluation; equal words once."""
     table = Table(title="evidence", title_justify="left")
-    for name in ("layer", "weight", "facts", "purpose"):
+    names = ("layer", "weight", "facts", "purpose")
+    for name in names[:3] if narrow else names:
         table.add_column(name, overflow="fold", no_wrap=name == "weight")
     rows: dict[tuple[str, str, str], list[str]] = {}
     for m in winner.measured:
@@ -112,30 +124,38 @@ def evidence_table(winner: Audit) -> Table:
             key = (found.layer, found.weight, "\n".join(found.facts) or "-")
             rows.setdefault(key, []).append(m.purpose)
     for (layer, weight, facts), purposes in rows.items():
-        style = STYLES.get(weight, "red")
-        table.add_row(layer, Text(weight, style=style), Text(facts), ", ".join(purposes))
+        cells = (Text(weight, style=STYLES.get(weight, "red")), Text(facts))
+        why = ", ".join(purposes)
+        table.add_row(f"{layer}\n  {why}", *cells) if narrow else table.add_row(layer, *cells, why)
     if not rows:
-        table.add_row("-", "-", "no layer's evidence is recorded", "-")
+        table.add_row("-", "-", "no layer's evidence is recorded")
     return table
 
 
-def lineage_table(winner: Audit) -> Table:
+def lineage_table(winner: Audit, *, narrow: bool = False) -> Table:
     table = Table(title="origin", title_justify="left")
-    names = ("candidate", "round", "by", "strategy", "status", "speedup", "parents")
-    for name in (*names, "prompt sha256"):
-        table.add_column(name, overflow="fold", no_wrap=name == "speedup")
-    for origin in winner.lineage:
-        table.add_row(
-            origin.candidate_id,
-            str(origin.round),
-            NO_MODEL if origin.proposer == "features" else origin.proposer,
-            origin.strategy or "-",
-            origin.status or "-",
-            "-" if origin.speedup is None else f"{origin.speedup:.2f}x",
-            " ".join(origin.parents) or "-",
-            "-" if origin.prompt_sha256 is None else origin.prompt_sha256[:16],
-        )
+    rows = [origin_row(origin) for origin in winner.lineage]
+    names = rows[0] if rows else {}
+    for name in ("candidate", "origin") if narrow else ("candidate", *names):
+        no_wrap = name == "speedup" or (narrow and name == "candidate")
+        table.add_column(name, overflow="fold", no_wrap=no_wrap)
+    for origin, row in zip(winner.lineage, rows, strict=True):
+        told = ", ".join(f"{name} {value}" for name, value in row.items() if value != "-")
+        table.add_row(origin.candidate_id, *((told,) if narrow else row.values()))
     return table
+
+
+def origin_row(origin: Origin) -> dict[str, str]:
+    """One candidate's, by what is told of it."""
+    return {
+        "round": str(origin.round),
+        "by": NO_MODEL if origin.proposer == "features" else origin.proposer,
+        "strategy": origin.strategy or "-",
+        "status": origin.status or "-",
+        "speedup": "-" if origin.speedup is None else f"{origin.speedup:.2f}x",
+        "parents": " ".join(origin.parents) or "-",
+        "prompt sha256": "-" if origin.prompt_sha256 is None else origin.prompt_sha256[:16],
+    }
 
 
 def environment_lines(winner: Audit) -> list[str]:

@@ -65,6 +65,34 @@ def test_no_terminal_is_so_narrow_that_a_figure_is_cut(tmp_path: Path, width: in
     assert "…" not in text
 
 
+def test_a_terminal_breaks_lines_between_words_and_keeps_names_and_hashes_whole(
+    tmp_path: Path,
+) -> None:
+    campaign(tmp_path / "run", SOURCES, proposals_per_round=1)
+    audit = audited(tmp_path / "run")
+    [winner] = audit.audits
+    reason = "nothing against it from " + ", ".join(f"layer {i}" for i in range(30))
+    audit = replace(audit, audits=(replace(winner, reasons=(reason,)),))
+    lines = printed(audit, width=80, sources=False).splitlines()
+    assert max(map(len, lines)) <= 80
+    [first] = [i for i, line in enumerate(lines) if line.startswith("  + ")]
+    after = [line for line in lines[first + 1 :] if line.startswith("    ")]
+    assert " ".join([lines[first][4:], *(line[4:] for line in after)]) == reason
+    cells = {cell for line in lines for cell in line.replace(",", " ").split()}
+    for origin in winner.lineage:
+        told = {origin.candidate_id, f"{origin.speedup:.2f}x", *origin.parents}
+        assert told | {str(origin.prompt_sha256)[:16], *origin.strategy.split()} <= cells
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_line_of_a_source_is_cut(tmp_path: Path, width: int) -> None:
+    campaign(tmp_path / "run", SOURCES)
+    audit = audited(tmp_path / "run")
+    source = "def forward(x):\n    return " + " + ".join(["x"] * 100) + "\n"
+    audit = replace(audit, audits=(replace(audit.audits[0], source=source),))
+    assert printed(audit, width=width).endswith(f"\n{source}")
+
+
 def test_a_winner_is_shown_with_its_evaluations_origin_and_source(tmp_path: Path) -> None:
     campaign(tmp_path / "run", SOURCES, proposals_per_round=1)
     audit = audited(tmp_path / "run")
