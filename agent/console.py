@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -13,14 +15,15 @@ UNBOUNDED = 10_000
 
 
 def open_console() -> Console:
-    """On stdout; as wide as the terminal, or as PLAIN_WIDTH where there is none."""
+    """On stdout; as wide as the terminal, or as `widened` says where there is none."""
     return widened(Console())
 
 
 def widened(console: Console) -> Console:
-    """The same console, set to PLAIN_WIDTH where it is no terminal."""
+    """The same console; where it is no terminal, as wide as COLUMNS says, or PLAIN_WIDTH."""
     if not console.is_terminal:
-        console.width = PLAIN_WIDTH
+        columns = os.environ.get("COLUMNS", "")
+        console.width = (int(columns) if columns.isdecimal() else 0) or PLAIN_WIDTH
     return console
 
 

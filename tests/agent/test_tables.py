@@ -66,5 +66,14 @@ def test_a_live_table_keeps_its_form_when_the_figures_come(found):
     assert max(len(str(report.speedup)) for report in found) <= FIGURE_WIDTH
 
 
-def test_what_goes_to_no_terminal_is_wide():
-    assert widened(Console(file=io.StringIO(), width=40)).width == PLAIN_WIDTH
+@pytest.mark.parametrize(
+    ("columns", "width"), [("", PLAIN_WIDTH), ("0", PLAIN_WIDTH), ("x", PLAIN_WIDTH), ("200", 200)]
+)
+def test_what_goes_to_no_terminal_is_as_wide_as_columns_says_or_wide(monkeypatch, columns, width):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert widened(Console(file=io.StringIO(), width=40)).width == width
+
+
+def test_columns_does_not_decide_over_a_terminals_own_width(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert widened(Console(file=io.StringIO(), width=40, force_terminal=True)).width == 40
