@@ -213,7 +213,10 @@ def _exported(folder: Path, suite: Suite) -> Iterator[Raw | Problem]:
         return
     try:
         entries = json.loads(text)["kernels"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError) as error:
+        yield Problem(str(path), f"is damaged, or was never JSON: {error}")
+        return
+    except (KeyError, TypeError) as error:
         yield Problem(str(path), f"not a manifest of `warpsmith export`: {error}")
         return
     for entry in entries if isinstance(entries, list) else []:

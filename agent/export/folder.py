@@ -26,6 +26,8 @@ KEYS = {
 }
 """What each format's manifest has held since its first version, beside `schema_version` and
 `kernels`. KernelBench's is last: the libraries' hold its keys too."""
+BEGINS = '{\n  "schema_version": '
+"""What the manifest of every export begins with, by which one that was cut short is still known."""
 STAGE = ".export-"
 """Begins the name of the folder in which an export is written; one that was killed leaves it."""
 ENTRY = {"task_id", "candidate_id"}
@@ -73,6 +75,23 @@ def format_of(folder: Path) -> str | None:
     return next((name for name, keys in KEYS.items() if keys <= record.keys()), None)
 
 
+def is_damaged(folder: Path) -> bool:
+    """Whether the folder's manifest is what is left of an export's: it begins as one, and is no
+    JSON. Of an empty file all is lost.
+    """
+    try:
+        text = (folder / MANIFEST).read_text(errors="replace")
+    except OSError:
+        return False
+    if text[: len(BEGINS)] != BEGINS[: len(text)]:
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
 def _in_the_way(folder: Path, format: str) -> str | None:
     if not folder.exists():
         return None
@@ -84,6 +103,8 @@ def _in_the_way(folder: Path, format: str) -> str | None:
     if MANIFEST not in names:
         return f"holds other files, such as {names[0]}"
     found = format_of(folder)
+    if found is None and is_damaged(folder):
+        return f"holds a damaged {MANIFEST}"
     if found is None:
         return f"holds a {MANIFEST} that no export wrote"
     return None if found == format else f"holds an export of --format {found}"

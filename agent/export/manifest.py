@@ -16,7 +16,7 @@ from agent.export.artefact import (
     decisive,
     state_of,
 )
-from agent.export.folder import MANIFEST
+from agent.export.folder import MANIFEST, is_damaged
 from agent.export.runtime.machine import machine_of
 from sandbox.errors import ConfigError
 from sandbox.records import to_record
@@ -47,7 +47,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{folder}: no {MANIFEST}; expected what `export --format package` wrote"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if is_damaged(folder):
+            raise ConfigError(f"{path}: is damaged ({error}); export the library again") from error
         remedy = "expected what `export --format package` wrote"
         raise ConfigError(f"{path}: cannot be used ({error!r}); {remedy}") from error
     found = hashes(folder)

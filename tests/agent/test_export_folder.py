@@ -9,10 +9,11 @@ import pytest
 
 from agent.export.artefact import Gathered
 from agent.export.flashinfer import export_flashinfer
-from agent.export.folder import KEYS, MANIFEST, STAGE, check_folder, format_of, staged
+from agent.export.folder import BEGINS, KEYS, MANIFEST, STAGE, check_folder, format_of, staged
 from agent.export.formats import FORMATS, check_formats, export_formats
 from agent.export.hub import export_hub
 from agent.export.kernelbench_runs import export_kernelbench
+from agent.export.manifest import read_manifest
 from agent.export.modelnew import export_run, export_runs
 from agent.export.package import export_package
 from sandbox.errors import ConfigError
@@ -98,6 +99,17 @@ def test_a_folder_with_a_manifest_of_another_tool_is_left_alone(run, users, form
     assert contents(users) == before
 
 
+@pytest.mark.parametrize("kept", [0, 9, 60, -3])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_manifest_that_was_cut_short_is_damaged_and_nobody_elses(tmp_path, format, kept):
+    text = json.dumps(old_manifest(format), indent=2) + "\n"
+    (tmp_path / MANIFEST).write_text(text[:kept])
+    with pytest.raises(ConfigError, match=r"holds a damaged manifest.json; expected a new"):
+        check_folder(tmp_path, format)
+    with pytest.raises(ConfigError, match=r"manifest.json: is damaged .*; export the library aga"):
+        read_manifest(tmp_path)
+
+
 @pytest.mark.parametrize("other", FORMATS)
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_export_of_another_format_is_left_alone(tmp_path, format, other):
@@ -118,6 +130,7 @@ def test_an_export_is_written_to_an_empty_folder_and_over_its_own(run, tmp_path,
     (tmp_path / "out").mkdir()
     first = export(format, run, tmp_path / "out")
     assert format_of(tmp_path / "out") == format
+    assert (tmp_path / "out" / MANIFEST).read_text().startswith(BEGINS)
     assert export(format, run, tmp_path / "out") == first
 
 

@@ -125,6 +125,14 @@ def test_an_export_is_read_by_its_manifest(tmp_path):
     assert ["gone.py: cannot be read" in str(p) for p in read.problems] == [True, False]
 
 
+@pytest.mark.parametrize("text", ["", '{\n  "schema_version": 1,\n  "ker', "[" * 100_000])
+def test_a_manifest_that_was_cut_short_is_told_as_damaged(tmp_path, text):
+    (tmp_path / "manifest.json").write_text(text)
+    names, [problem] = found(tmp_path, OWN)
+    assert names == []
+    assert "manifest.json: is damaged, or was never JSON: " in problem
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"kernels": 3}'])
 def test_a_broken_manifest_gives_no_submissions(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
