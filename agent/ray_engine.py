@@ -33,6 +33,7 @@ from sandbox.types import Candidate, EvalConfig, Evaluation, Task
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import ray
+from ray._private.services import canonicalize_bootstrap_address
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -43,6 +44,10 @@ OBJECT_STORE_BYTES = 100 << 20
 START_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 5.0
 KNOCK_S = 5.0
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""What opens HTTP/2 and so gRPC, with settings that change nothing (RFC 9113, 3.4)."""
+SETTINGS = 4
+"""Type of the frame that answers it, in the frame's fourth byte."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -232,12 +237,21 @@ def _hidden(kept: int) -> Iterator[None]:
 
 
 def _knock(address: str) -> None:
-    """Raises OSError where nothing listens: Ray itself tries for more than a minute. What names no
-    port is left to Ray.
+    """Raises OSError where nothing listens, or nothing that speaks gRPC: Ray itself tries for a
+    quarter of an hour, and warns every few seconds. What names no port is left to Ray.
     """
+    if address == "auto":
+        address = canonicalize_bootstrap_address(address) or ""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
+    if not host or not port.isdigit():
+        return
+    with socket.create_connection((host.strip("[]"), int(port)), KNOCK_S) as line:
+        if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+            return
+        line.sendall(PREFACE)
+        told = line.recv(4, socket.MSG_WAITALL)
+    if len(told) < 4 or told[3] != SETTINGS:
+        raise OSError("what listens there is no Ray")
 
 
 def _gpu_lanes(gpu_type: str | None) -> list[dict[str, Any]]:
