@@ -266,13 +266,16 @@ WRAPPED = ("forward", "_original_forward", "_is_accelerate_prepared")
 
 def released(trainer: Any) -> Any:
     """The model as it was before the trainer: mixed precision is its calls' no more, which a cache
-    of keys could not hold, and the next trainer wraps it anew.
+    of keys could not hold, and the next trainer wraps it anew. Nor do its embeddings ask for
+    gradients: for checkpointing TRL and transformers each see to that, without looking whether it
+    was done before, and keep one handle of several.
     """
     model = unwrapped(trainer)
     inner = [model.get_base_model()] if hasattr(model, "peft_config") else []
     for each in (model, *inner):
         for name in WRAPPED:
             vars(each).pop(name, None)
+    model.get_input_embeddings()._forward_hooks.clear()
     return model
 
 

@@ -28,20 +28,26 @@ def test_what_examples_are_padded_with_does_not_count(tmp_path):
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
-def test_no_trainer_leaves_its_wrappers_on_the_model(lora, tmp_path):
+def test_no_trainer_leaves_its_wrappers_or_hooks_on_the_model(lora, tmp_path):
     policy = new_policy(["a b c d e f"] * 20, SHAPE, "toy", seed=1)
     policy = with_adapters(policy, TrainConfig(device="cpu", lora=lora))
     config = TrainConfig(
-        device="cpu", lora=lora, sft=SftConfig(epochs=1.0, batch=2), rl=GrpoConfig(group=2)
+        device="cpu",
+        lora=lora,
+        gradient_checkpointing=True,
+        sft=SftConfig(epochs=1.0, batch=2),
+        rl=GrpoConfig(group=2),
     )
     prompt, good, bad = (policy.reply_ids(text) for text in ("a", "b c", "e f"))
     for number in range(2):
         fine_tune(policy, [Tokens(prompt, good)] * 2, config, tmp_path / str(number))
+        assert not any(module._forward_hooks for module in policy.model.modules())
         optimizer = optimizer_of(policy, config, tmp_path)
         group = Group("g", [prompt] * 2, [good, bad], [1.0, 0.0])
         update(policy, [group], optimizer, config, tmp_path / f"rl{number}")
         models = [policy.model, *([policy.model.get_base_model()] if lora else [])]
         assert not [name for model in models for name in WRAPPED if name in vars(model)]
+        assert not any(module._forward_hooks for module in policy.model.modules())
 
 
 @pytest.mark.parametrize("name", ["adamw_torch", "adafactor", "sgd"])
