@@ -1,8 +1,8 @@
 """What a call through an exported operator costs, in CPU microseconds of the calling thread.
 
-`python -m benchmarks.operator_overhead [--device cuda] [--compiled]`: beside the plain reference
-and the kernel by itself, calls that the kernel does and calls that fall back to the reference,
-without and with gradients. Nothing is judged; the kernel is one short operation of torch.
+`python -m benchmarks.operator_overhead [--device cuda] [--compiled] [--ordered]`: beside the plain
+reference and the kernel by itself, calls that the kernel does and calls that fall back to the
+reference, without and with gradients. Nothing is judged; the kernel is one short operation.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--compiled", action="store_true", help="with torch.compile too")
+    parser.add_argument("--ordered", action="store_true", help="calls that follow each other")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{machine(asked.device)}, torch {torch.__version__}; CPU us of the calling thread")
-    with probe(asked.device) as made:
+    with probe(asked.device, ordered=asked.ordered) as made:
         for name, call, gradients in calls(made, asked.compiled):
             with torch.set_grad_enabled(gradients):
                 print(f"{name:44}{cpu_s(call) * 1e6:8.1f}", flush=True)

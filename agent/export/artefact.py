@@ -16,6 +16,7 @@ import torch
 
 from agent.confirm import upheld, wins
 from agent.export.capture import Interface, Measured, interfaces
+from agent.export.keeping import keeps
 from agent.export.overhead import operator_ms
 from agent.export.runtime.machine import machine, machine_of
 from agent.journal import Journal
@@ -91,6 +92,11 @@ class Artefact:
     @property
     def source_sha256(self) -> str:
         return hashlib.sha256(self.candidate.source.encode()).hexdigest()
+
+    @property
+    def ordered(self) -> bool:
+        """Whether calls of the kernel are to follow each other."""
+        return keeps(self.candidate.source, self.task.device, self.interface.state)
 
     @property
     def decisive(self) -> dict[str, Finding]:
@@ -223,7 +229,7 @@ def costed(artefact: Artefact) -> Artefact:
     if not here or machine_of(last.evaluation.environment) != machine(device):
         return artefact
     inputs = sum(kind == "Tensor" for _, kind in artefact.interface.inputs)
-    cost_ms = operator_ms(device, inputs, len(artefact.interface.state))
+    cost_ms = operator_ms(device, inputs, len(artefact.interface.state), artefact.ordered)
     last = replace(last, operator_ms=round(cost_ms, 5))
     return replace(artefact, findings=(*artefact.findings[:-1], last))
 

@@ -56,8 +56,10 @@ class Probe:
 
 
 @contextmanager
-def probe(device: str, inputs: int = 1, state: int = 1) -> Iterator[Probe]:
-    """An operator of so many tensors and parameters."""
+def probe(device: str, inputs: int = 1, state: int = 1, ordered: bool = False) -> Iterator[Probe]:
+    """An operator of so many tensors and parameters, whose kernel's calls follow each other where
+    they are `ordered`.
+    """
     with TemporaryDirectory(prefix="probe") as name:
         folder = Path(name)
         texts = {
@@ -69,7 +71,8 @@ def probe(device: str, inputs: int = 1, state: int = 1) -> Iterator[Probe]:
         given = [torch.randn(ROWS, FEATURES, device=device) for _ in range(inputs)]
         held = [torch.ones(FEATURES, device=device) for _ in range(state)]
         arguments = (*given, *held)
-        custom = Custom("warpsmith_probe", folder, _operator(texts, device, arguments, inputs))
+        operator = _operator(texts, device, arguments, inputs, ordered)
+        custom = Custom("warpsmith_probe", folder, operator)
         modules = []
         for kind in texts:
             space: dict[str, Any] = {}
@@ -82,9 +85,9 @@ def probe(device: str, inputs: int = 1, state: int = 1) -> Iterator[Probe]:
 
 
 @cache
-def operator_ms(device: str, inputs: int = 1, state: int = 1) -> float:
+def operator_ms(device: str, inputs: int = 1, state: int = 1, ordered: bool = False) -> float:
     """Of one call that its kernel does, beyond the kernel."""
-    with probe(device, inputs, state) as made, torch.no_grad():
+    with probe(device, inputs, state, ordered) as made, torch.no_grad():
         given = made.hit[:inputs]
         called = cpu_s(lambda: made.custom(*made.hit))
         alone = cpu_s(lambda: made.kernel(*given))
@@ -105,11 +108,16 @@ def cpu_s(call: Callable[[], Any]) -> float:
 
 
 def _operator(
-    texts: dict[str, str], device: str, arguments: tuple[torch.Tensor, ...], inputs: int
+    texts: dict[str, str],
+    device: str,
+    arguments: tuple[torch.Tensor, ...],
+    inputs: int,
+    ordered: bool,
 ) -> Operator:
     hashes = {kind: hashlib.sha256(text.encode()).hexdigest() for kind, text in texts.items()}
     signature = signature_of(device, arguments, "[]")
     row = Row("probe", machine(device), signature, "", "active", None, "eager", None, "-", "probe")
+    kernel = Kernel("probe", "ModelNew.py", hashes["ModelNew"], "triton", "name", ordered=ordered)
     space: dict[str, Any] = {}
     exec(texts["Model"], space)
     return Operator(
@@ -124,6 +132,6 @@ def _operator(
         autograd="recompute",
         reference="Model.py",
         reference_sha256=hashes["Model"],
-        kernels=(Kernel("probe", "ModelNew.py", hashes["ModelNew"], "triton", "name"),),
+        kernels=(kernel,),
         rows=(row,),
     )

@@ -35,7 +35,6 @@ from agent.export.artefact import (
 from agent.export.binaries import Compiled, architectures, binding_of, compile_ahead
 from agent.export.capture import Measured
 from agent.export.folder import check_folder, staged
-from agent.export.keeping import keeps
 from agent.export.manifest import write_manifest
 from agent.export.pages import page
 from agent.export.runtime.machine import machine_of
@@ -313,7 +312,7 @@ def _kernel(artefact: Artefact, root: Path, compiled: Compiled) -> dict[str, Any
         "match": artefact.findings[-1].evaluation.parameters,
         "binding": binding_of(artefact),
         "binaries": list(compiled.records),
-        "ordered": keeps(artefact.candidate.source, artefact.task.device, artefact.interface.state),
+        "ordered": artefact.ordered,
     }
 
 

@@ -272,15 +272,18 @@ def test_a_stateless_module_takes_tied_tensors_and_puts_its_own_back_after_an_er
     assert model[0].weight is model[1].weight is own
 
 
-def test_the_probe_of_what_a_call_costs_is_an_operator_with_a_kernel():
-    with probe("cpu", inputs=2, state=3) as made:
+@pytest.mark.parametrize("ordered", [False, True])
+def test_the_probe_of_what_a_call_costs_is_an_operator_with_a_kernel(ordered):
+    with probe("cpu", inputs=2, state=3, ordered=ordered) as made:
         wanted = torch.relu(made.hit[0])
         assert torch.equal(made.custom(*made.hit), wanted)
         assert torch.equal(made.custom(*made.miss), wanted[: len(made.miss[0])])
         assert torch.equal(made.kernel(*made.hit[:2]), wanted)
         counts = made.custom.dispatch.counts.read()
+        chosen = made.custom.dispatch.find(made.hit, "[]", torch.device("cpu"))
     assert counts == {"kernel": 1, "not measured here": 1}
-    assert 0 <= operator_ms("cpu") < math.inf
+    assert (chosen.order is not None) == ordered
+    assert 0 <= operator_ms("cpu", ordered=ordered) < math.inf
 
 
 def test_the_key_of_a_call_is_what_the_library_wrote(op):

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.export.artefact import Artefact, Gathered, gather, loses, state_of, winners
+from agent.export.artefact import Artefact, Gathered, costed, gather, loses, state_of, winners
 from agent.export.manifest import read_manifest
+from agent.export.overhead import operator_ms
 from agent.export.package import check_name, export_package
 from agent.export.runtime import compiled
 from sandbox.errors import ConfigError
@@ -338,6 +339,17 @@ def test_only_a_confirmed_figure_above_every_baseline_is_active(gathered):
     assert state(costing(bias_relu, 0.9)).startswith("saves less than calling")
     searched = replace(bias_relu, findings=bias_relu.findings[:1])
     assert state(searched) == "not confirmed"
+
+
+@pytest.mark.parametrize(("line", "ordered"), [("", False), ("KEPT = torch.empty(4)\n", True)])
+def test_a_call_costs_what_one_of_a_kernel_that_keeps_as_much_does(gathered, line, ordered):
+    [artefact] = [a for a in gathered.artefacts if a.operator == "signs"]
+    source = artefact.candidate.source + line
+    artefact = costed(replace(artefact, candidate=replace(artefact.candidate, source=source)))
+    assert artefact.ordered == ordered
+    inputs, state = len(artefact.interface.inputs), len(artefact.interface.state)
+    wanted = operator_ms("cpu", inputs, state, ordered)
+    assert artefact.findings[-1].operator_ms == round(wanted, 5)
 
 
 @pytest.mark.parametrize(
