@@ -18,8 +18,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from agent.budget import CampaignConfig, first_candidates, search_seconds, share_seconds
+from agent.budget import CampaignConfig, first_candidates, share_seconds
 from agent.confirm import unlikely, winner_of
+from agent.course import Course
 from agent.decisions import (
     SEARCH_OVER,
     Await,
@@ -38,7 +39,7 @@ from agent.journal import Journal
 from agent.lanes import LaneLost
 from agent.learner import Learner, learn_from, reward_of, rollouts, taught
 from agent.model import AwaitingReplies, ModelError
-from agent.outcome import INTERRUPTED, CampaignResult, Stage, TaskReport, report
+from agent.outcome import CampaignResult, Stage, TaskReport, report
 from agent.recorded import Purpose, Recorded
 from agent.schedule import Job, Kind, TaskRun
 from agent.timings import Heart, Pulse
@@ -116,12 +117,9 @@ class _Campaign:
         engine, config = self.engine, self.config
         self.heart = Heart(self.journal, engine.lanes, self.on_pulse)
         self.tasks_at_once = config.tasks_at_once or max(TASKS_AT_ONCE, 2 * engine.lanes)
-        self.jobs = Jobs(engine, self.journal, config, self.tasks_at_once, self.apart)
+        self.course = Course(self.journal, config, self.interrupted, self.began_s)
+        self.jobs = Jobs(engine, self.journal, config, self.course, self.tasks_at_once, self.apart)
         self.waiting = deque(run for run in self.runs if run.proposers)
-        self.searching = True
-        self.stopped: str | None = None
-        self.cut_short = False
-        self.failure: WarpsmithError | None = None
         self.proven = False
         """Some candidate was judged, so the device and a compiler work."""
 
@@ -138,7 +136,7 @@ class _Campaign:
                 self._grant_if_all_wait()
                 for job in self.jobs.begin():
                     self._enter(job.run, job.kind.stage)
-                if self.stopped is not None:
+                if self.course.stopped is not None:
                     self.jobs.abandon_preparing()  # Candidates will not come.
                 if not self.jobs.any:
                     break
@@ -151,53 +149,39 @@ class _Campaign:
         for run in self.runs:
             if not run.stage.final:
                 why = "awaiting other tasks' replies" if run.awaiting else SEARCH_OVER
-                self._enter(run, Stage.STOPPED, self.stopped or why)
-        if self.failure is not None:
-            raise self.failure
-        if (self.cut_short or (self.stopped is None and self.searching)) and not self._taught:
+                self._enter(run, Stage.STOPPED, self.course.stopped or why)
+        if self.course.failure is not None:
+            raise self.course.failure
+        if self.course.searched and not self._taught:
             learn_from(self.journal, self.learner)  # What was judged in time is not for nothing.
         rows = tuple(self._report(run) for run in self.runs)
         cut = next((row.reason for row in rows if row.reason == SEARCH_OVER), None)
         awaiting = any(run.owed for run in self.runs)
-        return CampaignResult(rows, time.monotonic() - self.began_s, self.stopped or cut, awaiting)
+        stopped, seconds = self.course.stopped or cut, time.monotonic() - self.began_s
+        return CampaignResult(rows, seconds, stopped, awaiting)
 
     # --- limits ---------------------------------------------------------------------------------
 
     def _check_limits(self) -> None:
-        if self.stopped is None and self.interrupted():
-            self._stop(INTERRUPTED)
-        if self.stopped is None and self.journal.disk_full:
-            self._stop("the disk is full")
-        limit_s = self.config.max_seconds
-        if self.stopped is not None or limit_s is None:
-            return
-        elapsed_s = time.monotonic() - self.began_s
-        if elapsed_s >= limit_s:
-            self.cut_short = self.searching
-            self._stop(f"max_seconds ({limit_s:g}) is over")
-        elif self.searching and elapsed_s >= search_seconds(self.config):
-            self.searching = False
-            self.jobs.drop([kind for kind in Kind if kind is not Kind.CONFIRM])
+        if self.course.look():
+            self._drop_disallowed()
             for run in self.runs:
                 if run.begun:
                     self._advance(run)
 
-    def _stop(self, reason: str) -> None:
-        """Begin nothing more; what is under way is awaited and recorded."""
-        self.stopped, self.searching = reason, False
-        self.waiting.clear()
-        self.jobs.drop(list(Kind))
-
     def _fail(self, error: WarpsmithError) -> None:
-        self.failure = self.failure or error
-        self._stop(str(error))
+        self.course.fail(error)
+        self._drop_disallowed()
+
+    def _drop_disallowed(self) -> None:
+        self.jobs.drop([kind for kind in Kind if not self.course.allows(kind)])
 
     # --- one task -------------------------------------------------------------------------------
 
     def _begin_tasks(self) -> None:
         """Keep `tasks_at_once` under way; each begins with an even share of the time left."""
         active = sum(run.active for run in self.runs)
-        while self.waiting and self.searching and active < self.tasks_at_once:
+        while self.waiting and self.course.searching and active < self.tasks_at_once:
             left = len(self.waiting) + active
             run = self.waiting.popleft()
             run.begun = True
@@ -216,32 +200,31 @@ class _Campaign:
         pending = [r for r in records if r.pending]
         over = search_over(run, records, self.config)
         if not over or (self.config.confirm and winner_of(records) is not None):
-            self._push(run, Kind.PREPARE, pending[0].round if pending else next_round(records))
+            self.jobs.push(run, Kind.PREPARE, pending[0].round if pending else next_round(records))
         if over:
             self._advance(run)
         elif pending:
-            self._push_pending(run, pending)
+            self.jobs.push_pending(run, pending)
         elif self.config.confirm and (doubtful := unlikely(records)) is not None:
-            self._push(run, Kind.CONFIRM, doubtful.round, doubtful)
+            self.jobs.push(run, Kind.CONFIRM, doubtful.round, doubtful)
         elif not any(p.wants_measured for p in run.proposers):
             # Else the first round is pushed once preparing has ended.
             self._go_on(run, next_round(records))
 
     def _advance(self, run: TaskRun) -> None:
         """Decide what comes next, once nothing of this task is outstanding."""
-        if run.outstanding or run.stage.final or self.stopped is not None:
+        if run.outstanding or run.stage.final or self.course.stopped is not None:
             return
         run.awaiting = False
         records = self.journal.proposals(run.task.id)
         late = run.search_until_s is not None and time.monotonic() >= run.search_until_s
-        step = next_step(
-            run, records, self.config, searching=self.searching, late=late, waves=self.waves.open
-        )
+        searching, waves = self.course.searching, self.waves.open
+        step = next_step(run, records, self.config, searching=searching, late=late, waves=waves)
         match step:
             case Propose(round):
                 self._go_on(run, round)
             case Confirm(record):
-                self._push(run, Kind.CONFIRM, record.round, record)
+                self.jobs.push(run, Kind.CONFIRM, record.round, record)
             case Await():
                 self._enter(run, Stage.WAITING, "for a further share")
                 run.awaiting = True
@@ -251,7 +234,7 @@ class _Campaign:
     def _go_on(self, run: TaskRun, round: int) -> None:
         """Another round, at once or by the next weights; an episode's turns have the same ones."""
         if self.learner is None or round % self.learner.turns:
-            self._push(run, Kind.PROPOSE, round)
+            self.jobs.push(run, Kind.PROPOSE, round)
         else:
             run.resting = True
 
@@ -260,7 +243,7 @@ class _Campaign:
         it, a further generation of the tasks that taught nothing.
         """
         active = [run for run in self.runs if run.active]
-        if not active or not all(run.resting for run in active) or not self.searching:
+        if not active or not all(run.resting for run in active) or not self.course.searching:
             return
         # In this thread: there is nothing else to do, and the journal has one writer.
         assert self.learner is not None
@@ -273,7 +256,7 @@ class _Campaign:
             if run.taught:
                 self._advance(run)
             else:
-                self._push(run, Kind.PROPOSE, next_round(self.journal.proposals(run.task.id)))
+                self.jobs.push(run, Kind.PROPOSE, next_round(self.journal.proposals(run.task.id)))
 
     @property
     def _taught(self) -> bool:
@@ -284,7 +267,7 @@ class _Campaign:
         on who was faster.
         """
         awaiting = [run for run in self.runs if run.awaiting]
-        if not awaiting or self.waiting or self.stopped is not None:
+        if not awaiting or self.waiting or self.course.stopped is not None:
             return
         if any(run.active or run.owed for run in self.runs):
             return
@@ -303,38 +286,9 @@ class _Campaign:
         """Another round of a task that this call may not have prepared yet."""
         records = self.journal.proposals(run.task.id)
         if not run.prepared:
-            self._push(run, Kind.PREPARE, next_round(records))
+            self.jobs.push(run, Kind.PREPARE, next_round(records))
         if run.prepared or not any(p.wants_measured for p in run.proposers):
             self._go_on(run, next_round(records))
-
-    def _push(
-        self,
-        run: TaskRun,
-        kind: Kind,
-        round: int,
-        record: Recorded | None = None,
-        *,
-        retried: bool = False,
-    ) -> None:
-        """Queue a job, unless its task or the campaign has come to an end."""
-        allowed = self.searching or (kind is Kind.CONFIRM and self.stopped is None)
-        if allowed and not run.stage.final:
-            record_id = 0 if record is None else record.id
-            self.jobs.push(Job(round, run.index, kind, record_id, run, record, retried))
-
-    def _push_pending(self, run: TaskRun, records: Sequence[Recorded]) -> None:
-        for record in records:
-            # On the CPU the lane builds: only there a build can stand still in timed regions.
-            if record.proposal.candidate.language.needs_build and self.config.device != "cpu":
-                self._push(run, Kind.BUILD, record.round, record)
-            else:
-                self._push_built(run, record)
-
-    def _push_built(self, run: TaskRun, record: Recorded) -> None:
-        if run.prepared:
-            self._push(run, Kind.EVALUATE, record.round, record)
-        else:
-            run.built.append(record)
 
     # --- jobs -----------------------------------------------------------------------------------
 
@@ -364,9 +318,9 @@ class _Campaign:
             self.journal.record_measured(run.task.id, result)
             built, run.built = run.built, []
             for record in built:
-                self._push_built(run, record)
+                self.jobs.push_built(run, record)
         elif job.record is not None and job.kind is Kind.BUILD:
-            self._push_built(run, job.record)
+            self.jobs.push_built(run, job.record)
         elif job.record is not None:
             self._evaluated(job, job.record, result)
 
@@ -375,12 +329,12 @@ class _Campaign:
             run.exhausted = True
             return
         self.journal.record_proposals(round, proposals)
-        self._push_pending(run, [r for r in self.journal.proposals(run.task.id) if r.pending])
+        self.jobs.push_pending(run, [r for r in self.journal.proposals(run.task.id) if r.pending])
 
     def _evaluated(self, job: Job, record: Recorded, evaluation: Evaluation) -> None:
         run = job.run
         if evaluation.status is Status.SANDBOX_ERROR and not job.retried:
-            self._push(run, job.kind, job.round, record, retried=True)
+            self.jobs.push(run, job.kind, job.round, record, retried=True)
             return
         if evaluation.status is Status.INVALID_REFERENCE:
             # Nothing is known of the candidate: another call, with more room, say, may judge it.
@@ -400,12 +354,13 @@ class _Campaign:
         if isinstance(error, InvalidReference | TaskError):
             self._end(run, Stage.INVALID, str(error))
         elif job.kind is Kind.PREPARE and isinstance(error, SandboxFault) and not job.retried:
-            self._push(run, job.kind, job.round, retried=True)
+            self.jobs.push(run, job.kind, job.round, retried=True)
         elif isinstance(error, ModelError) and not isinstance(error, AwaitingReplies):
             run.halted = str(error)
         elif job.kind is Kind.BUILD and isinstance(error, DeviceError | SandboxFault | LaneLost):
             assert job.record is not None
-            self._push_built(run, job.record)  # Its evaluation builds it, and says what is missing.
+            # Its evaluation builds it, and says what is missing.
+            self.jobs.push_built(run, job.record)
         elif job.kind is Kind.PROPOSE or isinstance(error, SandboxFault | LaneLost):
             run.owed = isinstance(error, AwaitingReplies)
             self._end(run, Stage.STOPPED, str(error))

@@ -11,10 +11,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from agent.budget import CampaignConfig
+from agent.course import Course
 from agent.decisions import bar
 from agent.engine import Engine
 from agent.journal import Journal
 from agent.lanes import LanePool, NoLane
+from agent.recorded import Recorded
 from agent.rounds import proposing
 from agent.schedule import Job, Kind, Schedule, TaskRun
 
@@ -31,19 +33,46 @@ class Jobs:
         engine: Engine,
         journal: Journal,
         config: CampaignConfig,
+        course: Course,
         tasks_at_once: int,
         apart: bool,
     ) -> None:
         """`apart`: as a Schedule takes it."""
         self._engine, self._journal, self._config = engine, journal, config
+        self._course = course
         # What samples on the lanes' own device does so for all tasks at once.
         thinkers = max(PROPOSERS_AT_ONCE, tasks_at_once if apart else 0)
         self._schedule = Schedule(engine.lanes * engine.depth, thinkers=thinkers, apart=apart)
         self._threads = LanePool("propose", [NoLane] * thinkers)
         self._running: dict[Future[Any], Job] = {}
 
-    def push(self, job: Job) -> None:
-        self._schedule.push(job)
+    def push(
+        self,
+        run: TaskRun,
+        kind: Kind,
+        round: int,
+        record: Recorded | None = None,
+        *,
+        retried: bool = False,
+    ) -> None:
+        """Queue a job, unless its task or the campaign has come to an end."""
+        if self._course.allows(kind) and not run.stage.final:
+            record_id = 0 if record is None else record.id
+            self._schedule.push(Job(round, run.index, kind, record_id, run, record, retried))
+
+    def push_pending(self, run: TaskRun, records: Sequence[Recorded]) -> None:
+        for record in records:
+            # On the CPU the lane builds: only there a build can stand still in timed regions.
+            if record.proposal.candidate.language.needs_build and self._config.device != "cpu":
+                self.push(run, Kind.BUILD, record.round, record)
+            else:
+                self.push_built(run, record)
+
+    def push_built(self, run: TaskRun, record: Recorded) -> None:
+        if run.prepared:
+            self.push(run, Kind.EVALUATE, record.round, record)
+        else:
+            run.built.append(record)
 
     def begin(self) -> Iterator[Job]:
         """Each job that may start now, handed over."""

@@ -21,5 +21,6 @@ def _read_here() -> Iterator[None]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Of every campaign in this process."""
     found = Clock()
-    monkeypatch.setattr("agent.campaign.time", SimpleNamespace(monotonic=found.read))
+    for module in ("campaign", "course"):
+        monkeypatch.setattr(f"agent.{module}.time", SimpleNamespace(monotonic=found.read))
     return found
