@@ -1,14 +1,13 @@
 """A chat model behind an OpenAI-compatible endpoint. The only module that imports openai.
 
 It speaks to OpenAI, vLLM, SGLang, llama.cpp, `transformers serve`. Every HTTP request, retries
-included, is reserved in the ledger before it is sent; every reply is in the store before it is
-used. It does not know what a kernel is.
+included, is reserved in the ledger before it is sent. What becomes of replies is grouping.py's. It
+does not know what a kernel is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
 import threading
@@ -20,15 +19,15 @@ from urllib.parse import urlsplit
 
 import openai
 
-from agent.model import CapReached, ModelError, Reply, answered
+from agent.model import ModelError, Reply, answered
 from agent.models.completions import check_caps, cost_of, most_of, replies_of, sampling
+from agent.models.grouping import Grouping
 from agent.models.ledger import Ledger, Reservation, Spend
 from agent.models.prices import Price
-from agent.models.store import ReplyStore, request_keys
+from agent.models.store import ReplyStore
 from agent.prompts.message import Message
 from sandbox.errors import ConfigError
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -115,7 +114,7 @@ class OpenAIModel:
     ) -> list[Reply | None]:
         if not prompts:
             return []
-        return self._line.run(self._line.answer(prompts, draw))
+        return self._line.run(self._line.grouping.answer(prompts, draw))
 
     def close(self) -> None:
         self._line.close()
@@ -127,6 +126,10 @@ class OpenAIModel:
     def options(self) -> dict[str, Any]:
         """What a request says beside model, messages and n."""
         return sampling(self.temperature, self.max_tokens, self.extra, official=self.official)
+
+    def identity(self) -> dict[str, object]:
+        """What decides, beside the prompt, which reply a kept one may stand for."""
+        return {"url": self.base_url, "model": self.name, "seed": self.seed, **self.options()}
 
     def most(self, messages: Sequence[Message], n: int) -> Spend:
         """The most that one request can cost."""
@@ -163,7 +166,7 @@ class _Line:
 
     def __init__(self, model: OpenAIModel) -> None:
         self.model = model
-        self.refuses_n = False
+        self.grouping = Grouping(self.ask, model.store, model.identity())
         self._lock = threading.Lock()
         self._slots = asyncio.Semaphore(model.concurrency)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -197,55 +200,6 @@ class _Line:
             )
         return self._client
 
-    async def answer(self, prompts: Sequence[Sequence[Message]], draw: str) -> list[Reply | None]:
-        """One reply to each prompt, None where that failed; raises the first error if all did."""
-        keys = request_keys(prompts, draw, self._identity())
-        replies = {i: self._kept(key) for i, key in enumerate(keys)}
-        groups: dict[str, list[int]] = {}
-        for i, messages in enumerate(prompts):
-            if replies[i] is None:
-                groups.setdefault(str(messages), []).append(i)
-        asked = [self._group(prompts[places[0]], places, keys) for places in groups.values()]
-        errors: list[ModelError] = []
-        for found, failed in await asyncio.gather(*asked):
-            replies |= found
-            errors += failed
-        if errors and not any(replies.values()):
-            raise errors[0]
-        for error in errors:
-            log.warning("one reply is missing: %s", error)
-        return [replies[i] for i in range(len(prompts))]
-
-    async def _group(
-        self, messages: Sequence[Message], places: Sequence[int], keys: Sequence[str]
-    ) -> tuple[dict[int, Reply | None], list[ModelError]]:
-        """Replies to equal prompts, by one request where the server can, else by one each."""
-        found: dict[int, Reply | None] = {}
-        if len(places) > 1 and not self.refuses_n:
-            try:
-                replies = await self.ask(messages, len(places))
-            except CapReached:
-                replies = []  # Fewer may fit.
-            except ModelError as error:
-                return {}, [error] * len(places)
-            found = dict(zip(places, replies, strict=False))
-            for place, reply in zip(places, replies, strict=False):
-                self._keep(keys[place], reply)
-        rest = places[len(found) :]
-        outcomes = await asyncio.gather(*(self._one(messages, keys[place]) for place in rest))
-        errors = [outcome for outcome in outcomes if isinstance(outcome, ModelError)]
-        singles = zip(rest, outcomes, strict=True)
-        found |= {p: reply for p, reply in singles if isinstance(reply, Reply)}
-        return found, errors
-
-    async def _one(self, messages: Sequence[Message], key: str) -> Reply | ModelError:
-        try:
-            [reply, *_] = await self.ask(messages, 1)
-            self._keep(key, reply)
-        except ModelError as error:
-            return error
-        return reply
-
     async def ask(self, messages: Sequence[Message], n: int) -> list[Reply]:
         """What one request returned: 1 to `n` replies, none where the server refuses n > 1."""
         async with self._slots:
@@ -253,7 +207,6 @@ class _Line:
                 completion, seconds = await self._send(messages, n)
             except openai.BadRequestError as error:
                 if n > 1:
-                    self.refuses_n = True
                     return []
                 raise await self._explained(error) from error
             # ValueError: a body that is not JSON under a JSON content type.
@@ -323,22 +276,6 @@ class _Line:
 
     def _settle(self, reserved: Reservation, cost: Spend) -> None:
         self.model.ledger.settle(reserved, cost)
-
-    def _identity(self) -> dict[str, object]:
-        """What decides, beside the prompt, which reply a kept one may stand for."""
-        return {
-            "url": self.model.base_url,
-            "model": self.model.name,
-            "seed": self.model.seed,
-            **self.model.options(),
-        }
-
-    def _kept(self, key: str) -> Reply | None:
-        return None if self.model.store is None else self.model.store.get(key)
-
-    def _keep(self, key: str, reply: Reply) -> None:
-        if self.model.store is not None:
-            self.model.store.put(key, reply)
 
     @property
     def _who(self) -> str:
