@@ -105,6 +105,7 @@ def judge(
         "detail": found.detail,
         "searched": [str(one.speedup) for one in searched],
         "speedup": None if found.speedup is None else found.speedup.value,
+        "low": None if found.speedup is None else found.speedup.low,
         "wall_s": round(time.monotonic() - begin, 3),
     }
 

@@ -119,7 +119,7 @@ class Row:
 
     @property
     def out_of_memory(self) -> bool:
-        return any(self.checks[n]["detail"].startswith("OutOfMemoryError") for n in self.wrong)
+        return any("OutOfMemoryError" in self.checks[n]["detail"] for n in self.wrong)
 
     @property
     def wrong(self) -> list[str]:

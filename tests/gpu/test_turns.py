@@ -31,17 +31,17 @@ CANDIDATE = REFERENCE.replace("class Model(", "class ModelNew(")
 def test_a_call_takes_as_long_in_short_batches_as_in_long_ones(
     evaluator: LocalEvaluator, config: EvalConfig
 ) -> None:
-    """Turning from the supervisor's context to a worker's is 0.2 to 0.5 ms of each: a tenth of the
-    short ones.
+    """Turning from the supervisor's context to a worker's was 0.1 ms of each, what is left 0.15 ms:
+    of the short ones 3 %, where both were 6 %.
     """
     task = Task("test/turns", REFERENCE, "cuda")
     candidate = Candidate(task.id, Language.TORCH, CANDIDATE)
     found = []
-    for batch_ms in (4.0, 32.0):
+    for batch_ms in (4.0, 24.0):
         result = evaluator.evaluate(task, candidate, replace(config, batch_ms=batch_ms))
         assert result.timing is not None, result.detail
         found.append(result.timing)
     short, long = found
-    assert short.sets < long.sets / 4
-    assert short.reference_ms == pytest.approx(long.reference_ms, rel=0.03)
-    assert short.candidate_ms == pytest.approx(long.candidate_ms, rel=0.03)
+    assert short.sets < long.sets / 3
+    assert short.reference_ms == pytest.approx(long.reference_ms, rel=0.04)
+    assert short.candidate_ms == pytest.approx(long.candidate_ms, rel=0.04)
