@@ -50,7 +50,8 @@ extension.load_inline = timed
 exec(compile(sys.stdin.read().partition("class ModelNew")[0], "candidate.py", "exec"))
 """
 PLAIN = Ways(light_headers=False, precompiled=False)
-LIGHT = Ways(precompiled=False)
+LIGHT = Ways(precompiled=False, side_by_side=False)
+BESIDE = Ways(precompiled=False)
 WARMING = 2
 """Builds with one set of flags before its precompiled prelude is ready."""
 
@@ -76,7 +77,7 @@ def main() -> None:
                 about = {"source": name, "way": way, "parallel": options.parallel}
                 rows += [about | each for each in found]
                 seconds = ", ".join(f"{each['seconds']:.2f} s" for each in found)
-                print(f"{name:36} {way:24} {seconds}", flush=True)
+                print(f"{name:36} {way:30} {seconds}", flush=True)
     finally:  # one build that fails does not lose those before it
         record = {
             **header("builds"),
@@ -159,6 +160,7 @@ WAYS: dict[str, Callable[[str, int, int], list[dict[str, float]]]] = {
     "stock": stock,
     "ours, full headers": ours(PLAIN),
     "light headers": ours(LIGHT),
+    "and nvcc's steps side by side": ours(BESIDE),
     "and precompiled": ours(Ways(), WARMING),
     "cached": cached,
 }

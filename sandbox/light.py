@@ -112,7 +112,7 @@ rule light_compile
 -c $in -o $out >$out.light 2>&1 || $cxx $cflags -c $in -o $out $post_cflags
 
 rule light_cuda_compile
-  command = $nvcc -I{shadow} -DAT_PER_OPERATOR_HEADERS $own $cuda_cflags \
+  command = {nvcc} -I{shadow} -DAT_PER_OPERATOR_HEADERS $own $cuda_cflags \
 -c $in -o $out >$out.light 2>&1 || $nvcc $cuda_cflags -c $in -o $out $cuda_post_cflags
 
 """
@@ -187,6 +187,8 @@ class Ways:
     light_headers: bool = True
     precompiled: bool = True
     """The prelude of host sources, read ready-made where it was seen before."""
+    side_by_side: bool = True
+    """nvcc's steps for the host beside those for the device (sandbox/worker/nvcc_steps.py)."""
 
 
 @dataclass(frozen=True)
@@ -201,13 +203,18 @@ class Lightened:
 
 
 def lighten(
-    ninja: str, read: Callable[[str], str], shadow: Path, operators: Path
+    ninja: str,
+    read: Callable[[str], str],
+    shadow: Path,
+    operators: Path,
+    nvcc: str = "$nvcc",
 ) -> Lightened | None:
     """What torch wrote, with the eligible `compile` and `cuda_compile` steps made two-fold: light,
     and where that fails as they were. None where no source is eligible.
 
     `read` gives a source by path; each object's OPERATORS is expected at `shadow/OBJECT/`, and
-    PRELUDE_FILE in the text stands for the prelude that `with_prelude` names.
+    PRELUDE_FILE in the text stands for the prelude that `with_prelude` names. `nvcc`: what a light
+    device source is compiled by.
     """
     flags = dict(_VARIABLE.findall(ninja))
     if _OWN_PATHS.search(ninja):
@@ -231,7 +238,7 @@ def lighten(
     if not found:
         return None
     first = next(i for i, line in enumerate(lines) if line.startswith("build "))
-    lines[first:first] = _RULES.format(shadow=shadow).splitlines()
+    lines[first:first] = _RULES.format(shadow=shadow, nvcc=nvcc).splitlines()
     return Lightened("\n".join([*lines, ""]), found, flags["cflags"] if host else "")
 
 

@@ -66,7 +66,10 @@ def run(
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """Runs a command line in a folder, in this process: torch is imported once."""
+    """Runs a command line in a folder, in this process: torch is imported once. However wide the
+    terminal is that the tests were started from, readline tells it to the processes below.
+    """
+    monkeypatch.delenv("COLUMNS", raising=False)
 
     def call(folder: Path, *arguments: str) -> Done:
         monkeypatch.chdir(folder)

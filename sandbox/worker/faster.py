@@ -1,11 +1,13 @@
-"""Faster steps for torch's own extension builder, inside a build process: light headers, and the
-prelude precompiled. Where torch's internals are not as expected, its own steps run unchanged.
+"""Faster steps for torch's own extension builder, inside a build process: light headers, the
+prelude precompiled, and nvcc's steps side by side. Where torch's internals are not as expected, its
+own steps run unchanged.
 """
 
 from __future__ import annotations
 
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,9 +18,12 @@ import torch
 from torch.utils import cpp_extension
 
 from sandbox import light
+from sandbox.worker import nvcc_steps
 
 OPERATORS = Path(torch.__file__).parent / "include" / "ATen" / "ops"
 GCH = light.PRELUDE + ".gch"
+SIDE_BY_SIDE = shlex.join([sys.executable, "-I", "-S", nvcc_steps.__file__]) + " $nvcc"
+"""nvcc, as ninja starts it."""
 
 
 @dataclass
@@ -53,7 +58,11 @@ class Hurry:
         """Put the light steps into a ninja file, with the headers they need."""
         shadow = self.folder / "light"
         made = light.lighten(
-            path.read_text(), lambda name: Path(name).read_text(), shadow, OPERATORS
+            path.read_text(),
+            lambda name: Path(name).read_text(),
+            shadow,
+            OPERATORS,
+            SIDE_BY_SIDE if self.ways.side_by_side else "$nvcc",
         )
         if made is None:
             return

@@ -77,6 +77,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     monkeypatch.setattr("sandbox.types.BASELINES", (ONE, TWO, "cuda_graph", "compile"))
     monkeypatch.setitem(DEVICE_BASELINES, "cpu", (ONE, TWO, "cuda_graph", "compile"))
     monkeypatch.setattr(BarePair, "turn", turned)
+    # On a busy machine every round of a pair may be void, which is then none.
+    monkeypatch.setattr(BarePair, "why_void", lambda *_: "")
     monkeypatch.setattr(Races, "_opened", open_)
     monkeypatch.setattr(Races, "_called", call)
     monkeypatch.setattr(Races, "_race", race)
@@ -124,7 +126,7 @@ def test_only_what_is_missing_is_timed_beside_the_same_null_experiment(
     assert both.baselines[0] == first.baselines[0]
     assert null is not None
     assert baselines._null(task, alone(ONE, TWO)) == null
-    assert len(null.log_ratios) <= PAIRS
+    assert len(null.log_ratios) == PAIRS
     assert not evaluator.figures(task, alone(ONE, TWO)).seconds
     assert len(seen.races) == 2
 
