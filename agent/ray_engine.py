@@ -249,7 +249,9 @@ def _knock(address: str) -> None:
         if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
             return
         line.sendall(PREFACE)
-        told = line.recv(4, socket.MSG_WAITALL)
+        told = b""
+        while len(told) < 4 and (more := line.recv(4 - len(told))):
+            told += more
     if len(told) < 4 or told[3] != SETTINGS:
         raise OSError("what listens there is no Ray")
 

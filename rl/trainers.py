@@ -275,7 +275,8 @@ def released(trainer: Any) -> Any:
     for each in (model, *inner):
         for name in WRAPPED:
             vars(each).pop(name, None)
-    model.get_input_embeddings()._forward_hooks.clear()
+    if (embeddings := model.get_input_embeddings()) is not None:
+        embeddings._forward_hooks.clear()
     return model
 
 

@@ -14,6 +14,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sandbox.cache import read_json, write_json
 from sandbox.compiling import AHEAD, COMPILED, Ahead, Compiling
 from sandbox.handle import WorkerFailed
@@ -22,7 +24,8 @@ from sandbox.judge import MEMORY_TYPES
 from sandbox.memory import OutOfMemoryError
 from sandbox.observation import FailureKind, RoundObservation
 from sandbox.plan import Plan
-from sandbox.race import Races, fits, small
+from sandbox.race import Races
+from sandbox.race_room import fits, small
 from sandbox.records import from_record, to_record
 from sandbox.rival import Rival, null_of
 from sandbox.stages import Stages
@@ -122,15 +125,15 @@ class Baselines:
         missing = [name for name, baseline in found.items() if baseline is None]
         null = self._null(task, config)
         names = self._at_once(task, config, signature, scheme, missing, null)
-        sides = 1 + len(names) or 2
+        sides = 1 + max(1, len(names))
         begun = ahead is not None
         ahead = ahead or Ahead(self.compiling, task, config, signature)
         with self.races(task, config, signature, scheme, sides) as races, closing(ahead):
-            if races.stays and (first := take()) is not None:
+            if races.room.stays and (first := take()) is not None:
                 races.references[0] = first
             races.alone = ahead.stop
-            tell_room(races.leaves_room)
-            beside = int(min(_compilers(), races.beside))
+            tell_room(races.room.leaves_room)
+            beside = int(min(_compilers(), races.room.beside))
             if "compile" in missing and beside > 0 and not begun:
                 if task.device == "cpu":  # what it imports and probes runs on these cores
                     self.compiling.stand.zygote.start()
@@ -205,7 +208,8 @@ class Baselines:
                         self._compiled(ahead, races, beside)
             with stage(TOGETHER):
                 races.together(list(rivals.values()), null)
-            null = null if None not in rivals else self._found(races, rivals[None].rounds)
+            if None in rivals:
+                null = self._found(races, rivals[None].rounds)
             if late is not None and late.left and late.failed is None:
                 if beside > 0:
                     with stage(AHEAD):
@@ -213,7 +217,7 @@ class Baselines:
                 late.waits = False
                 with stage(f"baseline {AHEAD}"):
                     races.together([late], null)
-        except (WorkerFailed, OutOfMemoryError) as failed:
+        except (WorkerFailed, OutOfMemoryError, torch.OutOfMemoryError) as failed:
             logger.info("pair by pair from now on: %s", failed)
         finally:
             for rival in rivals.values():
@@ -228,7 +232,7 @@ class Baselines:
         """Wait for what is made ahead, or make it now; of large calls' workers, which are made one
         by one, only the first is waited for: its code serves the others.
         """
-        if not races.small:
+        if not races.room.small:
             ahead.stop()
             return
         ahead.finish()

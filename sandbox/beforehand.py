@@ -1,7 +1,8 @@
 """The next task, begun while another one is timed: its reference examined, its model compiled.
 
-Both stand still in timed regions, as whatever is made beside them. What fails here, for want of
-memory above all, is done again in the task's turn, and fails there if it is to fail.
+Both stand still in timed regions, as whatever is made beside them; so how long calls take is found
+out once more in the task's turn. What fails here, for want of memory above all, is done again then,
+and fails there if it is to fail.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def begin(stand: Stand, baselines: Baselines, task: Task, config: EvalConfig) ->
             subject.request("bound", limit_s, share=SHARE)
             signature = stand.open_reference(subject, Opening())
             subject.request("bound", limit_s, share=1.0)
+            ahead = baselines.ahead(task, config, signature)
     except (WorkerFailed, WarpsmithError, OSError) as failed:
         logger.info("%s is not begun beforehand: %s", task.id, failed)
         return None
-    return Begun(stand, subject, signature, baselines.ahead(task, config, signature))
+    return Begun(stand, subject, signature, ahead)

@@ -60,7 +60,9 @@ class Compiling:
         opening = Opening(wrap=wrap, known=signature)
         mine = self.kept / task.hash
         mine.mkdir(parents=True, exist_ok=True)
-        os.utime(mine)  # it is in use
+        for folder in (mine, self.kept, self.kept / HEADERS):
+            if folder.is_dir():
+                os.utime(folder)  # it is in use
         # The last one is there in any case: the folder of both is then the worker's own.
         preload = [(self.kept / HEADERS, f"{INDUCTOR_CACHE}/{HEADERS}"), (mine, INDUCTOR_CACHE)]
         subject, _ = self.stand.reference(task, config, opening, preload)

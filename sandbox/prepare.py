@@ -23,7 +23,7 @@ from sandbox.handle import WorkerFailed
 from sandbox.invalid import NoRoom, reference_failed
 from sandbox.plan import LONGEST, Plan, plan
 from sandbox.pool import Pool, build_pool, refuse_unscorable
-from sandbox.race import stays
+from sandbox.race_room import stays
 from sandbox.sensitivity import refuse_ignored_inputs
 from sandbox.stages import Stages
 from sandbox.stand import Stand
@@ -259,10 +259,10 @@ class Preparer:
                 with self.stage("start"):
                     subject = self.stand.start_reference(task, config)
             with on_failure(subject.close):
-                if begun is not None:
-                    signature = begun.signature
-                else:
-                    with self.stage("examine"):
+                with self.stage("examine"):
+                    if begun is not None:
+                        signature = self.stand.paced(subject, begun.signature)
+                    else:
                         signature = self.stand.open_reference(subject, Opening())
                 refuse_unscorable(signature)
                 self.room_for(task, signature)

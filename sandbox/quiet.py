@@ -191,7 +191,7 @@ class Turns:
 
     def room_beside(self) -> bool:
         """What the one that holds the device says, or the next one, as soon as it does; False where
-        none does.
+        none does. Room is for one: who asks next has none.
         """
         with self._changed:
             last = self._holds + 1
@@ -202,7 +202,10 @@ class Turns:
                     or not (self._held or self._waiting)
                 )
             )
-            return bool(self._room)
+            room = bool(self._room)
+            if room:
+                self._room = False
+            return room
 
     def _next(self) -> object:
         keys = [key for key, _ in self._waiting]

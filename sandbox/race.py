@@ -5,7 +5,6 @@ and one rival, or all rivals that fit.
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,61 +19,17 @@ from sandbox.judge import MEMORY_TYPES
 from sandbox.observation import Errors, RoundObservation
 from sandbox.pair import ProcessPair
 from sandbox.plan import Plan
+from sandbox.race_room import FREE_SHARE, Room
 from sandbox.rival import Rival, null_of
 from sandbox.stand import Stand
 from sandbox.statistics import Null, settled
-from sandbox.subject import SLOWLY_FREED_BYTES, Opening, Signature, Subject
+from sandbox.subject import Opening, Signature, Subject
 from sandbox.types import EvalConfig, Task
 
 logger = logging.getLogger(__name__)
 
 TRUSTED = Errors(1.0, 1.0, 1e9)
 """Baselines are timed, not judged."""
-BESIDE_BYTES = 1 << 30
-"""Inputs and outputs of a call up to which workers are called once while others are timed, and wait
-between races whatever a pair takes."""
-WAITING_SHARE, PAIR_SHARE = 0.15, 0.65
-"""Of free memory, the call and the pair up to which workers wait where calls are larger: their
-contexts are some gigabytes, which the largest pairs need."""
-AHEAD_SHARE, AHEAD_CALLS = 0.8, 2
-"""Of free memory that a pair and what is compiled beside it may take, a call twice over each."""
-NEXT_SHARE = 0.4
-"""Of free memory that a pair or group may take beside which the next task is begun: four of its
-processes take up to a tenth of the memory each (sandbox/beforehand.py)."""
-KEPT_SHARE = 0.2
-"""Of free memory that the pairs of a race may take for their references to serve the next race: a
-plan fills the memory with a single pair."""
-FREE_SHARE = 0.5
-"""Of the memory that was free before a race: with less left, none of its references stays. What
-their calls take besides outputs is in no plan."""
-STAYING_BYTES = 1 << 30
-"""Of parameters up to which a model stays on a GPU between races."""
-
-
-def stays(task: Task, signature: Signature, room: int) -> bool:
-    """Whether workers wait between races, without arenas, where so many bytes are free: CUDA
-    contexts are made by turns, a quarter of a second each (H200). A process on the CPU is forked in
-    no time, and what it did before shows in its heap.
-    """
-    call = signature.input_bytes + signature.output_bytes
-    small = call <= max(BESIDE_BYTES, WAITING_SHARE * room)
-    return task.device == "cuda" and small and signature.state_bytes <= STAYING_BYTES
-
-
-def small(signature: Signature) -> bool:
-    """Whether workers may be called once while others are timed."""
-    return signature.input_bytes + signature.output_bytes <= BESIDE_BYTES
-
-
-def at_once_bytes(scheme: Plan, signature: Signature, sides: int) -> int:
-    """What so many sides take, of which each has its own inputs, outputs and parameters."""
-    return sides * (scheme.bytes(signature) // 2 + signature.state_bytes)
-
-
-def fits(scheme: Plan, signature: Signature, device: str, sides: int) -> bool:
-    """Whether the reference may be timed once for several rivals."""
-    one = at_once_bytes(scheme, signature, sides)
-    return not signature.mutates and one <= PAIR_SHARE * free_bytes(device)
 
 
 class Races:
@@ -105,24 +60,9 @@ class Races:
         self.synchronize = synchronize
         self.references: dict[int, Subject] = {}
         """By their pair; those of the race before serve the next."""
-        call = signature.input_bytes + signature.output_bytes
-        self.small = small(signature)
-        self.room = free_bytes(task.device)
-        one = at_once_bytes(scheme, signature, sides)
-        fits = self.small or one <= PAIR_SHARE * self.room
-        self.stays = stays(task, signature, self.room) and fits
-        """Workers are opened while others are timed, and wait for the next race."""
-        left = AHEAD_SHARE * self.room - one
-        self.beside = math.inf if self.small else left // (AHEAD_CALLS * call)
-        """So many workers may compile and call the model while a pair is timed."""
-        self.leaves_room = self.small and one <= NEXT_SHARE * self.room
-        """Another task may be examined, and its workers compile, beside this one."""
+        self.room = Room.of(task, config, signature, scheme, sides)
         self.alone: Callable[[], bool] = lambda: False
         """Ends what takes memory beside a pair; False where there is no such."""
-        self.few = config.min_pairs * one <= KEPT_SHARE * self.room
-        self.large = one > SLOWLY_FREED_BYTES
-        """The end of what was timed is waited for before more memory is taken. Elsewhere only
-        before something is timed."""
 
     def race(
         self,
@@ -187,13 +127,14 @@ class Races:
             try:
                 for number, after in zip(numbers, [*numbers[1:], None], strict=True):
                     group = coming.popleft().result()
-                    if all(rival.failed is not None for rival in rivals):
-                        break
                     with on_failure(partial(self._retire, group)):
+                        self._end_failed(group)
+                        if all(rival.failed is not None for rival in rivals):
+                            break
                         for rival in rivals:
                             if rival.waits and rival.wants(number) and rival.ready:
                                 group[rival] = rival.ready.popleft()
-                        early = self.small or self.stays
+                        early = self.room.small or self.room.stays
                         for rival, subject in group.items():
                             # The first one's compiled code serves the others, unless they have
                             # theirs.
@@ -204,7 +145,7 @@ class Races:
                                 early = False
                         if early and after is not None:
                             coming.append(pool.submit(self._start, rivals, after))
-                        if self.large:
+                        if self.room.large:
                             self.stand.settle()
                         self._timed(number, group, known, bare)
                         if number in self.references:
@@ -216,7 +157,7 @@ class Races:
                 for unused in coming:
                     if unused.exception() is None:
                         self._retire(unused.result())
-        if self.large:
+        if self.room.large:
             self.stand.settle()
 
     def _timed(
@@ -250,13 +191,19 @@ class Races:
                 rival.first = False
             return
 
-    def _leave(self, group: Mapping[Rival, Subject]) -> None:
+    def _end_failed(self, group: dict[Rival, Subject]) -> None:
+        """Workers that were opened before it was known that their rival fails."""
+        for rival in [one for one in group if one.failed is not None]:
+            self.stand.retire(group.pop(rival))
+
+    def _leave(self, group: dict[Rival, Subject]) -> None:
         """Rivals give their memory back."""
-        for rival, subject in group.items():
-            if self.stays and _lives(subject.release) and not self._filled():
-                rival.spent.append(subject)
-            else:
-                self.stand.retire(subject)
+        with on_failure(partial(self._retire, group)):
+            while group:
+                rival, subject = group.popitem()
+                with on_failure(partial(self.stand.retire, subject)):
+                    stays = self.room.stays and _lives(subject.release) and not self._filled()
+                rival.spent.append(subject) if stays else self.stand.retire(subject)
 
     def _retire(self, group: Mapping[Rival, Subject]) -> None:
         for subject in group.values():
@@ -268,22 +215,22 @@ class Races:
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         """End what is left, or let it serve other tasks."""
         for number in list(self.references):
-            if failure is None and self.stays:
+            if failure is None and self.room.stays:
                 self.stand.reuse(self.references.pop(number))
             else:
                 self._drop(number)
-        if failure is not None or self.large:
+        if failure is not None or self.room.large:
             self.stand.settle()
 
     def _clear(self, number: int) -> None:
         """A pair's reference gives its memory to the next pair, unless there is enough."""
         reference = self.references[number]
-        stays = self.few or (self.stays and _lives(reference.rest))
+        stays = self.room.few or (self.room.stays and _lives(reference.rest))
         if not stays or self._filled():
             self._drop(number)
 
     def _filled(self) -> bool:
-        return free_bytes(self.task.device) < FREE_SHARE * self.room
+        return free_bytes(self.task.device) < FREE_SHARE * self.room.free
 
     def _drop(self, number: int) -> None:
         self.stand.retire(self.references.pop(number))
@@ -330,7 +277,8 @@ class Races:
 
     def _start(self, rivals: Sequence[Rival], number: int) -> dict[Rival, Subject]:
         """The reference, unless it is there, and its rivals, open and called once; while others are
-        timed they stand still. A rival that fails is left out.
+        timed they stand still. A rival that fails is left out; raises WorkerFailed where that is
+        the reference itself.
         """
         if number in self.references and not self.references[number].worker.living:
             self._drop(number)  # it died while it waited
@@ -345,6 +293,8 @@ class Races:
                     try:
                         group[rival] = started.result()
                     except WorkerFailed as failed:
+                        if rival.wrap is None:
+                            raise
                         rival.failed = failed
         return group
 
@@ -377,7 +327,7 @@ class Races:
 
     def _calls(self, wrap: str | None) -> bool:
         """Whether its workers compile beside others."""
-        return wrap == AHEAD and self.beside > 0
+        return wrap == AHEAD and self.room.beside > 0
 
     def _called(self, wrap: str | None) -> Subject:
         """A worker of the reference; on a GPU its first call loads code for a tenth of a second."""
@@ -385,7 +335,7 @@ class Races:
         ended = on_failure(partial(self.stand.retire, subject))
         with ended, self.stand.quiet.beside(subject.worker):
             self.stand.open_reference(subject, Opening(wrap=wrap, known=self.signature))
-            if self.small and self.task.device == "cuda":
+            if self.room.small and self.task.device == "cuda":
                 subject.request("call", COMPILE_TIMEOUT_S, seed=0, tuned=True)
         return subject
 

@@ -69,6 +69,7 @@ class Sides:
         core = self.reference.worker.core
         aside = contextlib.nullcontext() if core is None else core.left_alone()
         with self.quiet.timed(strict=self.strict), aside:
+            self.until_idle()  # of what a worker that stands still had queued
             yield
 
     def alone(self) -> Alone:

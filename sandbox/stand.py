@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -212,6 +213,12 @@ class Stand:
             latency_s=seen["latency_s"],
             fill_s=seen["fill_s"],
         )
+
+    def paced(self, subject: Subject, signature: Signature) -> Signature:
+        """The same, with how long things take now."""
+        limit_s = subject.config.run_timeout_s
+        seen = subject.request("pace", limit_s, seed=secrets.randbits(31))
+        return replace(signature, latency_s=seen["latency_s"], fill_s=seen["fill_s"])
 
     def candidate(
         self,

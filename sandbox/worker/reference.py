@@ -142,7 +142,7 @@ class ReferenceSession(Session):
         repeat = all(map(close, kept, second)) and len(kept) == len(second)
         restore(own, state)
         del before, kept, second
-        latency_s, fill_s = self.latency(inputs), self.fill_s(request["seed"])
+        paced = self.paced(inputs, request["seed"])
         if self.device == "cuda":
             torch.cuda.empty_cache()  # this took several times what a call takes
         return {
@@ -152,9 +152,16 @@ class ReferenceSession(Session):
             "moves_state": moves,
             "aliases": aliases,
             "lends": lends,
-            "latency_s": latency_s,
-            "fill_s": fill_s,
+            **paced,
         }
+
+    def do_pace(self, request: Request, fds: list[int]) -> Request:
+        """What of an examination depends on what else goes on."""
+        models.seed_all(request["seed"])
+        return self.paced(self.make_inputs(), request["seed"])
+
+    def paced(self, inputs: list[Any], seed: int) -> Request:
+        return {"latency_s": self.latency(inputs), "fill_s": self.fill_s(seed)}
 
     def do_bound(self, request: Request, fds: list[int]) -> Request:
         """Take at most this share of a GPU's memory from now on."""

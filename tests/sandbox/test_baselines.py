@@ -138,7 +138,7 @@ def test_of_large_calls_only_what_is_being_compiled_is_waited_for(
     monkeypatch.setattr(Ahead, "begin", lambda ahead, numbers, _: begin(ahead, numbers, 1))
     monkeypatch.setattr(Ahead, "_make", make)
     monkeypatch.setattr(Races, "race", seen)
-    monkeypatch.setattr("sandbox.race.BESIDE_BYTES", 0)
+    monkeypatch.setattr("sandbox.race_room.BESIDE_BYTES", 0)
     monkeypatch.setattr("sandbox.baselines.CORES_PER_COMPILER", 1)
     found = evaluator.prepare(task, config)
     assert found.baselines[0].speedup is not None

@@ -109,7 +109,7 @@ def test_the_next_task_is_begun_while_another_is_timed(
 def test_beside_what_fills_the_memory_nothing_is_begun(
     evaluator: LocalEvaluator, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandbox.race.NEXT_SHARE", 0.0)
+    monkeypatch.setattr("sandbox.race_room.NEXT_SHARE", 0.0)
     steps.begun.set()
     told = [future.result() for future in both(evaluator, *tasks_of(375, 5))]
     assert all("examine" in found.seconds for found in told)
@@ -155,3 +155,15 @@ def test_who_waits_for_room_waits_for_no_more_than_the_next_turn() -> None:
         waiting.join(5)
     assert told == [True]
     assert not turns.room_beside()
+
+
+def test_room_beside_a_task_is_for_one() -> None:
+    turns, told = Turns(), list[bool]()
+    waiting = [threading.Thread(target=lambda: told.append(turns.room_beside())) for _ in range(3)]
+    with turns.hold("one"):
+        for each in waiting:
+            each.start()
+        turns.tell_room(True)
+        for each in waiting:
+            each.join(5)
+    assert sorted(told) == [False, False, True]

@@ -56,7 +56,7 @@ Pids = list[tuple[int, int]]
 def as_on_a_gpu(evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ready]:
     """Where references wait between races, and their processes for other tasks."""
     ready = evaluator._stand.ready
-    monkeypatch.setattr("sandbox.race.stays", lambda *_: True)
+    monkeypatch.setattr("sandbox.race_room.stays", lambda *_: True)
     monkeypatch.setattr("sandbox.prepare.stays", lambda *_: True)
     monkeypatch.setattr(ready, "_most_used", 8)
     yield ready
@@ -357,7 +357,7 @@ def test_races_share_their_processes_and_the_pairs_of_a_race_do_not(
     killed: bool,
     large: bool,
 ) -> None:
-    monkeypatch.setattr("sandbox.race.BESIDE_BYTES", 0 if large else 1 << 30)
+    monkeypatch.setattr("sandbox.race_room.BESIDE_BYTES", 0 if large else 1 << 30)
     task = task_of(SCALE.replace("1.0", "2.125"))
     prepared = evaluator.prepare(task, FAST)
     evaluator._stand.settle()
@@ -368,7 +368,7 @@ def test_races_share_their_processes_and_the_pairs_of_a_race_do_not(
         pytest.MonkeyPatch.context() as patch,
         baselines.races(task, FAST, prepared.signature, prepared.plan) as races,
     ):
-        patch.setattr("sandbox.race.KEPT_SHARE", 0.2 if few else 0.0)
+        patch.setattr("sandbox.race_room.KEPT_SHARE", 0.2 if few else 0.0)
         first = races.race(None, deque())
         evaluator._stand.settle()
         used = [worker.pid for worker in as_on_a_gpu._used]

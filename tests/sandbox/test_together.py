@@ -20,6 +20,7 @@ from sandbox.handle import WorkerFailed
 from sandbox.observation import Failure, FailureKind
 from sandbox.processes import _family
 from sandbox.race import Races
+from sandbox.race_room import Room
 from sandbox.rival import Rival
 from sandbox.subject import Opening, Subject
 from sandbox.types import Candidate, EvalConfig, Language, Task
@@ -159,9 +160,51 @@ def test_a_baseline_that_fails_in_its_rounds_stops_no_other(
     failed = next(place for place, side in enumerate(turns) if seen.wraps.get(side) == ONE)
     assert set(turns[: failed + 1]).isdisjoint(turns[failed + 1 :])
     assert len(set(turns[failed + 1 :])) == 3
+    # A worker of it that was open already is timed no more.
+    assert not any(seen.names(later)[ONE] for later in range(number + 1, PAIRS))
+    evaluator._stand.settle()
+    assert not any(side.worker.living for side in seen.wraps)
     null = evaluator._preparer.baselines._null(task, alone(ONE, TWO))
     assert null is not None
     assert len(null.log_ratios) == PAIRS
+
+
+def test_without_the_whole_null_experiment_all_is_timed_pair_by_pair(
+    evaluator: LocalEvaluator, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, begun = Races._opened, Counter[str | None]()
+
+    def once(races: Races, rival: Rival) -> Subject:
+        begun[rival.wrap] += 1
+        if rival.wrap is None and begun[None] == PAIRS:
+            raise WorkerFailed(SHORT_OF_MEMORY)
+        return opened(races, rival)
+
+    monkeypatch.setattr(Races, "_opened", once)
+    task = fresh_task(3)
+    found = evaluator.figures(task, alone(ONE, TWO))
+    assert seen.races == [[None, ONE, TWO], [None], [ONE], [TWO]]
+    assert all(one.speedup is not None for one in found.baselines)
+    null = evaluator._preparer.baselines._null(task, alone(ONE, TWO))
+    assert null is not None
+    assert len(null.log_ratios) == PAIRS
+    evaluator._stand.settle()
+    assert not any(side.worker.living for side in seen.wraps)
+
+
+def test_room_is_reckoned_for_all_sides_that_are_timed_at_once(
+    evaluator: LocalEvaluator, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides, reckoned = list[int](), Room.of
+
+    def of(*given: Any) -> Room:
+        sides.append(given[-1])
+        return reckoned(*given)
+
+    monkeypatch.setattr(Room, "of", of)
+    evaluator.figures(fresh_task(35), alone(ONE, TWO))
+    evaluator.figures(fresh_task(45), replace(FAST, baselines=(ONE,)))
+    assert sides == [4, 2]
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -188,7 +231,7 @@ def test_what_lacked_memory_beside_others_is_timed_alone(
 def test_where_all_do_not_fit_at_once_they_are_timed_pair_by_pair(
     evaluator: LocalEvaluator, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandbox.race.PAIR_SHARE", 0.0)
+    monkeypatch.setattr("sandbox.race_room.PAIR_SHARE", 0.0)
     found = evaluator.figures(fresh_task(75), alone(ONE, TWO))
     assert seen.races == [[None], [ONE], [TWO]]
     assert all(one.speedup is not None for one in found.baselines)
