@@ -52,6 +52,7 @@ class Zygote:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Channel | None = None
+        self._over = False
         self.root = _scratch_root()
 
     def start(self) -> None:
@@ -147,14 +148,17 @@ class Zygote:
         return None if process is None or process.poll() is not None else process.pid
 
     def close(self) -> None:
-        """End the zygote; its workers die with it."""
+        """End the zygote for good; its workers die with it."""
         with self._lock:
+            self._over = True
             self._end()
 
     def _ensure(self) -> Channel:
         if self._control is not None and self._process is not None and self._process.poll() is None:
             return self._control
         self._end()
+        if self._over:
+            raise SandboxFault("the zygote was ended; open another evaluator")
         ours, theirs = socket.socketpair()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "sandbox.zygote", str(theirs.fileno()), *self._imports],

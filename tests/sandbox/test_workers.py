@@ -167,6 +167,16 @@ def test_a_dead_zygote_is_our_fault_and_is_replaced() -> None:
     assert zygote.pid is None
 
 
+def test_a_zygote_that_was_ended_is_not_started_again() -> None:
+    """What begins beside the end of an evaluator would leave a process that nobody ends."""
+    zygote = Zygote("cpu")
+    zygote.start()
+    zygote.close()
+    with pytest.raises(SandboxFault, match="was ended"):
+        zygote.start()
+    assert zygote.pid is None
+
+
 def test_workers_end_with_their_zygote() -> None:
     zygote = Zygote("cpu")
     worker = zygote.spawn("candidate", memory_limit_bytes=1 << 30)
