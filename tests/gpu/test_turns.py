@@ -8,23 +8,11 @@ import pytest
 
 from sandbox.evaluator import LocalEvaluator
 from sandbox.types import Candidate, EvalConfig, Language, Task
+from tests.gpu import test_disturbed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
-REFERENCE = """
-import torch
-from torch import nn
-
-class Model(nn.Module):
-    def forward(self, x):
-        return torch.relu(x) * 2.0 + 1.0
-
-def get_inputs():
-    return [torch.randn(4096, 4096)]
-
-def get_init_inputs():
-    return []
-"""
+REFERENCE = test_disturbed.REFERENCE.replace("1024, 4096", "4096, 4096")
 CANDIDATE = REFERENCE.replace("class Model(", "class ModelNew(")
 
 
