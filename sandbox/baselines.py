@@ -65,7 +65,8 @@ scattered more."""
 
 class Baselines:
     """Of one device; `compilers` starts the workers of compiled baselines, `environment` tells one
-    device and its software from others.
+    device and its software from others. `tell_room` is told whether another task may begin beside
+    one without candidates.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Baselines:
         environment: str,
         cache: Path,
         synchronize: Callable[[], None],
+        tell_room: Callable[[bool], object] = lambda _: None,
     ) -> None:
         self.stand = stand
         kept = cache / "inductor" / f"{environment}-{PROTOCOL}"
@@ -82,6 +84,7 @@ class Baselines:
         self.environment = environment
         self.cache = cache
         self.synchronize = synchronize
+        self.tell_room = tell_room
 
     def known(self, task: Task, config: EvalConfig) -> tuple[Null, tuple[Baseline, ...]] | None:
         """What was timed before; None where something was not, or was disturbed and is old. With
@@ -115,11 +118,10 @@ class Baselines:
         keep: Callable[[Subject], object],
         take: Callable[[], Subject | None] = lambda: None,
         ahead: Ahead | None = None,
-        tell_room: Callable[[bool], object] = lambda _: None,
     ) -> tuple[Null, tuple[Baseline, ...]]:
         """Null experiment and baselines, of which some are not known; `take` gives a reference that
         is open already, `keep` is given one that is still open then. `ahead`: compiled workers that
-        were begun. `tell_room` is told whether another task may begin beside this one.
+        were begun.
         """
         found = {name: self._baseline(task, config, name) for name in _baselines(task, config)}
         missing = [name for name, baseline in found.items() if baseline is None]
@@ -132,7 +134,8 @@ class Baselines:
             if races.room.stays and (first := take()) is not None:
                 races.references[0] = first
             races.alone = ahead.stop
-            tell_room(races.room.leaves_room)
+            if config.baselines_only:
+                self.tell_room(races.room.leaves_room)
             beside = int(min(_compilers(), races.room.beside))
             if "compile" in missing and beside > 0 and not begun:
                 if task.device == "cpu":  # what it imports and probes runs on these cores

@@ -116,6 +116,7 @@ class LocalEvaluator:
             cache,
             self._synchronize,
             self._prepared.forget_cases,
+            self._turns.tell_room,
         )
         self._bench = Bench(
             self._stand, self._builder, self._preparer, self._facts, self._synchronize
@@ -169,14 +170,14 @@ class LocalEvaluator:
         return self.prepare(task, config).figures
 
     def _time_baselines(self, task: Task, config: EvalConfig) -> Figures:
-        key, turns = f"{task.hash}-{config.id}", self._turns
-        with turns.alone(), self._begun(task, config) as begun, self._hold(key):
-            return self._preparer.time_baselines(task, config, begun, turns.tell_room)
+        key = f"{task.hash}-{config.id}"
+        with self._turns.alone(), self._begun(task, config) as begun, self._hold(key):
+            return self._preparer.time_baselines(task, config, begun)
 
     @contextmanager
     def _begun(self, task: Task, config: EvalConfig) -> Iterator[Begun | None]:
-        """The task as far as it can be begun while another one is timed. Not on the cores of what
-        goes on beside it: how long a call takes is found out then.
+        """The task as far as it can be begun while another one is timed; not on the cores of what
+        is timed.
         """
         room = not self._quiet.same_cores and self._turns.room_beside()
         begun = self._preparer.begin(task, config) if room else None

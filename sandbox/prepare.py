@@ -106,7 +106,7 @@ class Preparer:
     """Prepares tasks on one device; null experiments and baselines are cached on disk.
 
     `compilers` starts the workers of compiled baselines; `forget` drops what is kept of other
-    tasks.
+    tasks; `tell_room` as in Baselines.
     """
 
     def __init__(
@@ -117,11 +117,14 @@ class Preparer:
         cache: Path,
         synchronize: Callable[[], None],
         forget: Callable[[], None],
+        tell_room: Callable[[bool], object],
     ) -> None:
         self.stand = stand
         self.facts = facts
         self.forget = forget
-        self.baselines = Baselines(stand, compilers, facts.fingerprint, cache, synchronize)
+        self.baselines = Baselines(
+            stand, compilers, facts.fingerprint, cache, synchronize, tell_room
+        )
         self.warm = WarmReferences(stand)
         self.stage = Stages()
         """Of the task under way."""
@@ -157,24 +160,17 @@ class Preparer:
         """What `time_baselines` does first, while another task is timed."""
         return beforehand.begin(self.stand, self.baselines, task, config)
 
-    def time_baselines(
-        self,
-        task: Task,
-        config: EvalConfig,
-        begun: Begun | None = None,
-        tell_room: Callable[[bool], object] = lambda _: None,
-    ) -> Figures:
+    def time_baselines(self, task: Task, config: EvalConfig, begun: Begun | None = None) -> Figures:
         """Where no candidate is to come: cases are not made, so that a reference which only they
-        show to be degenerate has its figures. `tell_room` as in Baselines.measured. Raises what
-        `prepare` raises.
+        show to be degenerate has its figures. Raises what `prepare` raises.
         """
 
         def attempt(share: float) -> Figures:
             if share == 1.0:
-                return self._time_baselines(task, config, share, begun, tell_room)
+                return self._time_baselines(task, config, share, begun)
             if begun is not None:
                 begun.close()  # its workers have memory
-            return self._time_baselines(task, config, share, None, tell_room)
+            return self._time_baselines(task, config, share, None)
 
         found = self._twice(task, attempt)
         return replace(found, seconds=dict(self.stage.seconds))
@@ -250,7 +246,6 @@ class Preparer:
         config: EvalConfig,
         share: float,
         begun: Begun | None,
-        tell_room: Callable[[bool], object],
     ) -> Figures:
         try:
             if begun is not None:
@@ -273,7 +268,7 @@ class Preparer:
         self._put_by(task, config, subject, signature, raced=True)
         scheme = self._planned(signature, config, share, raced=True)
         ahead = None if begun is None else begun.ahead
-        _, baselines = self._raced(task, config, signature, scheme, ahead, tell_room)
+        _, baselines = self._raced(task, config, signature, scheme, ahead)
         floor_s = self.floor_s(signature, scheme)
         self._keep_figures(task, config, signature, floor_s)
         return Figures(signature.latency_s, floor_s, baselines)
@@ -316,7 +311,6 @@ class Preparer:
         signature: Signature,
         scheme: Plan,
         ahead: Ahead | None = None,
-        tell_room: Callable[[bool], object] = lambda _: None,
     ) -> tuple[Null, tuple[Baseline, ...]]:
         """Null experiment and baselines, timed now as far as they are not known."""
         return self.baselines.measured(
@@ -328,7 +322,6 @@ class Preparer:
             keep=partial(self.warm.keep, task, config, rested=True),
             take=partial(self.warm.take, task, config),
             ahead=ahead,
-            tell_room=tell_room,
         )
 
     def plan(self, signature: Signature, config: EvalConfig, share: float) -> Plan:
