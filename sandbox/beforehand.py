@@ -1,6 +1,6 @@
-"""The next task, begun while another one is timed: its reference examined, its model compiled.
+"""The next tasks, begun while another one is timed: references examined, models compiled.
 
-Both stand still in timed regions, as whatever is made beside them; so how long calls take is found
+All stands still in timed regions, as whatever is made beside them; so how long calls take is found
 out once more in the task's turn. What fails here, for want of memory above all, is done again then,
 and fails there if it is to fail.
 """

@@ -16,6 +16,9 @@ from contextlib import contextmanager
 
 from sandbox.handle import Worker
 
+BEGUN = 2
+"""Tasks that are begun at most beside the one that holds the device: what compiles for one stands
+still in timed regions, and is seldom done when its turn comes."""
 SWITCH_S = 1e-4
 """How long another thread of ours may keep the interpreter in a timed region (Python's default is
 5 ms, a quarter of a batch)."""
@@ -131,9 +134,11 @@ class Turns:
         self._waiting: list[tuple[str, object]] = []
         self._under_way = 0
         self._wanting = 0
-        self._holds = 0
-        self._room: bool | None = None
-        """Beside the one that holds the device; None until it has said so."""
+        self._room = False
+        """Beside the one that holds the device, as far as it has said so."""
+        self._begun = 0
+        """So many have that room, or had it beside an earlier one, and wait for the device."""
+        self._mine = threading.local()
 
     @property
     def idle(self) -> bool:
@@ -174,38 +179,37 @@ class Turns:
             self._waiting.append((key, ticket))
             self._changed.wait_for(lambda: not self._held and self._next() is ticket)
             self._waiting.remove((key, ticket))
-            self._held, self._served, self._room = True, key, None
-            self._holds += 1
+            self._held, self._served, self._room = True, key, False
+            self._begun -= self._has_room()
+            self._mine.has_room = False
         try:
             yield
         finally:
             with self._changed:
-                self._held, self._room = False, None
+                self._held = self._room = False
                 self._changed.notify_all()
 
     def tell_room(self, room: bool) -> None:
-        """For the one that holds the device: whether another task may begin beside it."""
+        """For the one that holds the device: whether other tasks may begin beside it."""
         with self._changed:
             self._room = room
             self._changed.notify_all()
 
     def room_beside(self) -> bool:
-        """What the one that holds the device says, or the next one, as soon as it does; False where
-        none does. Room is for one: who asks next has none.
+        """Whether the caller's task may begin now, before it holds the device; waits for room as
+        long as another one holds it, or is to. Not to be asked again before that.
         """
         with self._changed:
-            last = self._holds + 1
             self._changed.wait_for(
-                lambda: (
-                    self._room is not None
-                    or self._holds > last
-                    or not (self._held or self._waiting)
-                )
+                lambda: (self._room and self._begun < BEGUN) or not (self._held or self._waiting)
             )
-            room = bool(self._room)
-            if room:
-                self._room = False
+            room = self._room and self._begun < BEGUN
+            self._begun += room
+            self._mine.has_room = room
             return room
+
+    def _has_room(self) -> bool:
+        return getattr(self._mine, "has_room", False)
 
     def _next(self) -> object:
         keys = [key for key, _ in self._waiting]

@@ -19,8 +19,8 @@ contexts are some gigabytes, which the largest pairs need."""
 AHEAD_SHARE, AHEAD_CALLS = 0.8, 2
 """Of free memory that a pair and what is compiled beside it may take, a call twice over each."""
 NEXT_SHARE = 0.4
-"""Of free memory that a pair or group may take beside which the next task is begun: four of its
-processes take up to a tenth of the memory each (sandbox/beforehand.py)."""
+"""Of free memory that a pair or group may take beside which two other tasks are begun: of each four
+processes have a context and a small call, some gigabytes."""
 KEPT_SHARE = 0.2
 """Of free memory that the pairs of a race may take for their references to serve the next race: a
 plan fills the memory with a single pair."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -143,27 +144,42 @@ def test_a_task_that_cannot_be_begun_fails_in_its_turn(
     assert not any(subject.worker.living for subject in steps.subjects)
 
 
-def test_who_waits_for_room_waits_for_no_more_than_the_next_turn() -> None:
+def test_who_waits_for_room_waits_for_no_more_than_a_free_device() -> None:
     turns, told = Turns(), list[bool]()
     assert not turns.room_beside()
     waiting = threading.Thread(target=lambda: told.append(turns.room_beside()))
     with turns.hold("one"):
         waiting.start()
+        turns.tell_room(False)
         waiting.join(0.1)
         assert waiting.is_alive()
-        turns.tell_room(True)
-        waiting.join(5)
-    assert told == [True]
-    assert not turns.room_beside()
+    waiting.join(5)
+    assert told == [False]
 
 
-def test_room_beside_a_task_is_for_one() -> None:
-    turns, told = Turns(), list[bool]()
-    waiting = [threading.Thread(target=lambda: told.append(turns.room_beside())) for _ in range(3)]
-    with turns.hold("one"):
-        for each in waiting:
-            each.start()
-        turns.tell_room(True)
-        for each in waiting:
-            each.join(5)
-    assert sorted(told) == [False, False, True]
+def test_room_beside_a_task_is_for_two_and_for_one_more_once_one_of_them_has_its_turn() -> None:
+    turns, granted, go_on = Turns(), queue.Queue[threading.Event](), threading.Event()
+
+    def work() -> None:
+        assert turns.room_beside()
+        mine = threading.Event()
+        granted.put(mine)
+        assert mine.wait(5)
+        with turns.hold("another"):
+            turns.tell_room(True)
+            assert go_on.wait(5)
+
+    with ThreadPoolExecutor(3) as pool:
+        with turns.hold("one"):
+            workers = [pool.submit(work) for _ in range(3)]
+            turns.tell_room(True)
+            first, second = (granted.get(timeout=5) for _ in range(2))
+            with pytest.raises(queue.Empty):
+                granted.get(timeout=0.1)
+            first.set()  # it waits for the device, and has its room
+            with pytest.raises(queue.Empty):
+                granted.get(timeout=0.1)
+        granted.get(timeout=5).set()  # beside it
+        second.set()
+        go_on.set()
+    assert [worker.exception() for worker in workers] == [None] * 3
