@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -29,6 +31,7 @@ from tests.sandbox.conftest import FAST, SCALE, forward, task_of
 ONE, TWO = "one", "two"
 """Baselines that are eager once more: the CPU has none that a GPU has."""
 PAIRS = FAST.min_pairs
+STARTS_S = 30.0
 FAILED = Failure("reference", FailureKind.CLAIMED, ("Unsupported",), "not this one")
 SHORT_OF_MEMORY = Failure("reference", FailureKind.CLAIMED, ("OutOfMemoryError",), "no room")
 
@@ -279,15 +282,15 @@ def test_workers_that_are_compiled_in_time_are_in_the_others_rounds(
     assert len({s.worker.pid for s in workers}) == 3 * config.min_pairs
 
 
-Start = Callable[..., BareGroup]
+Gather = Callable[..., BareGroup]
 
 
 @pytest.fixture
-def started(evaluator: LocalEvaluator) -> Iterator[Start]:
-    """A group of the reference and of candidates that begin so."""
+def gathered(evaluator: LocalEvaluator) -> Iterator[Gather]:
+    """A group of the reference and of candidates that begin so; none was called."""
     with ExitStack() as stack:
 
-        def start(*first_lines: str, rounds: int = FAST.rounds) -> BareGroup:
+        def gather(*first_lines: str, rounds: int = FAST.rounds) -> BareGroup:
             task, config, stand = task_of(SCALE), replace(FAST, rounds=rounds), evaluator._stand
             prepared = evaluator.prepare(task, FAST)
             known = prepared.signature
@@ -300,14 +303,24 @@ def started(evaluator: LocalEvaluator) -> Iterator[Start]:
                 rivals.append(stack.enter_context(closing(subject)))
                 stand.open_candidate(subject, known)
             shared = (known, prepared.plan, config, lambda: None, stand.quiet)
-            group = BareGroup(0, reference, rivals, *shared)
-            group.start(30.0)
-            return group
+            return BareGroup(0, reference, rivals, *shared)
 
-        yield start
+        yield gather
 
 
-def test_each_rival_is_told_by_its_own_calls(started: Start) -> None:
+@pytest.fixture
+def started(gathered: Gather) -> Gather:
+    """One that is ready for its rounds."""
+
+    def start(*first_lines: str, rounds: int = FAST.rounds) -> BareGroup:
+        group = gathered(*first_lines, rounds=rounds)
+        group.start(STARTS_S)
+        return group
+
+    return start
+
+
+def test_each_rival_is_told_by_its_own_calls(started: Gather) -> None:
     group = started("pass", "__import__('time').sleep(0.004)")
     quick, slow = group.pairs
     rounds = list(group.rounds())
@@ -318,7 +331,7 @@ def test_each_rival_is_told_by_its_own_calls(started: Start) -> None:
     assert math.log(ratios[slow] / ratios[quick]) > math.log(10)
 
 
-def test_a_rival_whose_figure_is_settled_is_in_no_further_round(started: Start) -> None:
+def test_a_rival_whose_figure_is_settled_is_in_no_further_round(started: Gather) -> None:
     group = started("pass", "pass", rounds=8)
     settled, other = group.pairs
     sides = Counter(side for side, seen in group.rounds(lambda rival: rival is settled))
@@ -329,7 +342,29 @@ def test_a_rival_whose_figure_is_settled_is_in_no_further_round(started: Start) 
         assert {process.state for process in _family(side.worker.pid)}.isdisjoint("Tt")
 
 
-def test_who_failed_is_told(started: Start) -> None:
+@pytest.mark.parametrize("place", range(3))
+def test_who_failed_when_it_was_called_first_is_told(gathered: Gather, place: int) -> None:
+    lines = ["pass", "pass", "pass"]
+    lines[place] = "raise ValueError('not now')"
+    group = gathered(*lines)
     with pytest.raises(RivalFailed, match="not now") as told:
-        started("pass", "raise ValueError('not now')", "pass")
-    assert told.value.rival.worker.living
+        group.start(STARTS_S)
+    assert told.value.rival is list(group.pairs)[place]
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_who_failed_in_a_round_is_told(started: Gather, place: int) -> None:
+    group = started("pass", "pass", "pass")
+    guilty = list(group.pairs)[place]
+    os.kill(guilty.worker.pid, signal.SIGKILL)
+    with pytest.raises(RivalFailed, match="SIGKILL") as told:
+        list(group.rounds())
+    assert told.value.rival is guilty
+
+
+def test_no_rival_is_told_of_where_the_reference_failed(started: Gather) -> None:
+    group = started("pass", "pass")
+    os.kill(group.reference.worker.pid, signal.SIGKILL)
+    with pytest.raises(WorkerFailed, match="SIGKILL") as told:
+        list(group.rounds())
+    assert not isinstance(told.value, RivalFailed)
