@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from sandbox import channel, memory, trees
+from sandbox.worker import lone, reserve
 
 Owners = tuple[tuple[str, Callable[[], object]], ...]
 OWNERS: Owners = (
@@ -30,6 +31,8 @@ OWNERS: Owners = (
     ("sandbox.trees", lambda: trees),
     ("sandbox.memory", lambda: memory),
     ("sandbox.worker.session.Session", lambda: sys.modules[f"{__package__}.session"].Session),
+    ("sandbox.worker.lone", lambda: lone),
+    ("sandbox.worker.reserve", lambda: reserve),
     ("sandbox.worker.main", lambda: sys.modules.get(f"{__package__}.main")),
 )
 """Everything callable on these, by name."""

@@ -19,9 +19,8 @@ import torch
 
 from sandbox import memory, trees
 from sandbox.bell import Bell
-from sandbox.scrambling import Scrambler
 from sandbox.trees import Layout, Leaf
-from sandbox.worker import counters, facts, models, profile
+from sandbox.worker import counters, facts, lone, models, profile, reserve
 
 Request = dict[str, Any]
 WARM_S = 0.004
@@ -31,10 +30,6 @@ LATE_CYCLES = 2_000_000
 """A millisecond: longer than the host takes to launch an ordinary call."""
 LONG_WARM_S, LONG_WARM_CALLS = 0.2, 512
 """Once a pair: a ring of buffers comes round to an output that is kept."""
-PIECE_BYTES = 16 << 20
-"""Small enough for the heap; what is larger is mapped afresh for every tensor."""
-SMALL_BYTES, PAGE_BYTES = 1 << 20, 512
-"""On a GPU torch's allocator has segments of 2 MiB for tensors up to here, and rounds all sizes."""
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 SPOILT = 85
 """In outputs of integers: it fits all types, and is True."""
@@ -165,22 +160,9 @@ class Session:
         return {}
 
     def do_reserve(self, request: Request, fds: list[int]) -> Request:
-        """On a GPU a segment that torch's allocator cuts many sets' outputs from: one by one, 185
-        took 0.5 s. On the host touched heap, in order: where pages lie is up to who touches them
-        first, and those of a transpose's output took twice as long to read.
-        """
-        if self.device == "cuda":
-            large = [leaf.bytes for leaf in self.slots.leaves if leaf.bytes > SMALL_BYTES]
-            size = request["count"] * sum(-(-size // PAGE_BYTES) * PAGE_BYTES for size in large)
-            torch.cuda.empty_cache()  # nothing of what verification left fits what is cut now
-            with contextlib.suppress(torch.OutOfMemoryError):
-                torch.empty(size, dtype=torch.uint8, device="cuda")
-            return {}
-        left = request["count"] * self.slots.stride
-        pieces = []
-        while left > 0:
-            pieces.append(torch.empty(min(left, PIECE_BYTES), dtype=torch.uint8).zero_())
-            left -= PIECE_BYTES
+        """Let there be memory for the outputs of `count` sets."""
+        make_room = reserve.on_device if self.device == "cuda" else reserve.on_host
+        make_room(self.slots, request["count"])
         return {}
 
     def do_warm(self, request: Request, fds: list[int]) -> Request:
@@ -261,25 +243,15 @@ class Session:
         """Until the bell rings; then its inputs are made out, and the device is idle: that is no
         work that launches could hide behind.
         """
-        make_out = self.making_out(self.input_bytes(request["sets"][0]))
-        gc.disable()
+        scrambled = None if self.bell.given.numel() else self.arenas["scrambled"].bytes
+        place = self.input_bytes(request["sets"][0])
 
-        def keep_warm() -> None:
-            make_out(0)  # to no avail: what it takes is not there
+        def call() -> None:
             self.call(*self.calls[request["warm"]])
             self.synchronize()
 
-        make_out(self.bell.stand_by(request["rung"], keep_warm))
+        lone.stand_by(self.bell, request["rung"], place, scrambled, call)
         self.synchronize()
-
-    def making_out(self, place: torch.Tensor) -> Callable[[int], object]:
-        """What brings a rung call's inputs to their place, once there is the key."""
-        if self.bell.given.numel():
-            return lambda key: place.copy_(self.bell.given, non_blocking=True)
-        # An arena on a GPU is of whole pages: larger than the set.
-        given = self.arenas["scrambled"].bytes[: len(place)].view(torch.int64)
-        scrambler, own = Scrambler(len(given), given.device), place.view(torch.int64)
-        return lambda key: scrambler.scramble(given, key, own)
 
     def do_collect(self, request: Request, fds: list[int]) -> Request:
         """Copy the retained outputs to their slots and describe them; `spoil`: hold them until they

@@ -57,6 +57,8 @@ def test_an_honest_candidate_has_clean_evidence_in_every_layer(evaluate: Evaluat
         ("replace(module('torch', 'cuda'), 'synchronize')", "torch.cuda.synchronize"),
         ("replace(module('sandbox', 'trees'), 'flatten')", "sandbox.trees.flatten"),
         ("recode(module('sandbox', 'worker', 'session').Session.do_go)", "Session.do_go"),
+        ("replace(module('sandbox', 'worker', 'lone'), 'stand_by')", "worker.lone.stand_by"),
+        ("replace(module('sandbox', 'worker', 'reserve'), 'on_host')", "reserve.on_host"),
         ("getattr(module('sys'), '_'.join(('settrace',)))(lambda *a: None)", "sys.settrace"),
         ("Through().__enter__()", "torch function mode Through"),
     ],
