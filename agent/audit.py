@@ -18,8 +18,9 @@ from agent.confirm import agree, promising
 from agent.journal import Journal, Measurement
 from agent.outcome import TaskReport, reports
 from agent.recorded import Purpose, Recorded
+from sandbox.figures import Interval
 from sandbox.records import from_record
-from sandbox.types import Interval, Status
+from sandbox.types import Status
 from sandbox.words import number_of
 
 SCHEMA_VERSION = 1

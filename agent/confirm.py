@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.recorded import Recorded
-from sandbox.types import Evaluation, Interval
+from sandbox.figures import Interval
+from sandbox.types import Evaluation
 
 DISAGREEMENT = 0.10
 """A confirmation whose interval lies this far off the search's, as a ratio, makes no promotion."""

@@ -11,7 +11,8 @@ from agent.journal import Journal
 from agent.recorded import Recorded
 from agent.types import Attempt
 from sandbox.evidence import Kind
-from sandbox.types import Baseline, Evaluation, Interval, Language
+from sandbox.figures import Baseline, Interval
+from sandbox.types import Evaluation, Language
 
 INTERRUPTED = "interrupted"
 """Why a campaign stopped at Ctrl-C."""

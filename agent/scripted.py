@@ -14,18 +14,8 @@ from pathlib import Path
 
 from agent.types import FIRST_TURN, Attempt, Proposal, Turn, Usage
 from sandbox.errors import InvalidReference
-from sandbox.types import (
-    Baseline,
-    Candidate,
-    EvalConfig,
-    Evaluation,
-    Interval,
-    Language,
-    Pair,
-    Status,
-    Task,
-    Timing,
-)
+from sandbox.figures import Baseline, Interval, Pair, Timing
+from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
 
 MARK = "# scripted:"
 

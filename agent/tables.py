@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.outcome import Stage, TaskReport
-from sandbox.types import Interval
+from sandbox.figures import Interval
 
 FIGURE_WIDTH = len("11.96x [10.22, 19.80]")
 """Kept free for a figure to come: a table must not change its form when it does."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rewards.types import Reward
-from sandbox.types import Baseline, Candidate, Evaluation, Task
+from sandbox.figures import Baseline
+from sandbox.types import Candidate, Evaluation, Task
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from agent.strategies.portfolio import Portfolio
 from agent.tuner import Tuning
 from kernelbench.metrics import bootstrap, fast_p, mean_over_all
 from sandbox.errors import ConfigError
-from sandbox.types import Interval
+from sandbox.figures import Interval
 
 ARMS = ("best-of-n", "fsr", "contrastive", "evolve", "portfolio")
 FEWEST_TASKS = 8

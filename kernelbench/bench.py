@@ -33,7 +33,8 @@ from kernelbench.results import (
 from kernelbench.submissions import NUMBERED, Submission
 from sandbox.errors import ConfigError, InvalidReference, WarpsmithError
 from sandbox.evidence import Kind
-from sandbox.types import Baseline, EvalConfig, Evaluation, Interval, Request, Status, Task
+from sandbox.figures import Baseline, Interval
+from sandbox.types import EvalConfig, Evaluation, Request, Status, Task
 
 REPORT_EVERY_S = 20.0
 """Between rewritten reports while evaluations go on."""

@@ -21,9 +21,10 @@ import numpy as np
 from kernelbench.metrics import CONFIDENCE, RESAMPLES, SEED
 from kernelbench.results import EVALUATIONS, REFERENCES, Reference, Row, read_records
 from sandbox.errors import ConfigError
+from sandbox.figures import Baseline, Interval, Timing
 from sandbox.records import to_record
 from sandbox.statistics import t_cdf
-from sandbox.types import Baseline, Evaluation, Interval, Language, Status, Timing
+from sandbox.types import Evaluation, Language, Status
 from sandbox.words import number_of
 
 FALSE_DISCOVERIES = 0.05

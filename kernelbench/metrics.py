@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sandbox.evidence import Kind
-from sandbox.types import Evaluation, Interval
+from sandbox.figures import Interval
+from sandbox.types import Evaluation
 
 AT_LEAST_BEST = "max(1, vs B*)"
 """What a screen and a page call `Summary.headline_best`: the faster of kernel and B* is kept."""

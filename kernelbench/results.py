@@ -23,8 +23,9 @@ from typing import Any, TypeVar
 
 from kernelbench.submissions import NUMBERED
 from sandbox.errors import ConfigError
+from sandbox.figures import Baseline
 from sandbox.records import from_record, to_record
-from sandbox.types import Baseline, Evaluation, Language, Status
+from sandbox.types import Evaluation, Language, Status
 
 SCHEMA_VERSION = 1
 EVALUATIONS = "evaluations.jsonl"

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sandbox.types import Timing
+from sandbox.figures import Timing
 
 
 @dataclass(frozen=True)

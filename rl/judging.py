@@ -15,7 +15,8 @@ from agent.journal import Journal
 from kernelbench.metrics import mean_over_all
 from rl.config import HeldOut, Split
 from rl.data import family_of
-from sandbox.types import Evaluation, Interval
+from sandbox.figures import Interval
+from sandbox.types import Evaluation
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sandbox.figures import Interval
 from sandbox.nulls import NullCandidate, why_degenerate
 from sandbox.sensitivity import ignored_input
-from sandbox.types import Interval
 
 SCHEMA_VERSION = 1
 """Of an Admission's record."""

@@ -18,6 +18,7 @@ import torch
 
 from sandbox.cache import read_json, write_json
 from sandbox.compiling import AHEAD, COMPILED, Ahead, Compiling
+from sandbox.figures import Baseline
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import reference_failed
 from sandbox.judge import MEMORY_TYPES
@@ -32,7 +33,7 @@ from sandbox.stages import Stages
 from sandbox.stand import Stand
 from sandbox.statistics import Null, interval, summarise
 from sandbox.subject import Signature, Subject
-from sandbox.types import BASELINES, SCHEMA_VERSION, Baseline, EvalConfig, Task, digest
+from sandbox.types import BASELINES, SCHEMA_VERSION, EvalConfig, Task, digest
 
 logger = logging.getLogger(__name__)
 

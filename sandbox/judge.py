@@ -12,15 +12,10 @@ import re
 from dataclasses import replace
 
 from sandbox import layers, merging, statistics
+from sandbox.figures import Timing
 from sandbox.observation import CaseObservation, Errors, Failure, FailureKind, Observation
 from sandbox.statistics import Null
-from sandbox.types import (
-    CaseResult,
-    EvalConfig,
-    Evaluation,
-    Status,
-    Timing,
-)
+from sandbox.types import CaseResult, EvalConfig, Evaluation, Status
 
 COMPILE_TYPES = frozenset(
     {"BuildFailed", "CompileException", "NVRTCError", "CompilationError", "SyntaxError"}

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from sandbox import hardware_counters, merging, overrun
 from sandbox.evidence import MACHINE_CODE, Evidence, Kind, Layer, Weight
+from sandbox.figures import Interval, Timing
 from sandbox.observation import CaseObservation, Observation, RuntimeClaim
-from sandbox.types import Interval, Timing
 from sandbox.words import number_of
 
 PRECISION_CLASSES = (("float32", 1e-5), ("tf32", 8e-4), ("bfloat16", 6e-3), ("float8", 8e-2))

@@ -18,9 +18,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sandbox.figures import Interval, Timing
 from sandbox.observation import RoundObservation
 from sandbox.statistics import call_seconds, charged_collect
-from sandbox.types import Interval, Timing
 
 FLOOR_S = 150e-6
 """Through the pipe a candidate's cold launcher costs some 120 us more than the reference's (H200):

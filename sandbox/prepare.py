@@ -19,6 +19,7 @@ from sandbox.cleanup import on_failure
 from sandbox.compiling import Ahead
 from sandbox.device import DeviceFacts, free_bytes
 from sandbox.errors import InvalidReference
+from sandbox.figures import Baseline
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import NoRoom, reference_failed
 from sandbox.plan import LONGEST, Plan, plan
@@ -29,7 +30,7 @@ from sandbox.stages import Stages
 from sandbox.stand import Stand
 from sandbox.statistics import Null
 from sandbox.subject import Opening, Signature, Subject
-from sandbox.types import Baseline, EvalConfig, Task
+from sandbox.types import EvalConfig, Task
 from sandbox.warm import WarmReferences
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sandbox.figures import Interval, Pair
 from sandbox.observation import RoundObservation
-from sandbox.types import EvalConfig, Interval, Pair
+from sandbox.types import EvalConfig
 
 EARLY_SHARE = 0.2
 """Of the allowed error: for giving a candidate up before `min_pairs`, on the null experiment's few

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from sandbox import merging, overrun
 from sandbox.bounds import own_error, timed_bounds
+from sandbox.figures import Pair
 from sandbox.judge import judge_case
 from sandbox.observation import CaseObservation, Errors, RoundObservation
 from sandbox.pair import ProcessPair
@@ -18,7 +19,7 @@ from sandbox.ready import PROFILED
 from sandbox.second_look import able
 from sandbox.statistics import clear_win, enough, hopeless, settled, summarise
 from sandbox.subject import Opening, Subject
-from sandbox.types import Pair, Status
+from sandbox.types import Status
 from sandbox.unlike import Kinds, timed_kinds
 from sandbox.workers import Workers
 

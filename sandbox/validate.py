@@ -29,6 +29,7 @@ from sandbox.admission import (
 )
 from sandbox.device import DeviceFacts, free_bytes
 from sandbox.errors import InvalidReference
+from sandbox.figures import Interval
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import reference_failed
 from sandbox.nulls import NullCandidate
@@ -40,7 +41,7 @@ from sandbox.sensitivity import Variation
 from sandbox.stand import Stand
 from sandbox.subject import Opening, Signature, Subject
 from sandbox.trees import Layout
-from sandbox.types import EvalConfig, Interval, Task
+from sandbox.types import EvalConfig, Task
 
 MOST_PARAMETERS = 256
 """Changed one by one; of more, every n-th. A DenseNet has 600, at a tenth of a second each."""

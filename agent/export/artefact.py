@@ -23,8 +23,9 @@ from agent.journal import Journal
 from agent.outcome import TaskReport, reports
 from sandbox.errors import ConfigError
 from sandbox.evidence import Kind
+from sandbox.figures import Interval
 from sandbox.records import from_record, to_record
-from sandbox.types import Candidate, EvalConfig, Evaluation, Interval, Task, digest
+from sandbox.types import Candidate, EvalConfig, Evaluation, Task, digest
 
 SCHEMA_VERSION = 1
 ACTIVE = "active"

@@ -40,7 +40,8 @@ from agent.export.pages import page
 from agent.export.runtime.machine import machine_of
 from agent.export.runtime.records import LIBRARY, SCHEMA_VERSION, seal
 from sandbox.errors import ConfigError
-from sandbox.types import Interval, Language, digest
+from sandbox.figures import Interval
+from sandbox.types import Language, digest
 
 TORCH = "torch>=2.11,<2.14"
 RUNTIME = "agent.export.runtime"

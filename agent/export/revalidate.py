@@ -28,7 +28,8 @@ from agent.export.manifest import read_manifest
 from agent.export.package import export_package
 from agent.export.runtime.machine import machine_of
 from sandbox.errors import ConfigError
-from sandbox.types import Evaluation, Evaluator, Interval
+from sandbox.figures import Interval
+from sandbox.types import Evaluation, Evaluator
 
 
 class Verdict(StrEnum):

@@ -17,8 +17,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from sandbox.errors import ConfigError, unread
+from sandbox.figures import Interval
 from sandbox.records import from_record, to_record
-from sandbox.types import Interval, Language
+from sandbox.types import Language
 
 log = logging.getLogger(__name__)
 SCHEMA_VERSION = 1

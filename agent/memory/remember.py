@@ -13,7 +13,8 @@ from agent.prompts.hints import CPU_FEATURES, GPU_FEATURES
 from agent.recorded import Recorded
 from agent.strategies.fsr import FEATURE
 from agent.types import Measured
-from sandbox.types import Interval, Task, digest
+from sandbox.figures import Interval
+from sandbox.types import Task, digest
 
 
 def notes_of(journal: Journal, settings: Memory) -> list[Note]:

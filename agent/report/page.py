@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sandbox.types import Interval
+from sandbox.figures import Interval
 from sandbox.words import number_of
 
 SCHEMA_VERSION = 1

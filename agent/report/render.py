@@ -20,8 +20,8 @@ from markupsafe import Markup
 from agent.report.glyph import axis, glyph, scale_of
 from agent.report.page import STATE_WORDS, Page, Row
 from sandbox.errors import ConfigError, install
+from sandbox.figures import Interval
 from sandbox.records import to_record
-from sandbox.types import Interval
 
 SCRIPTS = ("base.js", "charts.js", "table.js", "source.js", "task.js", "main.js")
 """Of one module, in this order."""

@@ -20,8 +20,9 @@ import torch
 
 from agent.extraction.model import UserModel
 from agent.substitution.report import Latency
+from sandbox.figures import Pair
 from sandbox.statistics import Null, interval
-from sandbox.types import EvalConfig, Pair
+from sandbox.types import EvalConfig
 
 BATCH_S = 0.03
 ROUNDS = 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sandbox.types import Interval
+from sandbox.figures import Interval
 
 SCHEMA_VERSION = 1
 

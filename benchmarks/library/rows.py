@@ -10,8 +10,9 @@ from typing import Any
 
 from agent.export.artefact import ACTIVE, Artefact, against_best, beats_eager, state_of
 from sandbox.bounds import CLASS_NORM
+from sandbox.figures import Interval, Pair
 from sandbox.statistics import Null, interval
-from sandbox.types import EvalConfig, Interval, Pair
+from sandbox.types import EvalConfig
 
 NOWHERE = "nowhere"
 LONG_MS, CLOSE = 0.3, 0.02

@@ -20,20 +20,9 @@ from agent.timings import EVENT
 from agent.types import Measured, Proposal, Usage
 from rewards.speedup import NAME, reward
 from sandbox.evidence import Evidence, Kind, Layer, Weight
+from sandbox.figures import Baseline, Interval, Pair, Timing
 from sandbox.records import to_record
-from sandbox.types import (
-    Baseline,
-    Candidate,
-    CaseResult,
-    EvalConfig,
-    Evaluation,
-    Interval,
-    Language,
-    Pair,
-    Status,
-    Task,
-    Timing,
-)
+from sandbox.types import Candidate, CaseResult, EvalConfig, Evaluation, Language, Status, Task
 
 HOSTILE = "</script><script>document.title = 'broken'</script><!--"
 """In sources, details, prompts and replies of some candidates."""

@@ -26,8 +26,9 @@ from agent.scripted import scripted_evaluation
 from agent.types import FIRST_TURN, Attempt, Proposal, Turn
 from sandbox.build import build
 from sandbox.evaluator import LocalEvaluator
+from sandbox.figures import Interval
 from sandbox.records import from_record, to_record
-from sandbox.types import Candidate, EvalConfig, Evaluation, Interval, Language, Status, Task
+from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
 from tests.agent.scripts import campaign, candidate, make_task, script
 
 WINNER = script(3, speedup=2.5)

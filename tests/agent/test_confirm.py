@@ -12,7 +12,8 @@ from agent.engine import LocalEngine
 from agent.journal import Journal
 from agent.lanes import LanePool, NoLane
 from agent.scripted import ScriptedEvaluator, scripted_evaluation
-from sandbox.types import EvalConfig, Interval, Status
+from sandbox.figures import Interval
+from sandbox.types import EvalConfig, Status
 from tests.agent.scripts import calls, campaign, candidate, local_engine, script
 
 

@@ -21,7 +21,8 @@ from agent.export.package import export_package
 from agent.export.runtime.dispatch import Dispatch
 from agent.export.runtime.records import LIBRARY, read_library, seal
 from agent.export.runtime.switches import Against, Switches
-from sandbox.types import Baseline, Interval, Status
+from sandbox.figures import Baseline, Interval
+from sandbox.types import Status
 from tests.agent.export_library import cpp_campaign
 
 NAME, SWITCH = "against_kernels", "AGAINST_KERNELS_AGAINST"

@@ -21,7 +21,8 @@ from agent.export.overhead import operator_ms
 from agent.export.package import check_name, export_package
 from agent.export.runtime import compiled
 from sandbox.errors import ConfigError
-from sandbox.types import Baseline, Interval, Status
+from sandbox.figures import Baseline, Interval
+from sandbox.types import Status
 from tests.agent.export_library import cpp_campaign
 
 NAME = "tested_kernels"

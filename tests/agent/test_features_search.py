@@ -11,7 +11,8 @@ from agent.features import cuda_pool
 from agent.features.proposer import FeatureProposer
 from agent.types import Attempt, Proposal
 from rewards.types import Reward
-from sandbox.types import Evaluation, Interval, Status, Timing
+from sandbox.figures import Interval, Timing
+from sandbox.types import Evaluation, Status
 from tests.agent.features_references import proposer, task, traced
 
 

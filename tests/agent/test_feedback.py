@@ -20,19 +20,16 @@ from agent.prompts.render import (
 from agent.types import Attempt, Measured, Proposal
 from rewards.types import Reward
 from sandbox.evidence import Evidence, Layer, Weight
+from sandbox.figures import Baseline, Interval, Pair, Timing
 from sandbox.types import (
-    Baseline,
     Candidate,
     CaseResult,
     EvalConfig,
     Evaluation,
-    Interval,
     Language,
-    Pair,
     Shape,
     Status,
     Task,
-    Timing,
 )
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"

@@ -21,7 +21,8 @@ from agent.runs import open_run
 from agent.strategies.best_of_n import BestOfN
 from agent.types import Measured
 from sandbox.errors import ConfigError
-from sandbox.types import Interval, Language, Task
+from sandbox.figures import Interval
+from sandbox.types import Language, Task
 from tests.agent.scripts import local_engine
 from tests.doubles.openai_server import OpenAIServer
 

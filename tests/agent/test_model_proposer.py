@@ -11,7 +11,8 @@ from agent.models.endpoint import OpenAIModel
 from agent.types import Attempt, Proposal, Proposer
 from rewards.types import Reward
 from sandbox.errors import ConfigError
-from sandbox.types import Evaluation, Interval, Language, Pair, Status, Task, Timing
+from sandbox.figures import Interval, Pair, Timing
+from sandbox.types import Evaluation, Language, Status, Task
 from tests.doubles.openai_server import OpenAIServer
 
 TASK = Task("builtin/relu", "class Model: ...\n", "cpu")

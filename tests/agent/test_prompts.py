@@ -25,19 +25,8 @@ from agent.prompts.render import (
     render_repair,
 )
 from agent.replies import extract
-from sandbox.types import (
-    Baseline,
-    Candidate,
-    CaseResult,
-    Evaluation,
-    Interval,
-    Language,
-    Pair,
-    Shape,
-    Status,
-    Task,
-    Timing,
-)
+from sandbox.figures import Baseline, Interval, Pair, Timing
+from sandbox.types import Candidate, CaseResult, Evaluation, Language, Shape, Status, Task
 
 TASK = Task(
     "builtin/bias_relu",

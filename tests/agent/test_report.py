@@ -27,7 +27,8 @@ from kernelbench.bench import Bench
 from kernelbench.metrics import AT_LEAST_BEST
 from kernelbench.results import EVALUATIONS, REFERENCES, Reference, append_record
 from sandbox.errors import ConfigError
-from sandbox.types import Baseline, EvalConfig, Interval, Status, Task
+from sandbox.figures import Baseline, Interval
+from sandbox.types import EvalConfig, Status, Task
 from tests.agent.scripts import campaign, script
 from tests.agent.synthetic_run import HOSTILE, REFERENCE, write_run
 from tests.kernelbench.bench_records import HERE, row

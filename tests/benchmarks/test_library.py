@@ -19,7 +19,7 @@ from benchmarks.library import installed
 from benchmarks.library.child import CHECKS
 from benchmarks.library.rows import CHECKS as NAMES
 from benchmarks.library.rows import Row, lines
-from sandbox.types import Interval
+from sandbox.figures import Interval
 from tests.agent.export_library import cpp_campaign
 
 CRASHING = "import os\nos.kill(os.getpid(), 11)\n"

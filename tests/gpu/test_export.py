@@ -21,7 +21,8 @@ from agent.export.capture import interfaces
 from agent.export.inline.convert import converted
 from agent.export.package import export_package
 from sandbox.evaluator import LocalEvaluator
-from sandbox.types import Candidate, EvalConfig, Evaluation, Interval, Language, Status, Task
+from sandbox.figures import Interval
+from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 EXAMPLES = files("agent.prompts") / "examples"

@@ -4,7 +4,8 @@ import math
 
 from kernelbench.results import Row
 from sandbox.evidence import Kind
-from sandbox.types import Baseline, Evaluation, Interval, Language, Pair, Status, Timing
+from sandbox.figures import Baseline, Interval, Pair, Timing
+from sandbox.types import Evaluation, Language, Status
 
 HERE = {"device": "cuda", "gpu": "Test GPU"}
 

@@ -18,17 +18,8 @@ from kernelbench.metrics import figure
 from kernelbench.results import EVALUATIONS, REFERENCES, Row, append_record, read_records
 from kernelbench.submissions import Submission
 from sandbox.errors import InvalidReference, WarpsmithError
-from sandbox.types import (
-    Baseline,
-    Candidate,
-    EvalConfig,
-    Evaluation,
-    Interval,
-    Language,
-    Request,
-    Status,
-    Task,
-)
+from sandbox.figures import Baseline, Interval
+from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Request, Status, Task
 from tests.kernelbench.bench_records import HERE, row
 
 TASKS = [

@@ -8,7 +8,8 @@ import pytest
 from kernelbench.comparison import compare, read_bench
 from kernelbench.results import EVALUATIONS, REFERENCES, Reference, Row, append_record
 from sandbox.errors import ConfigError
-from sandbox.types import Baseline, Interval, Status
+from sandbox.figures import Baseline, Interval
+from sandbox.types import Status
 from tests.kernelbench.bench_records import HERE, row
 
 TRUE = [random.Random(n).lognormvariate(0.3, 0.5) for n in range(40)]

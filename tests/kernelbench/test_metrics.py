@@ -22,7 +22,8 @@ from kernelbench.metrics import (
 )
 from kernelbench.published_flaws import is_degenerate
 from sandbox.evidence import Kind
-from sandbox.types import Baseline, Status
+from sandbox.figures import Baseline
+from sandbox.types import Status
 from tests.kernelbench.bench_records import row
 
 ratios = st.one_of(st.none(), st.floats(0.05, 20.0))

@@ -11,17 +11,8 @@ from agent.scripted import scripted_evaluation
 from rewards.robust import Robust, robust_speedup, smooth, toward_one
 from rewards.terms import SECTIONS, RewardConfig, format_share, score
 from rewards.types import Reward
-from sandbox.types import (
-    Baseline,
-    Candidate,
-    CaseResult,
-    EvalConfig,
-    Evaluation,
-    Interval,
-    Language,
-    Pair,
-    Status,
-)
+from sandbox.figures import Baseline, Interval, Pair
+from sandbox.types import Candidate, CaseResult, EvalConfig, Evaluation, Language, Status
 
 CANDIDATE = Candidate("t", Language.CPP, "source")
 MILESTONES = RewardConfig(partial=0.3, format_weight=0.2)

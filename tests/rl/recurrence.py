@@ -21,7 +21,8 @@ from rewards import speedup
 from rl.config import load_train
 from rl.policy import Policy, new_policy
 from sandbox.doctor import describe
-from sandbox.types import Candidate, Interval, Language, Status
+from sandbox.figures import Interval
+from sandbox.types import Candidate, Language, Status
 
 PROBLEM = """
 import torch

@@ -24,6 +24,7 @@ from sandbox.compiling import Ahead
 from sandbox.cores import common_cores
 from sandbox.errors import DeviceError, InvalidReference
 from sandbox.evaluator import LocalEvaluator
+from sandbox.figures import Baseline
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import NoRoom
 from sandbox.observation import CaseObservation, Failure, FailureKind, RoundObservation
@@ -37,7 +38,7 @@ from sandbox.records import from_record, to_record
 from sandbox.stages import Stages
 from sandbox.statistics import Null
 from sandbox.subject import Signature, Subject
-from sandbox.types import Baseline, Candidate, EvalConfig, Evaluation, Language, Status, Task
+from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
 from tests.sandbox.conftest import (
     FAST,
     LINEAR,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sandbox import judge as judging
 from sandbox import layers
 from sandbox.evidence import Evidence, Kind, Layer, Weight
+from sandbox.figures import Baseline, Interval, Timing
 from sandbox.judge import judge
 from sandbox.observation import (
     CaseObservation,
@@ -26,15 +27,7 @@ from sandbox.observation import (
 from sandbox.records import from_record, to_record
 from sandbox.static.scan import Scan
 from sandbox.statistics import Null
-from sandbox.types import (
-    Baseline,
-    CaseResult,
-    EvalConfig,
-    Evaluation,
-    Interval,
-    Status,
-    Timing,
-)
+from sandbox.types import CaseResult, EvalConfig, Evaluation, Status
 
 CONFIG = EvalConfig()
 NULL = Null((0.01, -0.02, 0.01))

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from sandbox.figures import Interval, Timing
 from sandbox.merging import convicted, doubtful, excess_s, lower_bound, suspected
 from sandbox.observation import RoundObservation
-from sandbox.types import Interval, Timing
 
 
 def batch(pair: int, reference_s: float, candidate_s: float) -> RoundObservation:

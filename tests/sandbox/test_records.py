@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from sandbox.figures import Interval
 from sandbox.records import from_record, to_record
-from sandbox.types import Interval, Language
+from sandbox.types import Language
 
 
 @dataclass(frozen=True)

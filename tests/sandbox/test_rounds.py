@@ -15,6 +15,7 @@ import pytest
 
 from sandbox.drift import DRIFT
 from sandbox.evaluator import LocalEvaluator
+from sandbox.figures import Pair
 from sandbox.handle import Worker
 from sandbox.observation import CaseObservation, Observation, RoundObservation
 from sandbox.pair import ProcessPair
@@ -25,7 +26,7 @@ from sandbox.run import Run
 from sandbox.statistics import Null, full_rounds, summarise
 from sandbox.subject import Subject
 from sandbox.turn import Progress, Turn, together
-from sandbox.types import Candidate, Language, Pair, Status
+from sandbox.types import Candidate, Language, Status
 from tests.exploits.problems import FRAMES
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, forward, task_of
 

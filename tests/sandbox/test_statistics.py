@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox.figures import Interval, Pair, Timing
 from sandbox.observation import RoundObservation
 from sandbox.statistics import (
     Null,
@@ -26,7 +27,7 @@ from sandbox.statistics import (
     t_cdf,
     t_quantile,
 )
-from sandbox.types import EvalConfig, Interval, Pair, Timing
+from sandbox.types import EvalConfig
 
 ONE_LOOK = EvalConfig(min_pairs=3, max_pairs=3)
 T_TABLE = [
