@@ -19,12 +19,13 @@ from sandbox.bounds import timed_bounds
 from sandbox.compare import SHORT_ROW
 from sandbox.observation import Errors
 from sandbox.pool import Pool
+from sandbox.rounds import HIDING_ROUNDS
 from sandbox.subject import Signature
 from sandbox.trees import Leaf
 
 MOST = 4
-"""Sets of a batch, and at most a quarter of it (of two or three sets one): its time is to stay that
-of the inputs as given."""
+"""Sets of a batch, and at most a quarter of it (of two or three sets one), unless the batches that
+hold any would not meet all kinds so: its time is to stay that of the inputs as given."""
 SLOW_CHANGE = "flattened"
 FLATTENED_BYTES = 4 << 20
 """Of inputs, up to which another distribution is made of them beside what is timed (CPU: 0.1 s for
@@ -65,9 +66,10 @@ class Unlike:
 class Kinds:
     """Of one evaluation: its batches meet all of them by turns, in a secret order."""
 
-    def __init__(self, kinds: Sequence[Kind], *, whole: bool = False) -> None:
-        """`whole`: a batch that has any has one kind alone."""
+    def __init__(self, kinds: Sequence[Kind], batches: int, *, whole: bool = False) -> None:
+        """`batches`: so many hold any at least. `whole`: such a batch has one kind alone."""
         self.kinds, self.whole = tuple(kinds), whole
+        self._least = math.ceil(len(self.kinds) / batches)
         self._coming: list[Kind] = []
         self._secret = random.Random(secrets.randbits(64))
 
@@ -77,7 +79,7 @@ class Kinds:
             return None
         if self.whole or sets < 2:
             return Unlike(sets, ((range(sets), self._next()),))
-        count = max(1, min(MOST, sets // 4))
+        count = min(sets - 1, max(1, self._least, min(MOST, sets // 4)))
         first = self._secret.randrange(sets - count + 1)
         places = (range(index, index + 1) for index in range(first, first + count))
         return Unlike(sets, tuple((place, self._next()) for place in places))
@@ -88,11 +90,11 @@ class Kinds:
         return self._coming.pop()
 
 
-def timed_kinds(pool: Pool) -> Kinds:
+def timed_kinds(pool: Pool, pairs: int) -> Kinds:
     """The hidden inputs that timed batches may hold beside those as given: negated in whole and in
     part, smaller and larger ones, and, where that takes no time to speak of, those of another
-    distribution: so few that three pairs meet all. Fresh values are like none that was seen: one
-    element changed in them would say nothing.
+    distribution. So many `pairs` meet all, where a batch has room for that. Fresh values are like
+    none that was seen: one element changed in them would say nothing.
 
     Who is wrong on them is so by far, and an honest kernel is to pass whatever is drawn: bounds are
     wide, outputs of a few elements, which have no scale of their own, are left out, and so are
@@ -100,8 +102,9 @@ def timed_kinds(pool: Pool) -> Kinds:
     draw of the case did not have: of honest tanh layers nine in ten were refused at 2^20.
     """
     given, *others = pool.cases
+    batches = pairs * HIDING_ROUNDS
     if not pool.signature.inputs or not any(_has_scale(leaf) for leaf in pool.signature.outputs):
-        return Kinds(())
+        return Kinds((), batches)
     small = pool.signature.input_bytes <= FLATTENED_BYTES
     scaled = sorted(
         (case for case in others if case.change is None and _moderate(case.scale, given.scale)),
@@ -118,7 +121,7 @@ def timed_kinds(pool: Pool) -> Kinds:
         Kind(case.name, case.scale, case.change, _wide(timed_bounds(case), pool.signature))
         for case in chosen
     ]
-    return Kinds(kinds, whole=pool.signature.moves_state)
+    return Kinds(kinds, batches, whole=pool.signature.moves_state)
 
 
 def _moderate(scale: float, given: float) -> bool:

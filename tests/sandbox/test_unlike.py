@@ -16,7 +16,7 @@ from sandbox import compare
 from sandbox.bounds import NONE, bound, timed_bounds
 from sandbox.observation import Errors
 from sandbox.pool import Case
-from sandbox.rounds import MET_BY, hiding_rounds, single_set
+from sandbox.rounds import HIDING_ROUNDS, MET_BY, hiding_rounds, single_set
 from sandbox.trees import Leaf
 from sandbox.types import EvalConfig
 from sandbox.unlike import MOST, Kind, Kinds, timed_kinds
@@ -31,7 +31,7 @@ def kind(name: str) -> Kind:
 
 @pytest.mark.parametrize("sets", [2, 3, 4, 9, 16, 512])
 def test_some_sets_of_a_batch_are_unlike_and_the_others_are_not(sets: int) -> None:
-    kinds = Kinds([kind("a"), kind("b")])
+    kinds = Kinds([kind("a"), kind("b")], 6)
     for _ in range(50):
         found = kinds.draw(sets)
         assert found is not None
@@ -43,7 +43,7 @@ def test_some_sets_of_a_batch_are_unlike_and_the_others_are_not(sets: int) -> No
 
 
 def test_every_place_of_a_batch_may_be_unlike() -> None:
-    kinds = Kinds([kind("a")])
+    kinds = Kinds([kind("a")], 6)
     drawn = [kinds.draw(9) for _ in range(400)]
     seen = Counter(
         index for found in drawn if found for place, _ in found.places for index in place
@@ -52,24 +52,37 @@ def test_every_place_of_a_batch_may_be_unlike() -> None:
 
 
 def test_all_kinds_are_met_before_one_comes_again() -> None:
-    kinds = Kinds([kind(name) for name in "abcde"])
+    kinds = Kinds([kind(name) for name in "abcde"], 6)
     for _ in range(20):
         drawn = [kinds.draw(4) for _ in range(5)]
         assert {k.name for found in drawn if found for _, k in found.places} == set("abcde")
+
+
+@pytest.mark.parametrize("sets", [3, 4, 7, 40])
+@pytest.mark.parametrize("pairs", [2, 3, 6])
+def test_the_pairs_behind_a_figure_meet_all_kinds_however_few_sets_a_batch_has(
+    sets: int, pairs: int
+) -> None:
+    for _ in range(50):
+        kinds = timed_kinds(pool(), pairs)
+        drawn = [kinds.draw(sets) for _ in range(pairs * HIDING_ROUNDS)]
+        met = {kind.name for found in drawn if found for _, kind in found.places}
+        assert met == {kind.name for kind in kinds.kinds}
+        assert len(met) == 5
 
 
 NEGATED = "given, part negated"
 
 
 def test_nothing_is_hidden_where_there_is_nothing() -> None:
-    assert Kinds([]).draw(512) is None
+    assert Kinds([], 6).draw(512) is None
 
 
 @pytest.mark.parametrize(("sets", "whole"), [(1, False), (1, True), (9, True)])
 def test_all_of_a_batch_is_of_one_kind_where_it_has_no_room_for_others(
     sets: int, whole: bool
 ) -> None:
-    kinds = Kinds([kind("a"), kind("b")], whole=whole)
+    kinds = Kinds([kind("a"), kind("b")], 6, whole=whole)
     drawn = [kinds.draw(sets) for _ in range(2)]
     assert [found.others for found in drawn if found] == [(), ()]
     assert {found.places[0][1].name for found in drawn if found} == {"a", "b"}
@@ -124,7 +137,7 @@ def pool(**signature: Any) -> Any:
 def test_what_fresh_values_do_not_say_yet_is_hidden(
     signature: dict[str, Any], names: list[str]
 ) -> None:
-    found = timed_kinds(pool(**signature))
+    found = timed_kinds(pool(**signature), 3)
     assert [kind.name for kind in found.kinds] == names
     assert found.whole is signature.get("moves_state", False)
 
@@ -140,7 +153,7 @@ def test_who_is_wrong_on_hidden_inputs_is_so_by_far_and_single_numbers_are_let_b
             own=(NONE,) * 2,
         )
     ]
-    (only,) = timed_kinds(found).kinds
+    (only,) = timed_kinds(found, 3).kinds
     assert only.bounds == (Errors(24, 96, 384), Errors(math.inf, math.inf, math.inf))
 
 
