@@ -65,7 +65,7 @@ class BarePair(ProcessPair):
         if self.known is None:
             super().time_alone()
         else:
-            self.overhead_s = self.known.overhead_s
+            self.trip_s = self.known.trip_s
 
     def disclose(self, side: Subject, first: int, count: int) -> None:
         if not self.plan.lean:

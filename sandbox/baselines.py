@@ -44,7 +44,8 @@ WIDE_KEPT_S = 3600.0
 be no better."""
 PROTOCOL = 4
 """Of how they are timed; 2: large calls on one input set, compiled code tuned alone; 3: a GPU's
-turn to a worker is taken off its batches; 4: and so are a launch and the wait for its end."""
+turn to a worker is taken off its batches; 4: and so are a launch and the wait for its end, and on
+the CPU what wakes up."""
 NULL, BARE_NULL, FIGURES = "null", "bare null", "figures"
 TOGETHER = "together"
 """The stage in which null experiment and baselines share the reference's rounds."""

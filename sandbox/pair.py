@@ -37,7 +37,7 @@ WATCHED, WATCHED_BYTES = 2, 1 << 30
 """Sets of a round whose inputs are kept, where calls write to them, and at most: how small a change
 is tells what it was made to."""
 OVERHEAD_GOS = 9
-"""Batches without calls whose median, on the reference's side, is taken off both sides' times."""
+"""Batches of the reference without calls, on a GPU: their median is taken off both sides' times."""
 
 
 class ProcessPair(Turns):
@@ -143,7 +143,8 @@ class ProcessPair(Turns):
     def time_alone(self) -> None:
         """Batches of the reference, first without calls, with the candidate stopped."""
         with self.silence(), self.frozen():
-            self.overhead_s = statistics.median(self.trip() for _ in range(OVERHEAD_GOS))
+            if self.probe is not None:
+                self.trip_s = statistics.median(self.trip() for _ in range(OVERHEAD_GOS))
             self.reference.solo = timed_alone(self.reference.solo, self.alone)
 
     def planned_for_now(self) -> Plan:

@@ -5,6 +5,7 @@ in silence, from "go" to "done", with the harness's own round trip off (docs/mea
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections.abc import Callable, Iterator
 
 from sandbox.drift import SHORT_CALL_S, Alone
@@ -61,7 +62,8 @@ class Sides:
         )
         """Lone calls begin by a bell instead of the pipe."""
         self.probe = probe_of(reference.task.device)
-        self.overhead_s = 0.0
+        self.trip_s = 0.0
+        """What a batch without calls takes, on a GPU."""
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
@@ -76,8 +78,8 @@ class Sides:
         """One batch of the reference, with the candidate stopped."""
         self.reference.warm(self.plan.warm_sets)
         self.disclose(self.reference, 0, self.plan.sets)  # as cold as in the rounds
-        seconds = self.net(self.batch(self.reference, self.plan.timed)) / len(self.plan.timed)
-        return Alone(seconds, self.pace())
+        seconds = self.batch(self.reference, self.plan.timed)
+        return Alone(self.net(self.reference, seconds) / len(self.plan.timed), self.pace())
 
     def disclose(self, side: Subject, first: int, count: int) -> None:
         """Write the sets that are timed next, but for those that no cache holds and both have."""
@@ -90,14 +92,22 @@ class Sides:
         return side.go(sets, drops=self.plan.lean, turned=turned)
 
     def trip(self) -> float:
-        """Seconds of a batch without calls: from our "go", and on a GPU from our writing of inputs,
-        to the worker, and back. With the turn from our context to another in them, batches of both
-        sides were 0.1 ms longer (H100), with a launch and the wait for its end 0.04 ms (H200).
+        """Seconds of a GPU's batch without calls: from our writing of inputs and our "go" to the
+        worker, and back. With the turn from our context to another in them, batches of both sides
+        were 0.1 ms longer (H100), with a launch and the wait for its end 0.04 ms (H200).
         """
-        if self.probe is None:
-            return self.reference.go([], self.reference.awake_s)
         self.disclose(self.reference, 0, 1)
         return self.reference.go([], self.reference.awake_s, turned=True)
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds of a batch that are the harness's own. On the CPU the reference's worker, which
+        is trusted, tells how long its calls took: 0.6 ms of a batch were no call's where one
+        without calls, for which nobody has to wake up, took 0.1 ms.
+        """
+        if self.probe is None and self.reference.beyond:
+            return statistics.median(self.reference.beyond)
+        return self.trip_s
 
     def pace(self, single: bool = False) -> float:
         """How slow the launching core is now; 1.0 where calls are not bound by it: long ones, and
@@ -135,7 +145,7 @@ class Sides:
             side.rouse(self.plan.warm_sets[0])
         self.disclose(side, *span(sets))
         seconds = self.batch(side, sets, single=single)
-        return seconds if single else self.net(seconds)
+        return seconds if single else self.net(side, seconds)
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
@@ -154,8 +164,11 @@ class Sides:
             side.restate(side.awake_s)
         self.synchronize()
 
-    def net(self, seconds: float) -> float:
-        """Seconds without the harness's own trip, of which at most half is taken off: on a
-        busy machine a trip can outlast a short batch, whose speed is then unknown, not infinite.
+    def net(self, side: Subject, seconds: float) -> float:
+        """Seconds of the side's last batch without what is the harness's own, of which at most half
+        is taken off: on a busy machine that can outlast a short batch, whose speed is then unknown,
+        not infinite.
         """
+        if side is self.reference:
+            side.beyond.append(side.last_beyond_s)
         return max(seconds - self.overhead_s, seconds / 2)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +31,8 @@ AWAKE_S = 0.05
 ANSWERS_S = 50e-6
 """How often one who waits for the bell looks whether there is an answer instead: a look takes as
 long as an operator."""
+BEYOND_KEPT = 9
+"""Batches whose median tells what a batch takes beyond its calls."""
 POISON = -1
 """Eight bytes 0xFF, written over output slots and used inputs: NaN in every float type, -1 in every
 integer."""
@@ -110,6 +113,10 @@ class Subject:
         self.solo: tuple[Alone, ...] = ()
         """The last batches run alone, newest last; a warm reference keeps them while its arenas
         stay."""
+        self.last_beyond_s = 0.0
+        """Seconds of the last batch, of one that is trusted, in which none of its calls ran."""
+        self.beyond = deque[float](maxlen=BEYOND_KEPT)
+        """The same of the last timed ones."""
         self._bell: Bell | None = None
         self._rung = 0
         self._mapped: dict[str, int] = {}
@@ -276,8 +283,11 @@ class Subject:
         more: dict[str, Any] = {"hasty": hasty, "drops": drops, "turned": turned}
         start = time.perf_counter()
         self.worker.send("go", stage=self.stage, sets=sets, awake_s=awake_s, **more)
-        self.worker.reply(stage=self.stage, timeout_s=limit_s, awake_s=self.awake_s)
-        return time.perf_counter() - start
+        told = self.worker.reply(stage=self.stage, timeout_s=limit_s, awake_s=self.awake_s)
+        seconds = time.perf_counter() - start
+        if self.worker.trusted and sets and hasty is None:
+            self.last_beyond_s = seconds - float(told["seconds"])
+        return seconds
 
     def attach_bell(self, signature: Signature) -> None:
         """What lone calls are rung for with: the bell, and memory for what it does not carry."""

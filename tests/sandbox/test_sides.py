@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from sandbox.evaluator import LocalEvaluator
+from sandbox.handle import Worker
+from sandbox.sides import Sides
 from sandbox.subject import Subject
 from sandbox.types import Candidate, Language, Status
 from tests.sandbox.conftest import FAST, renamed, task_of
@@ -67,6 +70,31 @@ def test_memory_is_read_and_written_alike_before_outputs_are_collected(
     evaluated(evaluator)
     assert seen[True] == seen[False]
     assert {name for each in seen[True] for (name, _), _ in each} == {"inputs", "slots"}
+
+
+def test_what_a_batch_takes_beyond_its_calls_is_taken_off_both_sides(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only what one without calls takes: nobody falls asleep in that."""
+    late_s, send, net = 0.004, Worker.send, Sides.net
+    seen: dict[bool, list[tuple[float, float]]] = defaultdict(list)
+
+    def sent(self: Worker, op: str, **options: Any) -> None:
+        if op == "go" and options["sets"]:
+            time.sleep(late_s)
+        send(self, op, **options)
+
+    def counted(self: Sides, side: Subject, seconds: float) -> float:
+        told = net(self, side, seconds)
+        seen[side is self.reference].append((seconds, told))
+        return told
+
+    monkeypatch.setattr(Worker, "send", sent)
+    monkeypatch.setattr(Sides, "net", counted)
+    evaluated(evaluator)
+    for mine in (True, False):
+        assert len(seen[mine]) >= 4
+        assert all(told <= max(s - late_s, s / 2) for s, told in seen[mine])
 
 
 def test_outputs_find_memory_that_was_touched_in_order(
