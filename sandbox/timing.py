@@ -55,7 +55,7 @@ class Timed(Workers):
         rounds: list[RoundObservation] = []
         bounds = timed_bounds(self.pools[0].cases[0])
         worst = dict[str, CaseObservation]()
-        self.kinds = timed_kinds(self.pools[0], self.config.min_pairs)
+        self.kinds = timed_kinds(self.pools[0], self.config)
         self.note(own_error=own_error(self.pools[0]))
         null = self.preparation.null
         most = max(self.config.max_pairs, merging.LEAST_PAIRS, overrun.MOST_PAIRS)

@@ -20,8 +20,10 @@ from sandbox.compare import SHORT_ROW
 from sandbox.observation import Errors
 from sandbox.pool import Pool
 from sandbox.rounds import HIDING_ROUNDS
+from sandbox.statistics import full_rounds
 from sandbox.subject import Signature
 from sandbox.trees import Leaf
+from sandbox.types import EvalConfig
 
 MOST = 4
 """Sets of a batch, and at most a quarter of it (of two or three sets one), unless the batches that
@@ -90,11 +92,11 @@ class Kinds:
         return self._coming.pop()
 
 
-def timed_kinds(pool: Pool, pairs: int) -> Kinds:
+def timed_kinds(pool: Pool, config: EvalConfig) -> Kinds:
     """The hidden inputs that timed batches may hold beside those as given: negated in whole and in
     part, smaller and larger ones, and, where that takes no time to speak of, those of another
-    distribution. So many `pairs` meet all, where a batch has room for that. Fresh values are like
-    none that was seen: one element changed in them would say nothing.
+    distribution. The pairs behind a figure meet all, where a batch has room for that. Fresh values
+    are like none that was seen: one element changed in them would say nothing.
 
     Who is wrong on them is so by far, and an honest kernel is to pass whatever is drawn: bounds are
     wide, outputs of a few elements, which have no scale of their own, are left out, and so are
@@ -102,7 +104,7 @@ def timed_kinds(pool: Pool, pairs: int) -> Kinds:
     draw of the case did not have: of honest tanh layers nine in ten were refused at 2^20.
     """
     given, *others = pool.cases
-    batches = pairs * HIDING_ROUNDS
+    batches = max(1, config.min_pairs * min(HIDING_ROUNDS, full_rounds(config)))
     if not pool.signature.inputs or not any(_has_scale(leaf) for leaf in pool.signature.outputs):
         return Kinds((), batches)
     small = pool.signature.input_bytes <= FLATTENED_BYTES

@@ -16,7 +16,7 @@ from sandbox import compare
 from sandbox.bounds import NONE, bound, timed_bounds
 from sandbox.observation import Errors
 from sandbox.pool import Case
-from sandbox.rounds import HIDING_ROUNDS, MET_BY, hiding_rounds, single_set
+from sandbox.rounds import MET_BY, hiding_rounds, single_set
 from sandbox.trees import Leaf
 from sandbox.types import EvalConfig
 from sandbox.unlike import MOST, Kind, Kinds, timed_kinds
@@ -58,14 +58,23 @@ def test_all_kinds_are_met_before_one_comes_again() -> None:
         assert {k.name for found in drawn if found for _, k in found.places} == set("abcde")
 
 
-@pytest.mark.parametrize("sets", [3, 4, 7, 40])
+@pytest.mark.parametrize(
+    ("rounds", "sets"), [(2, 4), (2, 7), (2, 40), (3, 3), (8, 3), (8, 4), (8, 7), (8, 40)]
+)
 @pytest.mark.parametrize("pairs", [2, 3, 6])
-def test_the_pairs_behind_a_figure_meet_all_kinds_however_few_sets_a_batch_has(
-    sets: int, pairs: int
+def test_the_pairs_behind_a_figure_meet_all_kinds_however_few_batches_and_sets_they_have(
+    rounds: int, sets: int, pairs: int
 ) -> None:
+    config = EvalConfig(min_pairs=pairs, rounds=rounds)
+    secret = random.Random(7)
     for _ in range(50):
-        kinds = timed_kinds(pool(), pairs)
-        drawn = [kinds.draw(sets) for _ in range(pairs * HIDING_ROUNDS)]
+        kinds = timed_kinds(pool(), config)
+        hiding = [
+            number
+            for _ in range(pairs)
+            for number in hiding_rounds(single_set(config, secret, judged=True), secret)
+        ]
+        drawn = [kinds.draw(sets) for _ in hiding]
         met = {kind.name for found in drawn if found for _, kind in found.places}
         assert met == {kind.name for kind in kinds.kinds}
         assert len(met) == 5
@@ -137,7 +146,7 @@ def pool(**signature: Any) -> Any:
 def test_what_fresh_values_do_not_say_yet_is_hidden(
     signature: dict[str, Any], names: list[str]
 ) -> None:
-    found = timed_kinds(pool(**signature), 3)
+    found = timed_kinds(pool(**signature), EvalConfig())
     assert [kind.name for kind in found.kinds] == names
     assert found.whole is signature.get("moves_state", False)
 
@@ -153,7 +162,7 @@ def test_who_is_wrong_on_hidden_inputs_is_so_by_far_and_single_numbers_are_let_b
             own=(NONE,) * 2,
         )
     ]
-    (only,) = timed_kinds(found, 3).kinds
+    (only,) = timed_kinds(found, EvalConfig()).kinds
     assert only.bounds == (Errors(24, 96, 384), Errors(math.inf, math.inf, math.inf))
 
 
