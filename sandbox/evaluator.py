@@ -180,10 +180,12 @@ class LocalEvaluator:
         is timed.
         """
         room = not self._quiet.same_cores and self._turns.room_beside()
-        begun = self._preparer.begin(task, config) if room else None
+        begun = None
         try:
+            begun = self._preparer.begin(task, config) if room else None
             yield begun
         finally:
+            self._turns.leave_room()
             if begun is not None:
                 begun.close()
 

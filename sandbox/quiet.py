@@ -180,8 +180,7 @@ class Turns:
             self._changed.wait_for(lambda: not self._held and self._next() is ticket)
             self._waiting.remove((key, ticket))
             self._held, self._served, self._room = True, key, False
-            self._begun -= self._has_room()
-            self._mine.has_room = False
+            self.leave_room()
         try:
             yield
         finally:
@@ -208,8 +207,12 @@ class Turns:
             self._mine.has_room = room
             return room
 
-    def _has_room(self) -> bool:
-        return getattr(self._mine, "has_room", False)
+    def leave_room(self) -> None:
+        """The caller's task has its turn, or will have none: its room is another one's."""
+        with self._changed:
+            self._begun -= getattr(self._mine, "has_room", False)
+            self._mine.has_room = False
+            self._changed.notify_all()
 
     def _next(self) -> object:
         keys = [key for key, _ in self._waiting]

@@ -17,7 +17,7 @@ from sandbox.compiling import Compiling
 from sandbox.errors import InvalidReference
 from sandbox.evaluator import LocalEvaluator
 from sandbox.prepare import Figures
-from sandbox.quiet import Turns
+from sandbox.quiet import BEGUN, Turns
 from sandbox.race import Races
 from sandbox.subject import Opening, Subject
 from sandbox.types import EvalConfig, Task
@@ -183,3 +183,23 @@ def test_room_beside_a_task_is_for_two_and_for_one_more_once_one_of_them_has_its
         second.set()
         go_on.set()
     assert [worker.exception() for worker in workers] == [None] * 3
+
+
+def test_who_had_room_and_never_holds_the_device_gives_it_back(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(evaluator._quiet, "same_cores", False)
+    monkeypatch.setattr("sandbox.beforehand.begin", fails)
+    turns = evaluator._turns
+    with ThreadPoolExecutor(BEGUN) as pool, turns.hold("one"):
+        turns.tell_room(True)
+        asked = [pool.submit(evaluator.figures, task, ALONE) for task in tasks_of(1375, 1625)]
+        for one in asked:
+            with pytest.raises(RuntimeError, match="new thread"):
+                one.result(timeout=5)
+        assert pool.submit(turns.room_beside).result(timeout=5)
+        turns.tell_room(False)
+    turns._begun = 0
