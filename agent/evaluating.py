@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from agent.engine import Engine
 from agent.types import Measured
 from sandbox.errors import WarpsmithError
+from sandbox.quiet import BEGUN
 from sandbox.types import EvalConfig, Evaluation, Request, Status, Task
 
 WAVE = 16
@@ -46,8 +47,8 @@ class EngineJudge:
         starts = {
             key: partial(self.engine.submit_prepare, task, config) for key, task in by_hash.items()
         }
-        # One more than is under way: a lane begins the next at once.
-        for key, future in self._ended(starts, 2 * self.engine.lanes):
+        # Those that a lane begins beside the one it times are to be there.
+        for key, future in self._ended(starts, (1 + BEGUN) * self.engine.lanes):
             try:
                 found: Measured | WarpsmithError = future.result()
             except WarpsmithError as error:

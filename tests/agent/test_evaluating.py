@@ -2,6 +2,8 @@
 each gets.
 """
 
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,9 @@ from agent.engine import LocalEngine
 from agent.evaluating import EngineJudge
 from agent.scoring import Told
 from agent.scripted import ScriptedEvaluator
+from agent.types import Measured
 from sandbox.errors import InvalidReference
+from sandbox.quiet import BEGUN
 from sandbox.types import EvalConfig, Request, Status
 from tests.agent.scripts import candidate, make_task, script
 
@@ -135,3 +139,28 @@ def test_a_folder_of_kernels_is_scored_and_a_suite_alone_has_its_references_time
     )
     assert (sorted(told), report.all) == (["builtin/relu", "builtin/sigmoid"], None)
     assert report.environment["device"] == "cpu"
+
+
+def test_as_many_references_are_under_way_as_a_lane_begins_beside_the_one_it_times(
+    log, monkeypatch
+):
+    held, most = threading.Semaphore(0), []
+    asked: list[Future[object]] = []
+
+    def submit(task, config):
+        asked.append(Future())
+        most.append(sum(not one.done() for one in asked))
+        held.release()
+        return asked[-1]
+
+    one = judge(log)
+    monkeypatch.setattr(one.engine, "submit_prepare", submit)
+    found = one.prepare_many([*map(make_task, "abcde")], CONFIG)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(next, found)
+        assert all(held.acquire(timeout=5) for _ in range(1 + BEGUN))
+        for each in asked:
+            each.set_result(Measured())
+        first.result(timeout=5)
+    assert most == [1, 2, 3]
+    one.engine.close()
