@@ -68,7 +68,7 @@ scattered more."""
 class Baselines:
     """Of one device; `compilers` starts the workers of compiled baselines, `environment` tells one
     device and its software from others. `tell_room` is told whether another task may begin beside
-    one without candidates.
+    one without candidates, and `end_begun` ends those that did, False where there are none.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Baselines:
         cache: Path,
         synchronize: Callable[[], None],
         tell_room: Callable[[bool], object] = lambda _: None,
+        end_begun: Callable[[], bool] = lambda: False,
     ) -> None:
         self.stand = stand
         kept = cache / "inductor" / f"{environment}-{PROTOCOL}"
@@ -87,6 +88,7 @@ class Baselines:
         self.cache = cache
         self.synchronize = synchronize
         self.tell_room = tell_room
+        self.end_begun = end_begun
 
     def known(self, task: Task, config: EvalConfig) -> tuple[Null, tuple[Baseline, ...]] | None:
         """What was timed before; None where something was not, or was disturbed and is old. With
@@ -135,7 +137,7 @@ class Baselines:
         with self.races(task, config, signature, scheme, sides) as races, closing(ahead):
             if races.room.stays and (first := take()) is not None:
                 races.references[0] = first
-            races.alone = ahead.stop
+            races.alone = lambda: any([ahead.stop(), self.end_begun()])
             if config.baselines_only:
                 self.tell_room(races.room.leaves_room)
             beside = int(min(_compilers(), races.room.beside))

@@ -2,12 +2,15 @@
 
 All stands still in timed regions, as whatever is made beside them; so how long calls take is found
 out once more in the task's turn. What fails here, for want of memory above all, is done again then,
-and fails there if it is to fail.
+and fails there if it is to fail; and so is what was ended because the one that is timed lacked
+memory.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
 from functools import partial
 
 from sandbox.baselines import Baselines
@@ -34,6 +37,7 @@ class Begun:
         self.ahead = ahead
         self._stand = stand
         self._subject: Subject | None = subject
+        self._closing = threading.Lock()
 
     def take(self) -> Subject:
         """The reference's worker, open, which is the caller's from now on."""
@@ -43,10 +47,66 @@ class Begun:
 
     def close(self) -> None:
         """End what nobody took."""
-        if self.ahead is not None:
-            self.ahead.close()
-        if self._subject is not None:
-            self._stand.retire(self.take())
+        with self._closing:
+            if self.ahead is not None:
+                self.ahead.close()
+            if self._subject is not None:
+                self._stand.retire(self.take())
+
+
+class Beginnings:
+    """Of one device: tasks that are begun or about to be, and have not had their turn."""
+
+    def __init__(self, tell_room: Callable[[bool], object], settle: Callable[[], object]) -> None:
+        """`tell_room` is told what the method is; `settle` waits until ended workers are gone."""
+        self._tell_room, self._settle = tell_room, settle
+        self.alone = False
+        """The one that is timed lacked memory: nothing begins beside it, whatever room it has."""
+        self._changed = threading.Condition()
+        self._beginning = 0
+        self._begun: list[Begun] = []
+
+    def tell_room(self, room: bool) -> None:
+        """Whether another task may begin beside the one that is timed."""
+        self._tell_room(room and not self.alone)
+
+    def begin(self, work: Callable[[], Begun | None]) -> Begun | None:
+        """What `work` begins, which `end` may end from now on."""
+        begun = None
+        with self._changed:
+            self._beginning += 1
+        try:
+            begun = work()
+        finally:
+            with self._changed:
+                self._beginning -= 1
+                if begun is not None:
+                    self._begun.append(begun)
+                self._changed.notify_all()
+        return begun
+
+    def take(self, begun: Begun) -> Begun | None:
+        """Its turn has come; None where it was ended before."""
+        with self._changed:
+            if begun not in self._begun:
+                return None
+            self._begun.remove(begun)
+            return begun
+
+    def end(self) -> bool:
+        """For the one that is timed: end them all, and let no other begin; False where there was
+        none.
+        """
+        self.alone = True
+        self.tell_room(False)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._beginning)
+            ended, self._begun = self._begun, []
+        for begun in ended:
+            begun.close()
+        if ended:
+            self._settle()
+        return bool(ended)
 
 
 def begin(stand: Stand, baselines: Baselines, task: Task, config: EvalConfig) -> Begun | None:

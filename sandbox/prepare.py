@@ -14,7 +14,7 @@ import torch
 
 from sandbox import beforehand, fused, memory
 from sandbox.baselines import Baselines
-from sandbox.beforehand import Begun
+from sandbox.beforehand import Beginnings, Begun
 from sandbox.cleanup import on_failure
 from sandbox.compiling import Ahead
 from sandbox.device import DeviceFacts, free_bytes
@@ -123,9 +123,9 @@ class Preparer:
         self.stand = stand
         self.facts = facts
         self.forget = forget
-        self.baselines = Baselines(
-            stand, compilers, facts.fingerprint, cache, synchronize, tell_room
-        )
+        self.beginnings = Beginnings(tell_room, stand.settle)
+        shared = (cache, synchronize, self.beginnings.tell_room, self.beginnings.end)
+        self.baselines = Baselines(stand, compilers, facts.fingerprint, *shared)
         self.warm = WarmReferences(stand)
         self.stage = Stages()
         """Of the task under way."""
@@ -159,12 +159,14 @@ class Preparer:
 
     def begin(self, task: Task, config: EvalConfig) -> Begun | None:
         """What `time_baselines` does first, while another task is timed."""
-        return beforehand.begin(self.stand, self.baselines, task, config)
+        work = partial(beforehand.begin, self.stand, self.baselines, task, config)
+        return self.beginnings.begin(work)
 
     def time_baselines(self, task: Task, config: EvalConfig, begun: Begun | None = None) -> Figures:
         """Where no candidate is to come: cases are not made, so that a reference which only they
         show to be degenerate has its figures. Raises what `prepare` raises.
         """
+        begun = None if begun is None else self.beginnings.take(begun)
 
         def attempt(share: float) -> Figures:
             if share == 1.0:
@@ -181,6 +183,7 @@ class Preparer:
         where the first plan left a reference too little.
         """
         self.stage = Stages()
+        self.beginnings.alone = False
         for share in (1.0, LESS_SHARE):
             try:
                 with self.stage.other():
@@ -198,6 +201,7 @@ class Preparer:
         self.forget()
         self.warm.cool()
         self.end_used()
+        self.beginnings.end()
         self.stand.settle()
         if self.facts.device == "cuda":
             torch.cuda.empty_cache()

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from sandbox import beforehand
+from sandbox import beforehand, memory
 from sandbox.baselines import TOGETHER
+from sandbox.beforehand import Beginnings
 from sandbox.compiling import Compiling
 from sandbox.errors import InvalidReference
 from sandbox.evaluator import LocalEvaluator
@@ -142,6 +143,47 @@ def test_a_task_that_cannot_be_begun_fails_in_its_turn(
             told[bad].result()
     evaluator._stand.settle()
     assert not any(subject.worker.living for subject in steps.subjects)
+
+
+@pytest.fixture
+def short(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Tasks that lacked memory, as whatever is timed does while workers of another task live."""
+    lacked, race = list[str](), Races._race
+
+    def raced(races: Races, *more: Any, **options: Any) -> None:
+        def others() -> list[Subject]:
+            return [one for one in steps.subjects if one.task is not races.task]
+
+        end = time.monotonic() + 20
+        while not others() and time.monotonic() < end:
+            time.sleep(0.01)
+        if any(one.worker.living for one in others()):
+            lacked.append(races.task.id)
+            raise memory.OutOfMemoryError("the device has no room")
+        race(races, *more, **options)
+
+    monkeypatch.setattr(Races, "_race", raced)
+    return lacked
+
+
+def test_what_is_begun_is_ended_where_the_one_that_is_timed_lacks_its_memory(
+    evaluator: LocalEvaluator, steps: Steps, short: list[str]
+) -> None:
+    earlier, later = tasks_of(1875, 3125)
+    first, second = both(evaluator, earlier, later)
+    assert first.result().baselines[0].speedup is not None
+    assert set(short) == {earlier.id}
+    assert second.result().baselines[0].speedup is not None
+    assert "start" in second.result().seconds  # once more, in its turn
+
+
+def test_beside_a_task_that_lacked_memory_nothing_begins_again() -> None:
+    told = list[bool]()
+    beginnings = Beginnings(told.append, lambda: None)
+    beginnings.tell_room(True)
+    assert not beginnings.end()
+    beginnings.tell_room(True)
+    assert told == [True, False, False]
 
 
 def test_who_waits_for_room_waits_for_no_more_than_a_free_device() -> None:
