@@ -26,7 +26,7 @@ from sandbox.memory import OutOfMemoryError
 from sandbox.observation import FailureKind, RoundObservation
 from sandbox.plan import Plan
 from sandbox.race import Races
-from sandbox.race_room import fits, small
+from sandbox.race_room import STAYING_BYTES, fits, small
 from sandbox.records import from_record, to_record
 from sandbox.rival import Rival, null_of
 from sandbox.stages import Stages
@@ -167,12 +167,13 @@ class Baselines:
 
     def ahead(self, task: Task, config: EvalConfig, signature: Signature) -> Ahead | None:
         """Compiled workers of a task whose turn is to come, begun; None where there are none to be,
-        or their calls are large.
+        or their calls or parameters are large.
         """
         wanted = AHEAD in _baselines(task, config)
         if not wanted or self._baseline(task, config, AHEAD) is not None:
             return None
-        if not small(signature) or _compilers() == 0:
+        light = small(signature) and signature.state_bytes <= STAYING_BYTES
+        if not light or _compilers() == 0:
             return None
         found = Ahead(self.compiling, task, config, signature)
         found.begin(range(config.min_pairs), _compilers())

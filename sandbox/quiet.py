@@ -177,8 +177,11 @@ class Turns:
         ticket = object()
         with self._changed:
             self._waiting.append((key, ticket))
-            self._changed.wait_for(lambda: not self._held and self._next() is ticket)
-            self._waiting.remove((key, ticket))
+            try:
+                self._changed.wait_for(lambda: not self._held and self._next() is ticket)
+            finally:  # interrupted, it would keep all others waiting
+                self._waiting.remove((key, ticket))
+                self._changed.notify_all()
             self._held, self._served, self._room = True, key, False
             self.leave_room()
         try:

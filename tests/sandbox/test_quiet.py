@@ -255,3 +255,23 @@ def test_a_frozen_tree_includes_orphans_and_grandchildren(worker: Worker) -> Non
     assert sorted(p.pid for p in processes._family(worker.pid)) == sorted(family)
     worker.freeze()
     assert {state_of(pid) for pid in family} == {"T"}
+
+
+def test_who_is_interrupted_while_it_waits_for_the_device_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns, held = Turns(), threading.Event()
+
+    def interrupted(timeout: float | None = None) -> bool:
+        raise KeyboardInterrupt
+
+    def work() -> None:
+        with turns.hold("three"):
+            held.set()
+
+    with turns.hold("one"), monkeypatch.context() as patched:
+        patched.setattr(turns._changed, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt), turns.hold("two"):
+            pass
+    threading.Thread(target=work, daemon=True).start()
+    assert held.wait(5)
