@@ -217,7 +217,7 @@ def test_short_batches_are_for_who_is_slow_in_every_one(
     pairs: list[list[Any]], told: int, to_beat: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandbox.timing.timed_bounds", lambda _: ())
-    monkeypatch.setattr("sandbox.timing.timed_kinds", lambda _: ())
+    monkeypatch.setattr("sandbox.timing.timed_kinds", lambda *_: ())
     monkeypatch.setattr("sandbox.timing.own_error", lambda _: 0.0)
     monkeypatch.setattr("sandbox.timing.judge_case", lambda _: (Status.PASSED, ""))
     planned, searched = Plan(80, 2), Plan(40, 2)
