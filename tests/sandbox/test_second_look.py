@@ -70,7 +70,7 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """
 
     def strict(case: Case) -> tuple[Errors, ...]:
-        return tuple(bound.times(0.02) for bound in timed_bounds(case))
+        return tuple(bound.times(0.001) for bound in timed_bounds(case))
 
     monkeypatch.setattr(sandbox.timing, "timed_bounds", strict)
     found: list[bool] = []
