@@ -58,14 +58,12 @@ class BarePair(ProcessPair):
         if self.reference.task.device == "cuda":
             self.plan = replace(self.plan, untimed=min(DEVICE_UNTIMED, self.plan.untimed))
         self.keep = None
-        self.known: BarePair | None = None
+        self.follows = False
         """Another pair of the same reference, for which that was timed alone."""
 
     def time_alone(self) -> None:
-        if self.known is None:
+        if not self.follows:
             super().time_alone()
-        else:
-            self.trip_s = self.known.trip_s
 
     def disclose(self, side: Subject, first: int, count: int) -> None:
         if not self.plan.lean:
@@ -103,12 +101,10 @@ class BareGroup:
 
     def start(self, first_call_timeout_s: float) -> None:
         """As a pair's, of one after the other; raises RivalFailed."""
-        known = None
         for rival, pair in self.pairs.items():
-            pair.known = known
+            pair.follows = pair is not self.any
             with blamed(rival):
                 pair.start(first_call_timeout_s)
-            known = pair
             rival.worker.freeze()
 
     def rounds(

@@ -42,10 +42,10 @@ WIDE = 3.0
 WIDE_KEPT_S = 3600.0
 """How long such a one serves, or a failure that may pass: where all is always busy, a new one would
 be no better."""
-PROTOCOL = 4
+PROTOCOL = 5
 """Of how they are timed; 2: large calls on one input set, compiled code tuned alone; 3: a GPU's
-turn to a worker is taken off its batches; 4: and so are a launch and the wait for its end, and on
-the CPU what wakes up."""
+turn to a worker is taken off its batches; 4: on the CPU all that a batch takes beyond its calls;
+5: on a GPU too."""
 NULL, BARE_NULL, FIGURES = "null", "bare null", "figures"
 TOGETHER = "together"
 """The stage in which null experiment and baselines share the reference's rounds."""

@@ -8,7 +8,6 @@ garbage.
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -36,8 +35,6 @@ LOOKS = 2
 WATCHED, WATCHED_BYTES = 2, 1 << 30
 """Sets of a round whose inputs are kept, where calls write to them, and at most: how small a change
 is tells what it was made to."""
-OVERHEAD_GOS = 9
-"""Batches of the reference without calls, on a GPU: their median is taken off both sides' times."""
 
 
 class ProcessPair(Turns):
@@ -141,10 +138,8 @@ class ProcessPair(Turns):
         return self.plan
 
     def time_alone(self) -> None:
-        """Batches of the reference, first without calls, with the candidate stopped."""
+        """Batches of the reference, with the candidate stopped."""
         with self.silence(), self.frozen():
-            if self.probe is not None:
-                self.trip_s = statistics.median(self.trip() for _ in range(OVERHEAD_GOS))
             self.reference.solo = timed_alone(self.reference.solo, self.alone)
 
     def planned_for_now(self) -> Plan:

@@ -62,8 +62,6 @@ class Sides:
         )
         """Lone calls begin by a bell instead of the pipe."""
         self.probe = probe_of(reference.task.device)
-        self.trip_s = 0.0
-        """What a batch without calls takes, on a GPU."""
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
@@ -91,23 +89,13 @@ class Sides:
         turned = self.probe is not None and not single
         return side.go(sets, drops=self.plan.lean, turned=turned)
 
-    def trip(self) -> float:
-        """Seconds of a GPU's batch without calls: from our writing of inputs and our "go" to the
-        worker, and back. With the turn from our context to another in them, batches of both sides
-        were 0.1 ms longer (H100), with a launch and the wait for its end 0.04 ms (H200).
-        """
-        self.disclose(self.reference, 0, 1)
-        return self.reference.go([], self.reference.awake_s, turned=True)
-
     @property
     def overhead_s(self) -> float:
-        """Seconds of a batch that are the harness's own. On the CPU the reference's worker, which
-        is trusted, tells how long its calls took: 0.6 ms of a batch were no call's where one
-        without calls, for which nobody has to wake up, took 0.1 ms.
+        """Seconds of a batch that are the harness's own: the reference's worker, which is trusted,
+        tells how long its calls took. They were 0.6 ms on two cores and on an H200, where a batch
+        without calls, for which nobody has to wake up, took 0.1 and 0.3 ms.
         """
-        if self.probe is None and self.reference.beyond:
-            return statistics.median(self.reference.beyond)
-        return self.trip_s
+        return statistics.median(self.reference.beyond)
 
     def pace(self, single: bool = False) -> float:
         """How slow the launching core is now; 1.0 where calls are not bound by it: long ones, and

@@ -193,15 +193,12 @@ class Session:
 
         `rung`: the ticket of a lone call, whose inputs come with the ring or the key to them.
         `hasty`: then call once more, as `hurry` says. `drops`: nothing is retained. `turned`: a GPU
-        has turned to this process before the first call, whose launches would else hide in that;
-        without calls one small operation is launched in their place.
+        has turned to this process before the first call, whose launches would else hide in that.
         """
         call, calls, results = self.call, self.calls, self.results
         if request.get("turned"):
             self.take_turn()
             self.synchronize()
-            if not request["sets"]:
-                self.take_turn()
         if "rung" in request:
             self.stand_by(request)
         begin = time.perf_counter()

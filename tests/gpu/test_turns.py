@@ -19,9 +19,7 @@ CANDIDATE = REFERENCE.replace("class Model(", "class ModelNew(")
 def test_a_call_takes_as_long_in_short_batches_as_in_long_ones(
     evaluator: LocalEvaluator, config: EvalConfig
 ) -> None:
-    """Turning from the supervisor's context to a worker's was 0.1 ms of each, what is left 0.15 ms:
-    of the short ones 3 %, where both were 6 %.
-    """
+    """What lies beyond the calls is 0.6 ms on an H200, 15 % of the short ones."""
     task = Task("test/turns", REFERENCE, "cuda")
     candidate = Candidate(task.id, Language.TORCH, CANDIDATE)
     found = []
@@ -31,5 +29,5 @@ def test_a_call_takes_as_long_in_short_batches_as_in_long_ones(
         found.append(result.timing)
     short, long = found
     assert short.sets < long.sets / 3
-    assert short.reference_ms == pytest.approx(long.reference_ms, rel=0.04)
-    assert short.candidate_ms == pytest.approx(long.candidate_ms, rel=0.04)
+    assert short.reference_ms == pytest.approx(long.reference_ms, rel=0.025)
+    assert short.candidate_ms == pytest.approx(long.candidate_ms, rel=0.025)
