@@ -66,16 +66,19 @@ def device_facts(device: str, cache: Path) -> DeviceFacts:
 
 
 def fingerprint(device: str) -> dict[str, str]:
-    """Everything that a figure depends on: device, driver, libraries, compilers."""
+    """Everything that a figure depends on: device, driver, libraries, compilers; of a GPU's not how
+    many cores are beside the one that launches its calls.
+    """
     facts = {
         "device": device,
         "cpu": _cpu_name(),
-        "threads": str(len(os.sched_getaffinity(0))),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "system": f"{platform.system()} {platform.release()}",
         "compiler": _version("g++"),
     }
+    if device == "cpu":
+        facts["threads"] = str(len(os.sched_getaffinity(0)))
     if device == "cuda":
         if not torch.cuda.is_available():
             raise DeviceError(

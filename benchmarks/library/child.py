@@ -13,6 +13,7 @@ import importlib.util
 import json
 import logging
 import math
+import os
 import random
 import statistics
 import sys
@@ -48,6 +49,7 @@ class Subject:
         self.package = importlib.import_module(request["package"])
         self.name, self.device = request["operator"], torch.device(request["device"])
         self.bound, self.seed = float(request["bound"]), int(request["seed"])
+        self.core = request.get("core")
         self.op = self.package.operator(self.name)
         self.source = sys.modules[self.op.reference.__module__]
         vars(self.source).update(request["constants"])
@@ -339,6 +341,8 @@ def timed(subject: Subject) -> dict[str, Any]:
             "operator": subject.call,
         }
         taken: dict[str, list[float]] = {name: [] for name in runs}
+        if subject.core is not None:
+            os.sched_setaffinity(0, {subject.core})  # this thread's: the one that launches
         chance, before = random.Random(subject.seed), subject.count()
         for _ in range(ROUNDS):
             for name in chance.sample(list(runs), len(runs)):

@@ -16,8 +16,9 @@ from typing import Any
 
 from agent.export.runtime.switches import Against, against_name
 from benchmarks.library.child import MARK
+from sandbox.cores import launching_core
 from sandbox.errors import ConfigError
-from sandbox.spawn import zygote_environment
+from sandbox.spawn import visible_device, zygote_environment
 
 CHILD = Path(__file__).with_name("child.py")
 INSTALL_S = 120
@@ -36,13 +37,18 @@ class Site:
     device: str
 
     @property
+    def core(self) -> int | None:
+        """On which a GPU's calls are launched, as in a campaign, whatever else the host does."""
+        return launching_core(visible_device(0)) if self.device == "cuda" else None
+
+    @property
     def switch(self) -> str:
         """As a user would set it."""
         return f"{against_name(self.package)}={Against.EAGER}"
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> tuple[list[dict[str, Any]], str]:
         """What the child said, and how it ended; empty if as it should."""
-        whole = {**request, "package": self.package, "device": self.device}
+        whole = {**request, "package": self.package, "device": self.device, "core": self.core}
         # Without `site` no .pth file is read, and so no editable install is found.
         command = [sys.executable, "-S", "-P", str(CHILD)]
         with subprocess.Popen(

@@ -17,6 +17,8 @@ from sandbox.types import EvalConfig
 NOWHERE = "nowhere"
 LONG_MS, CLOSE = 0.3, 0.02
 """Calls longer than this must come within so much of the campaign's figure."""
+WIDE = 1.04
+"""Upper over lower bound of a figure that more processes are asked for."""
 CHECKS = (
     "clean", "kernel", "fallback", "opcheck", "fullgraph", "cuda_graph", "threads", "streams",
     "autograd",
@@ -107,6 +109,11 @@ class Row:
         ]
         config = EvalConfig(min_pairs=len(made), max_pairs=len(made))
         self.speedup = interval(made, null, config)
+
+    @property
+    def wide(self) -> bool:
+        """Whether it was disturbed while it was timed."""
+        return self.speedup is not None and self.speedup.high > WIDE * self.speedup.low
 
     @property
     def used(self) -> str:

@@ -9,13 +9,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from agent.export.artefact import Gathered, gather, read_artefact
 from agent.export.package import export_package
 from benchmarks.library import installed
+from benchmarks.library.__main__ import timed
 from benchmarks.library.child import CHECKS
 from benchmarks.library.rows import CHECKS as NAMES
 from benchmarks.library.rows import Row, lines
@@ -145,6 +148,30 @@ def test_one_process_alone_tells_no_interval():
     found.note_times([time(0.1, 2.0)])
     assert (found.pairs, found.reference_ms, found.speedup) == (1, 0.1, None)
     assert not found.proven
+
+
+class Saying:
+    """A site whose processes tell of each operator asked for what `speedups` says next."""
+
+    def __init__(self, **speedups: list[float]) -> None:
+        self.speedups = speedups
+
+    def ask(self, request: dict[str, Any], timeout_s: float) -> tuple[list[dict[str, Any]], str]:
+        names = [one["operator"] for one in request["operators"]]
+        return [{"operator": n, **time(0.1, self.speedups[n].pop(0))} for n in names], ""
+
+
+def test_a_disturbed_figure_is_taken_in_more_processes_until_it_is_narrow(tmp_path):
+    rows = [replace(row(), operator=name) for name in ("calm", "loud", "shaken")]
+    loud = [2.0, 1.0, 4.0] * 4
+    site = Saying(calm=[2.0] * 3, shaken=[2.0, 2.0, 1.5, *[2.0] * 9], loud=loud)
+    record = SimpleNamespace(write=lambda: None)
+    timed(cast(Any, site), rows, 3, monotonic() + 60, cast(Any, record))
+    calm, loud_row, shaken = rows
+    assert (calm.pairs, loud_row.pairs) == (3, 12)
+    assert loud_row.wide
+    assert 3 < shaken.pairs <= 12
+    assert shaken.agrees
 
 
 def test_a_line_that_a_stopped_process_left_unfinished_spoils_nothing(tmp_path, monkeypatch):
