@@ -145,6 +145,9 @@ class Baselines:
                 if task.device == "cpu":  # what it imports and probes runs on these cores
                     self.compiling.stand.zygote.start()
                 ahead.begin(range(config.min_pairs), beside)
+            if null is None and None not in names:
+                with stage(NULL):
+                    null = self.null(races)
             if names:
                 null, told = self._together(races, names, null, ahead, beside, stage)
                 found |= told
@@ -188,12 +191,14 @@ class Baselines:
         missing: Sequence[str],
         null: Null | None,
     ) -> list[str | None]:
-        """What the reference is timed once for: the null experiment, which is None here, and
-        baselines but for max_autotune, which tunes alone for minutes. Empty: for each by itself.
+        """What the reference is timed once for: baselines but for max_autotune, which tunes alone
+        for minutes, and the null experiment, which is None here, where that is calls alone. Empty:
+        for each by itself.
         """
-        names: list[str | None] = [] if null is not None else [None]
+        bare = null is None and config.baselines_only
+        names: list[str | None] = [None] if bare else []
         names += [name for name in missing if name not in COMPILED or name == AHEAD]
-        few = not config.baselines_only or len(names) < 2
+        few = len(names) < 2
         return [] if few or not fits(scheme, signature, task.device, 1 + len(names)) else names
 
     def _together(

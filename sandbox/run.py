@@ -209,7 +209,7 @@ class Run(Timed):
                 self.stand.open_candidate(subject, self.pools[0].signature)
                 claim = profiled(subject, self.pools[0], self.synchronize)
                 found = provenance(unit, claim, self.observation.source.kernels)
-                if unit == "device":
+                if unit == "device" and self.config.hardware_counters:
                     counters, why = counted(subject)
                     found = replace(found, counters=counters, uncounted=why)
             except (WorkerFailed, DeviceError) as failed:

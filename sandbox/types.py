@@ -203,6 +203,8 @@ class EvalConfig:
     """Measured beside eager: compile, max_autotune, cuda_graph."""
     profile_searches: bool = False
     """Profile whatever is right, not only what may be promoted: a reward by coverage needs it."""
+    hardware_counters: bool = True
+    """Read some of a GPU's in a profile, for whoever is to make the kernel faster: 2 s (H200)."""
     verify_only: bool = False
     """Time nothing: what passes has no figure, and can be no winner. For learning what is right."""
     baselines_only: bool = False
@@ -233,7 +235,8 @@ class EvalConfig:
     @property
     def id(self) -> str:
         """Of what makes figures; a profile comes after them."""
-        left_out = {"profile_searches"} if self.verify_only else {"profile_searches", "verify_only"}
+        left_out = {"profile_searches", "hardware_counters"}
+        left_out |= set() if self.verify_only else {"verify_only"}
         # As before there was such a choice.
         left_out |= {
             name for name in ("dense_layouts", "baselines_only") if not self.__dict__[name]

@@ -27,5 +27,7 @@ def test_dram_traffic_and_occupancy_of_a_kernel_are_told(
     if not told and any(reason in fact for reason in REASONS.values() for fact in facts):
         pytest.skip(facts[-1])
     assert {"dram__bytes_read.sum", "gpu__time_duration.sum"} <= set(told), facts
+    asked = replace(config, profile_searches=True, hardware_counters=False)
+    assert not list(counter_claims(evaluator.evaluate(TASK, mine, asked, to_beat=1e-3)))
     occupancy = float(told["sm__warps_active.avg.pct_of_peak_sustained_active"][-2])
     assert 0 < occupancy <= 100

@@ -145,7 +145,8 @@ def test_in_a_search_the_protocol_may_ask_for_a_profile(
     """Of what is slower, too; what PyTorch alone does is no kernel's share."""
     task = task_of(SLOW.format(name="Model", times=1))
     slower = Candidate(task.id, Language.TORCH, SLOW.format(name="ModelNew", times=20))
-    config = replace(FAST, profile_searches=asked)
+    config = replace(FAST, profile_searches=asked, hardware_counters=not asked)
+    assert config.id == FAST.id  # a profile comes after the figures
     found = evaluator.evaluate(task, slower, config, to_beat=1.0)
     assert found.status is Status.PASSED, found.detail
     assert found.own_share == share

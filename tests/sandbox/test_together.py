@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sandbox.bare import BareGroup, BarePair, RivalFailed
-from sandbox.baselines import DEVICE_BASELINES, TOGETHER
+from sandbox.baselines import DEVICE_BASELINES, NULL, TOGETHER
 from sandbox.compiling import Ahead
 from sandbox.evaluator import LocalEvaluator
 from sandbox.handle import WorkerFailed
@@ -135,6 +135,21 @@ def test_only_what_is_missing_is_timed_beside_the_same_null_experiment(
     assert len(seen.races) == 2
 
 
+def test_baselines_share_the_references_batches_behind_a_judged_null_experiment(
+    evaluator: LocalEvaluator, seen: Seen
+) -> None:
+    task, config = fresh_task(225), replace(FAST, baselines=(ONE, TWO))
+    found = evaluator.figures(task, config)
+    assert seen.races == [[None], [ONE, TWO]]
+    assert all(one.speedup is not None for one in found.baselines)
+    assert {NULL, TOGETHER} <= set(found.seconds)
+    for number in seen.turns:
+        times = seen.names(number)
+        assert times["eager"] == max(times[ONE], times[TWO])
+    evaluator.figures(task, replace(config, baselines=(ONE,)))
+    assert len(seen.races) == 2
+
+
 def test_a_baseline_that_fails_when_it_starts_stops_no_other(
     evaluator: LocalEvaluator, seen: Seen
 ) -> None:
@@ -239,13 +254,6 @@ def test_where_all_do_not_fit_at_once_they_are_timed_pair_by_pair(
     assert seen.races == [[None], [ONE], [TWO]]
     assert all(one.speedup is not None for one in found.baselines)
     assert TOGETHER not in found.seconds
-
-
-def test_where_candidates_are_to_come_they_are_timed_pair_by_pair(
-    evaluator: LocalEvaluator, seen: Seen
-) -> None:
-    evaluator.prepare(fresh_task(8), replace(alone(ONE, TWO), baselines_only=False))
-    assert seen.races == [[None], [ONE], [TWO]]
 
 
 @pytest.mark.parametrize("ready", range(PAIRS + 1))
