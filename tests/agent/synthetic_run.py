@@ -95,6 +95,8 @@ class ModelNew(nn.Module):
         kernel((x.shape[0],), ({threads},), (x.data_ptr(), y.data_ptr(), x.shape[1]))
         return y
 '''
+LONG = "_transposed_2D_asymmetric_input_asymmetric_kernel_strided__grouped____padded____dilated__"
+"""As KernelBench names some."""
 REMARKS = (
     "reads are coalesced and each row stays in registers",
     "float4 loads halve the number of transactions",
@@ -148,6 +150,7 @@ def _task(
     learning: bool,
 ) -> None:
     name = f"{number + 1}_{dice.choice(('Softmax', 'Matmul', 'LayerNorm', 'Conv2d', 'GELU'))}"
+    name += LONG if number == 1 else ""
     task = Task(f"kernelbench/level{1 + number % 3}/{name}", REFERENCE.format(name=name), "cuda")
     journal.record_task(task)
     journal.record_measured(task.id, Measured(0.11, {"compile": 0.085}))

@@ -121,6 +121,13 @@ def test_a_page_is_drawn_without_an_error_or_a_request(browser, page, theme):
     assert background == {"light": "rgb(246, 247, 248)", "dark": "rgb(13, 16, 19)"}[theme]
 
 
+def test_nothing_is_cut_off_beside_a_long_name(opened):
+    browser = opened()
+    boxes = "[...document.querySelectorAll('.scroll, .tile')]"
+    cut = "filter(e => e.scrollWidth > e.clientWidth).map(e => e.innerText)"
+    assert browser.execute_script(f"return {boxes}.{cut}") == []
+
+
 def test_a_heading_sorts_and_the_plot_follows(opened):
     browser = opened()
     speedups = [float(x) for x in sorted_keys(browser, "speedup") if x]
