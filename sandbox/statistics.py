@@ -298,8 +298,8 @@ def _half(count: int, null: Null, config: EvalConfig) -> float:
 
 
 def full_rounds(config: EvalConfig) -> int:
-    """Batch rounds of a whole pair."""
-    return config.rounds - max(1, round(config.rounds * config.single_share))
+    """Batch rounds of a whole pair: one at least, without which there is no figure."""
+    return max(1, config.rounds - max(1, round(config.rounds * config.single_share)))
 
 
 @functools.cache

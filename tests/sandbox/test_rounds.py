@@ -77,6 +77,15 @@ def test_between_trusted_sides_no_call_is_alone() -> None:
     assert single_set(SEARCH, random.Random(1), judged=False) == [False] * 6
 
 
+@pytest.mark.parametrize("rounds", [2, 3, 8])
+def test_a_pair_has_a_batch_whatever_share_of_its_rounds_is_single_set(rounds: int) -> None:
+    config = replace(FAST, rounds=rounds, single_share=0.99)
+    assert sorted(single_set(config, random.Random(1), judged=True)) == [
+        False,
+        *[True] * (rounds - 1),
+    ]
+
+
 def test_a_lone_call_that_waited_for_a_thread_does_not_speak_for_the_others() -> None:
     assert together([0.003]) == 0.003
     assert together([0.001, 0.012, 0.002, 0.001]) == 0.004
