@@ -216,6 +216,14 @@ def test_the_environment_switches_kernels_off(kernels, monkeypatch, off, used):
     assert counts(kernels, "bias_relu") == {used: 1}
 
 
+@pytest.mark.parametrize("name", ["Signs", "1", "softmax"])
+def test_a_switch_that_names_no_operator_says_so_once(kernels, monkeypatch, caplog, name):
+    monkeypatch.setenv("TESTED_KERNELS_OFF", f"signs,{name}")
+    kernels.table()
+    [record] = caplog.records
+    assert f"TESTED_KERNELS_OFF names '{name}', which is no operator here" in record.message
+
+
 def test_a_second_import_finds_the_same_operators(kernels):
     first, pair = kernels.operator("bias_relu"), inputs()
     wanted = first(*pair)

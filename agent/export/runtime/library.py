@@ -29,6 +29,7 @@ class KernelLibrary:
     def __init__(self, folder: Path) -> None:
         self.folder, self.library = folder, records.read_library(folder)
         self._known = {operator.name: operator for operator in self.library.operators}
+        self._warned = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -42,6 +43,9 @@ class KernelLibrary:
         with DEFINING:
             key = record.namespace, name
             if key not in DEFINED:
+                if not self._warned:
+                    self._warned = True
+                    switches.warn_of_strangers(self.library.prefix, self.names)
                 chosen = switches.from_environment(self.library.prefix, name)
                 DEFINED[key] = Custom(self.library.package, self.folder, record, chosen)
             return DEFINED[key]

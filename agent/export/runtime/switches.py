@@ -5,11 +5,15 @@ The environment says it when an operator is first used, `KernelLibrary.switch` a
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from agent.export.runtime.records import LibraryError
+
+logger = logging.getLogger(__name__)
 
 
 class Against(StrEnum):
@@ -37,10 +41,23 @@ def from_environment(prefix: str, name: str) -> Switches:
 
     Raises LibraryError for a word that is neither `eager` nor `best`.
     """
-    off = {word.strip() for word in os.environ.get(off_name(prefix), "").split(",")}
+    off = _off(prefix)
     variable = against_name(prefix)
     word = os.environ.get(variable, "").strip()
     return Switches(not {"all", name} & off, against(word, variable) if word else Against.BEST)
+
+
+def warn_of_strangers(prefix: str, names: Sequence[str]) -> None:
+    """A misspelt name switches nothing off: that must not go unseen."""
+    for word in sorted(_off(prefix) - {"", "all", *names}):
+        logger.warning(
+            "%s names %r, which is no operator here: expected all, or some of %s",
+            *(off_name(prefix), word, ", ".join(names)),
+        )
+
+
+def _off(prefix: str) -> set[str]:
+    return {word.strip() for word in os.environ.get(off_name(prefix), "").split(",")}
 
 
 def against(word: str, setting: str) -> Against:
