@@ -74,9 +74,14 @@ class Dispatch:
             reason: str | None = "switched off"
         else:
             if rows:
-                chosen = rows.get(signature.key_of(device.type, arguments, init))
+                try:
+                    chosen = rows.get(signature.key_of(device.type, arguments, init))
+                except RuntimeError:  # a nested or sparse tensor has no sizes or strides
+                    chosen = None
             if chosen is None:
                 reason = "not measured here"
+            elif torch.get_default_dtype() is not torch.float32:  # it was judged with this one
+                reason = "another default dtype"
             elif not chosen.active and self.against is not Against.EAGER:
                 reason = "faster than eager alone"
             else:
