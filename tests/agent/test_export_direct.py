@@ -177,6 +177,82 @@ def test_forward_mode_gradients_are_the_references(op):
     assert op.dispatch.counts.read() == {"forward-mode gradients": 1}
 
 
+@pytest.mark.parametrize(
+    "watched", [torch.autocast("cpu", dtype=torch.bfloat16), Seen(), torch.profiler.profile()]
+)
+def test_forward_mode_gradients_are_the_references_whoever_watches(op, watched):
+    x, weight = inputs()
+    with forward_ad.dual_level(), watched:
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        found = forward_ad.unpack_dual(op(dual, weight)).tangent
+    torch.testing.assert_close(found, torch.cos(x) * weight)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_forward_mode_gradients_that_torch_would_drop_are_an_error(op, compiled):
+    x, weight = inputs()
+
+    def tangent(x):
+        return torch.func.jvp(lambda x: op.op(x, weight, "[]"), (x,), (torch.ones_like(x),))[1]
+
+    with pytest.raises(RuntimeError, match="no forward-mode gradients"):
+        (torch.compile(tangent, backend="aot_eager") if compiled else tangent)(x)
+
+
+@pytest.mark.filterwarnings("error:.*performance drop:UserWarning")
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, x: torch.func.vmap(f)(torch.stack([x, 2 * x])),
+        lambda f, x: torch.func.grad(lambda x: f(x).pow(2).sum())(x),
+        lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+        lambda f, x: torch.func.hessian(lambda x: f(x).pow(2).sum())(x),
+        lambda f, x: torch.func.vmap(torch.func.grad(lambda x: f(x).sum()))(x.expand(2, 8, 4)),
+    ],
+    ids=["vmap", "grad", "jvp", "hessian", "vmap of grad"],
+)
+def test_transforms_are_the_references(op, transform):
+    x, weight = inputs()
+    found = transform(lambda x: op(x, weight), x)
+    torch.testing.assert_close(found, transform(lambda x: torch.sin(x) * weight, x))
+    assert "kernel" not in op.dispatch.counts.read()
+
+
+@pytest.mark.parametrize("past", [True, False])
+def test_a_kernels_gradient_has_the_references_gradient(op, past):
+    """A penalty on it: no part of what is differentiated again may be taken for a constant."""
+    x, weight = (t.requires_grad_() for t in inputs())
+
+    def penalty(f) -> torch.Tensor:
+        [first] = torch.autograd.grad(f(x * 2, weight).pow(2).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.pow(2).sum() + first.sum(), (x, weight))
+
+    found = penalty(op if past else lambda x, weight: op.op(x, weight, "[]"))
+    torch.testing.assert_close(found, penalty(lambda x, weight: torch.sin(x) * weight))
+    assert op.dispatch.counts.read() == {"kernel": 1}
+
+
+def test_another_default_dtype_is_not_what_was_measured(tmp_path):
+    kernel = KERNEL.replace("return x.sin()", "return torch.empty(8, 4).copy_(x.sin())")
+    op, (x, weight) = custom(tmp_path, REFERENCE, kernel, inputs()), inputs()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = op(x, weight)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, torch.sin(x) * weight)
+    assert op.dispatch.counts.read() == {"another default dtype": 1}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_tensor_without_sizes_goes_to_the_reference(op):
+    rows = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(2, 4)])
+    found = op(rows, torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(2, 4)]))
+    for row, one in zip(rows.unbind(), found.unbind(), strict=True):
+        torch.testing.assert_close(one, row.sin())
+    assert op.dispatch.counts.read() == {"not measured here": 1}
+
+
 def test_an_operator_for_inference_only_still_raises_in_its_backward_pass(tmp_path):
     op = custom(tmp_path, REFERENCE, KERNEL, inputs(), autograd="none")
     x, weight = inputs()

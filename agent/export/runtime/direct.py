@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.autograd import forward_ad
 
 DEVICES = ("cpu", "cuda")
 TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -41,13 +42,21 @@ if KNOWN:
 def watched() -> bool:
     """Whether anything stands between this thread's calls and their kernels."""
     return not KNOWN or bool(
-        _functions()
+        forward_ad._current_level >= 0
+        or _functions()
         or _dispatches()
         or _transforms() is not None
         or _tracing() is not None
         or _autocast()
         or _profiled()
     )
+
+
+def transformed() -> bool:
+    """Whether this thread's calls are differentiated or batched as they are made, by a transform of
+    torch.func or in forward mode, which reach no further than what torch itself computes.
+    """
+    return forward_ad._current_level >= 0 or (KNOWN and _transforms() is not None)
 
 
 def plain(kinds: Sequence[tuple[type, ...]], types: Sequence[type]) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 KEPT_INSTANCES = 16
@@ -52,8 +53,11 @@ def import_source(
 
 
 def construct(kind: Any, init: str, device: torch.device, dtype: str) -> torch.nn.Module:
-    """An instance in train mode, as it was judged; the caller's random numbers are not drawn."""
-    with LOADING, _disable_current_modes(), torch.random.fork_rng(devices=[]):
+    """An instance in train mode, as it was judged; the caller's random numbers are not drawn, and
+    its modes and transforms do not see it.
+    """
+    alone = temporarily_clear_interpreter_stack()
+    with LOADING, alone, _disable_current_modes(), torch.random.fork_rng(devices=[]):
         model: torch.nn.Module = kind(*init_values(init))
         return model.to(device=device, dtype=getattr(torch, dtype))
 

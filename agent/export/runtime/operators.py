@@ -1,7 +1,7 @@
 """One reference and its kernels as a `torch.library` custom operator.
 
 The operator's result is contiguous, whoever computed it. Its fake kernel and its gradient run the
-reference; the gradient of a kernel's result recomputes the forward pass, and has none of its own.
+reference; the gradient of a kernel's result recomputes the forward pass. So do transforms of calls.
 Inside autocast it works in the dtype that it was measured with. Calls that nobody watches go past
 torch's dispatcher (runtime/direct.py), with the same results.
 """
@@ -58,10 +58,13 @@ class Custom:
     def __call__(self, *arguments: Any, init: str | None = None) -> Result:
         """`init` is JSON of the constructor's arguments, by default those that were measured."""
         init = self._init if init is None else init
-        if torch.compiler.is_compiling() or not self._alone(arguments, init):
-            found: Result = self.op(*arguments, init)
-            return found
-        return self._direct(arguments, init)
+        compiling = torch.compiler.is_compiling()
+        if not compiling and self._alone(arguments, init):
+            return self._direct(arguments, init)
+        if not compiling and direct.transformed() and len(arguments) == len(self._kinds):
+            return self._transformed(arguments, init)
+        found: Result = self.op(*arguments, init)
+        return found
 
     @property
     def reference(self) -> Any:
@@ -93,6 +96,7 @@ class Custom:
 
     def _run(self, *everything: Any) -> Result:
         arguments, init = everything[:-1], everything[-1]
+        self._refuse_forward_mode()
         chosen = self.dispatch.find(arguments, init, arguments[self._first].device)
         if chosen is not None:
             found = self._kernel(chosen, arguments, init)
@@ -101,7 +105,16 @@ class Custom:
         with torch.no_grad():
             return self._own(self.refer(arguments, init), arguments)
 
+    def _refuse_forward_mode(self) -> None:
+        """Torch drops the tangents of what an operator is given, without a word."""
+        if forward_ad._current_level >= 0:
+            raise RuntimeError(
+                f"{self.qualified} has no forward-mode gradients in compiled code or by its torch "
+                "name: call the library's operator in eager code"
+            )
+
     def _fake(self, *everything: Any) -> Result:
+        self._refuse_forward_mode()
         # Torch asks below autograd, where fake tensors meet composite operations whole. There, with
         # symbolic sizes, torch 2.11 and 2.13 sum a cross entropy that is to be of every row.
         with torch._C._SetExcludeDispatchKeyGuard(AUTOGRAD, False):
@@ -117,17 +130,24 @@ class Custom:
         ctx.others = [None if isinstance(a, torch.Tensor) else a for a in inputs]
 
     def _backward(self, ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """`ctx.needs_input_grad` says it of the operator's arguments, the last ones of those."""
+        """`ctx.needs_input_grad` says it of the operator's arguments, the last ones of those.
+
+        Where the gradient is to be differentiated itself, the arguments stay in the graph.
+        """
         if self._inference_only:
             raise RuntimeError(
                 f"{self.qualified} is for inference only: call it under torch.no_grad()"
             )
         saved = iter(ctx.saved_tensors)
         needs = ctx.needs_input_grad[-len(ctx.others) :]
+        again = torch.is_grad_enabled()
         arguments: list[Any] = []
         for needed, other in zip(needs, ctx.others, strict=True):
             if other is None:
-                arguments.append(next(saved).detach().requires_grad_(needed))
+                tensor = next(saved)
+                # Also where it is another argument too: each has a gradient of its own.
+                kept = tensor.view_as(tensor) if again and needed else tensor.detach()
+                arguments.append(kept.requires_grad_(needed))
             else:
                 arguments.append(other)
         wanted = [a for a in arguments if isinstance(a, torch.Tensor) and a.requires_grad]
@@ -138,7 +158,11 @@ class Custom:
         ]
         found = iter(
             torch.autograd.grad(
-                [o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True
+                [o for o, _ in pairs],
+                wanted,
+                [g for _, g in pairs],
+                create_graph=again,
+                allow_unused=True,
             )
         )
         return tuple(
@@ -163,9 +187,6 @@ class Custom:
         return not (self._inference_only and torch.is_grad_enabled() and _needs(arguments))
 
     def _direct(self, arguments: Arguments, init: str) -> Result:
-        if forward_ad._current_level >= 0:  # a kernel would drop the tangents
-            self.dispatch.counts.add("forward-mode gradients")
-            return self._own(self._refer(arguments, init), arguments)
         chosen = self.dispatch.find(arguments, init, arguments[self._first].device)
         if chosen is not None:
             if torch.is_grad_enabled() and _needs(arguments):
@@ -175,6 +196,16 @@ class Custom:
                 return found
         # With gradients of its own: nothing is computed twice for them.
         return self._own(self._refer(arguments, init), arguments)
+
+    def _transformed(self, arguments: Arguments, init: str) -> Result:
+        """The reference by torch's own operators, which every transform knows."""
+        forward = forward_ad._current_level >= 0
+        self.dispatch.counts.add("forward-mode gradients" if forward else "inside a transform")
+        given = arguments
+        kind = arguments[self._first].device.type
+        if kind in direct.DEVICES and torch.is_autocast_enabled(kind):
+            given = _cast(arguments, kind, getattr(torch, self.operator.dtype))
+        return self._plain(self.refer(given, init))
 
     # --- the two ways to compute it --------------------------------------------------------------
 
@@ -312,6 +343,19 @@ def _needs(arguments: Sequence[Any]) -> bool:
         if isinstance(argument, torch.Tensor) and argument.requires_grad:
             return True
     return False
+
+
+def _cast(arguments: Sequence[Any], device: str, dtype: torch.dtype) -> list[Any]:
+    """As torch casts what an operator is given under autocast."""
+    return [
+        a.to(dtype)
+        if isinstance(a, torch.Tensor)
+        and a.is_floating_point()
+        and a.device.type == device
+        and a.dtype is not torch.float64
+        else a
+        for a in arguments
+    ]
 
 
 def _shares(result: torch.Tensor, known: Sequence[Any]) -> bool:
