@@ -41,6 +41,10 @@ OPERATOR_MS = 0.02
 """
 
 
+class Nothing(ConfigError):
+    """No winner is left for a format; the message says why."""
+
+
 @dataclass(frozen=True)
 class Provenance:
     """Who made a kernel, and from what."""
@@ -116,7 +120,10 @@ class Gathered:
 
 
 def winners(runs: Iterable[Path], licence: str = "unknown") -> list[Artefact]:
-    """Every win, without an operator yet; of one task and machine the best bound alone."""
+    """Every win, without an operator yet; of one task and machine the best bound alone.
+
+    One kernel that won on several machines is one artefact, with the origin of its best figure.
+    """
     found: list[Artefact] = []
     for run in runs:
         with Journal(run, read_only=True) as journal:
@@ -129,7 +136,12 @@ def winners(runs: Iterable[Path], licence: str = "unknown") -> list[Artefact]:
     best: dict[tuple[str, tuple[str, ...]], Artefact] = {}
     for each in sorted(found, key=bound):
         best[each.task.hash, tuple(each.decisive)] = each
-    return sorted(best.values(), key=lambda a: (a.task.id, a.candidate.id))
+    kernels: dict[tuple[str, str], Artefact] = {}
+    for each in sorted(best.values(), key=bound):
+        key = each.task.hash, each.candidate.id
+        others = kernels[key].findings if key in kernels else ()
+        kernels[key] = replace(each, findings=(*others, *each.findings))
+    return sorted(kernels.values(), key=lambda a: (a.task.id, a.candidate.id))
 
 
 def gather(runs: Iterable[Path], licence: str = "unknown") -> Gathered:
@@ -224,15 +236,17 @@ def loses(evaluation: Evaluation, ratio: Interval, cost_ms: float, device: str) 
 
 
 def costed(artefact: Artefact) -> Artefact:
-    """With what calling its operator costs on this machine, where its last figure is from here."""
-    last, device = artefact.findings[-1], artefact.task.device
-    here = device == "cpu" or torch.cuda.is_available()
-    if not here or machine_of(last.evaluation.environment) != machine(device):
+    """With what calling its operator costs on this machine, where a figure of it is from here."""
+    device = artefact.task.device
+    if device != "cpu" and not torch.cuda.is_available():
+        return artefact
+    here = artefact.decisive.get(machine(device))
+    if here is None:
         return artefact
     inputs = sum(kind == "Tensor" for _, kind in artefact.interface.inputs)
     cost_ms = operator_ms(device, inputs, len(artefact.interface.state), artefact.ordered)
-    last = replace(last, operator_ms=round(cost_ms, 5))
-    return replace(artefact, findings=(*artefact.findings[:-1], last))
+    known = replace(here, operator_ms=round(cost_ms, 5))
+    return replace(artefact, findings=tuple(known if f is here else f for f in artefact.findings))
 
 
 def write_artefact(artefact: Artefact, path: Path) -> None:

@@ -26,6 +26,7 @@ from agent.export.artefact import (
     Artefact,
     Finding,
     Gathered,
+    Nothing,
     against_best,
     beats_eager,
     best_baseline,
@@ -127,7 +128,7 @@ def export_package(
     check_folder(folder, "package")
     if not gathered.artefacts:
         why = "; ".join(f"{task}: {reason}" for task, reason in gathered.left_out)
-        raise ConfigError(f"nothing to put in a package: {why or 'the runs have no wins'}")
+        raise Nothing(f"nothing to put in a package: {why or 'the runs have no wins'}")
     try:
         ordered = sorted(gathered.artefacts, key=lambda a: (a.operator, a.candidate.id))
         with staged(folder, OWNED) as stage:
@@ -161,6 +162,8 @@ def renewed(
         (folder / name).mkdir(parents=True)
     for artefact in artefacts:
         stem = f"{artefact.operator}-{artefact.candidate.id}"
+        if (folder / "artefacts" / f"{stem}.json").exists():  # of another task of the operator
+            stem += f"-{artefact.task.hash}"
         write_artefact(artefact, folder / "artefacts" / f"{stem}.json")
         (folder / "pages" / f"{stem}.md").write_text(page(artefact, package))
     return f"0.1.0+{digest([content_of(a) for a in artefacts])[:10]}"

@@ -15,14 +15,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.export.artefact import Artefact, Gathered, costed, gather, loses, state_of, winners
+from agent.export.artefact import (
+    Artefact,
+    Gathered,
+    costed,
+    gather,
+    loses,
+    read_artefact,
+    state_of,
+    winners,
+)
 from agent.export.manifest import read_manifest
 from agent.export.overhead import operator_ms
 from agent.export.package import check_name, export_package
 from agent.export.runtime import compiled
+from agent.export.runtime.machine import machine
+from agent.export.runtime.records import read_library
 from sandbox.errors import ConfigError
 from sandbox.figures import Baseline, Interval
-from sandbox.types import Status
+from sandbox.types import Shape, Status
 from tests.agent.export_library import cpp_campaign
 
 NAME = "tested_kernels"
@@ -386,6 +397,31 @@ def test_several_runs_make_one_library_with_the_better_kernel(tmp_path):
     fast = cpp_campaign(tmp_path / "fast", signs="speedup=2.5")
     found = {a.task.id: a.provenance.run for a in winners([fast, slow])}
     assert found == {"test/signs": "fast", "test/decayed": "slow"}
+
+
+def test_a_kernel_that_won_on_two_machines_keeps_the_evidence_of_both(tmp_path):
+    elsewhere = {"device": "cpu", "cpu": "Other", "threads": "96"}
+    here = cpp_campaign(tmp_path / "here", signs="speedup=2")
+    there = cpp_campaign(tmp_path / "there", elsewhere, signs="speedup=2")
+    found = gather([here, there])
+    [signs] = found.artefacts
+    assert set(signs.decisive) == {machine("cpu"), "Other x96"}
+    export_package(found, tmp_path / "out", NAME)
+    [path] = (tmp_path / "out" / "artefacts").iterdir()
+    assert read_artefact(path) == signs
+    library = read_library(tmp_path / "out" / "source" / NAME)
+    assert {r.machine for r in library.operators[0].rows} == set(signs.decisive)
+    noted = costed(signs).decisive
+    assert noted[machine("cpu")].operator_ms is not None
+    assert noted["Other x96"].operator_ms is None
+
+
+def test_one_kernel_of_two_tasks_has_a_file_for_each(gathered, tmp_path):
+    [*_, signs] = gathered.artefacts
+    other = replace(signs, task=replace(signs.task, shapes=(*signs.task.shapes, Shape("more"))))
+    export_package(Gathered((signs, other), ()), tmp_path / "out", NAME)
+    read = [read_artefact(path) for path in (tmp_path / "out" / "artefacts").iterdir()]
+    assert {a.task.hash for a in read} == {signs.task.hash, other.task.hash}
 
 
 def test_two_libraries_with_the_same_reference_do_not_replace_each_other(
