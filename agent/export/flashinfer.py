@@ -21,7 +21,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from agent.export.artefact import Artefact, Gathered, decisive
+from agent.export.artefact import Artefact, Gathered, Nothing, decisive
 from agent.export.capture import Measured
 from agent.export.folder import check_folder, staged
 from agent.export.manifest import write_manifest
@@ -126,7 +126,7 @@ def _write(gathered: Gathered, folder: Path, judges: Judges) -> list[Path]:
             kept += [r.artefact for r in ready]
     if not kept:
         why = "; ".join(f"{task}: {reason}" for task, reason in left_out.items())
-        raise ConfigError(f"nothing for FlashInfer-Bench: {why or 'the runs have no wins'}")
+        raise Nothing(f"nothing for FlashInfer-Bench: {why or 'the runs have no wins'}")
     facts = {"dataset": AUTHOR, "left_out": left_out}
     return [*paths, write_manifest(folder, facts, kept)]
 

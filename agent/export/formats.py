@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
-from agent.export.artefact import costed, gather, winners
+from agent.export.artefact import Nothing, costed, gather, winners
 from agent.export.flashinfer import export_flashinfer
 from agent.export.folder import check_folder
 from agent.export.hub import export_hub
@@ -76,9 +76,11 @@ def export_formats(
     """The files in the folder, or in a folder of each form where there are several.
 
     Converted kernels are judged once, whatever forms they are for; tasks of another device are not.
-    `tell` gets a line for each run without a win, and those of agent/export/notices.py. Raises
-    ConfigError where a folder holds something else, or nothing can be exported.
+    `tell` gets a line for each form for which nothing is left, where others were written, one for
+    each run without a win, and those of agent/export/notices.py. Raises ConfigError where a folder
+    holds something else, or nothing can be exported in any form.
     """
+    runs = list({run.resolve(): run for run in runs}.values())
     with ExitStack() as stack:
         judge = _Once(device, make_evaluator, stack)
         several = len(formats.names) > 1
@@ -88,9 +90,18 @@ def export_formats(
             for each in folders_of(runs, place) if name == "modelnew" else (place,):
                 check_folder(each, name)
         written: list[Path] = []
+        nothing: dict[str, Nothing] = {}
         for name, place in inner.items():
-            written += _export(name, runs, place, formats, judge)
-        libraries = {name: place for name, place in inner.items() if name != "modelnew"}
+            try:
+                written += _export(name, runs, place, formats, judge)
+            except Nothing as error:
+                nothing[name] = error
+        if not written:
+            raise next(iter(nothing.values()))
+        for why in nothing.values():
+            tell(str(why))
+        done = inner.keys() - nothing.keys() - {"modelnew"}
+        libraries = {name: place for name, place in inner.items() if name in done}
         for line in [*filter(None, map(without_wins, runs)), *notices(libraries, formats.package)]:
             tell(line)
         return written

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from agent.export.artefact import Artefact, Gathered, against_best, decisive
+from agent.export.artefact import Artefact, Gathered, Nothing, against_best, decisive
 from agent.export.folder import check_folder, staged
 from agent.export.manifest import write_manifest
 from agent.export.package import check_name, renewed, write_root
@@ -75,7 +75,7 @@ def export_hub(
     check_folder(folder, "kernels")
     if not gathered.artefacts:
         why = "; ".join(f"{task}: {reason}" for task, reason in gathered.left_out)
-        raise ConfigError(f"nothing to put in a repository: {why or 'the runs have no wins'}")
+        raise Nothing(f"nothing to put in a repository: {why or 'the runs have no wins'}")
     ordered = sorted(gathered.artefacts, key=lambda a: (a.task.device, a.operator, a.candidate.id))
     try:
         with staged(folder, OWNED) as stage:

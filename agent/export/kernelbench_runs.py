@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.export.artefact import Artefact, against_best, decisive
+from agent.export.artefact import Artefact, against_best, bound, decisive
 from agent.export.folder import MANIFEST, check_folder, staged
 from agent.export.modelnew import file_name
+from agent.export.runtime.machine import machine_of
 from agent.export.standalone import Judges, Standalone, standalone
 from kernelbench.submissions import NUMBERED
 from sandbox.errors import ConfigError
@@ -61,14 +62,20 @@ def prepare(
     artefacts: Sequence[Artefact], judges: Judges
 ) -> tuple[list[Standalone], dict[str, str]]:
     """Kernels that KernelBench can run, and why the others are left out, by task."""
-    ready, left_out = [], {}
+    ready: dict[Path, Standalone] = {}
+    left_out: dict[str, str] = {}
     for artefact in artefacts:
         made = _prepared(artefact, judges)
-        if isinstance(made, Standalone):
-            ready.append(made)
-        else:
+        if isinstance(made, str):
             left_out[artefact.task.id] = made
-    return ready, left_out
+            continue
+        path = relative_path(artefact.task.id, artefact.provenance.run)
+        known = ready.setdefault(path, made)
+        if known is not made:  # of another machine, or of another run of the same name
+            loser, ready[path] = sorted((known, made), key=lambda each: bound(each.artefact))
+            machine = machine_of(decisive(loser.artefact).environment)
+            left_out[artefact.task.id] = f"{path.as_posix()} holds another kernel, not {machine}'s"
+    return list(ready.values()), left_out
 
 
 def _prepared(artefact: Artefact, judges: Judges) -> Standalone | str:

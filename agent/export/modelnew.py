@@ -47,8 +47,14 @@ def export_runs(runs: Sequence[Path], out_dir: Path) -> list[Path]:
 
 
 def folders_of(runs: Sequence[Path], out_dir: Path) -> list[Path]:
-    """Where each run's kernels go."""
-    return [out_dir] if len(runs) == 1 else [out_dir / run.name for run in runs]
+    """Where each run's kernels go; raises ConfigError where two runs have one name."""
+    if len(runs) == 1:
+        return [out_dir]
+    names: dict[str, Path] = {}
+    for run in runs:
+        if names.setdefault(run.name, run) is not run:
+            raise ConfigError(f"{names[run.name]} and {run} have one name: export them apart")
+    return [out_dir / run.name for run in runs]
 
 
 def file_name(task_id: str) -> str:

@@ -18,6 +18,7 @@ from agent.export.modelnew import export_run, export_runs
 from agent.export.package import export_package
 from sandbox.errors import ConfigError
 from tests.agent.export_cuda import cuda_artefact, gathered
+from tests.agent.export_library import cpp_campaign
 from tests.agent.scripts import campaign, script
 
 OLDEST = {
@@ -163,6 +164,31 @@ def test_of_several_runs_none_is_written_where_one_cannot_be(run, tmp_path):
     with pytest.raises(ConfigError, match="second: holds other files"):
         export_runs([run, tmp_path / "second"], tmp_path / "out")
     assert not (tmp_path / "out" / "first").exists()
+
+
+def test_two_runs_of_one_name_do_not_replace_each_other(run, tmp_path):
+    (tmp_path / "other").mkdir()
+    campaign(tmp_path / "other" / "first", {"b": [script(1, speedup=2.0)]})
+    with pytest.raises(ConfigError, match="have one name: export them apart"):
+        exported([run, tmp_path / "other" / "first"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert len(exported([run, run.parent / "first" / ".." / "first"], tmp_path / "out")) == 2
+
+
+def exported(runs, folder, *formats):
+    wanted = check_formats(formats or ["modelnew"], "a_b", [])
+    return export_formats(runs, folder, wanted, "cpu", lambda: pytest.fail("nothing is judged"))
+
+
+def test_of_several_formats_those_that_have_nothing_stop_no_other(tmp_path):
+    run, told = cpp_campaign(tmp_path / "run", row_losses="speedup=2.0"), []
+    names = ["flashinfer", "kernels", "modelnew"]
+    wanted = check_formats(names, "a_b", [])
+    paths = export_formats([run], tmp_path / "out", wanted, "cpu", pytest.fail, told.append)
+    assert {p.relative_to(tmp_path / "out").parts[0] for p in paths} == {"kernels", "modelnew"}
+    assert told[0].startswith("nothing for FlashInfer-Bench: test/row_losses: targets holds int")
+    with pytest.raises(ConfigError, match=r"^nothing for FlashInfer-Bench: test/row_losses: tar"):
+        exported([run], tmp_path / "alone", "flashinfer")
 
 
 def test_of_several_formats_none_is_written_where_one_cannot_be(run, tmp_path):

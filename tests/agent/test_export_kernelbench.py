@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,14 @@ from agent.export.kernelbench_runs import export_kernelbench, refusal
 from agent.export.standalone import Judge
 from kernelbench.submissions import read_submissions
 from sandbox.errors import ConfigError
+from sandbox.figures import Interval
+from sandbox.records import to_record
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
 from tests.agent.export_cuda import cuda_artefact, cuda_evaluation
 
 CHECKOUT = os.environ.get("KERNELBENCH_CHECKOUT", "")
 CHECKER = Path(CHECKOUT) / "src" / "kernelbench" / "kernel_static_checker.py"
+ELSEWHERE = {"device": "cuda", "gpu": "GH200", "arch": "sm_90"}
 
 
 @dataclass
@@ -56,6 +59,20 @@ def test_a_winner_of_a_kernelbench_problem_lies_where_its_scripts_look(tmp_path)
     found = read_submissions(tmp_path / "runs" / "h200", [artefact.task])
     assert [s.candidate.language for s in found.submissions] == [Language.CUDA_INLINE]
     assert read_submissions(tmp_path, [artefact.task]).submissions[0].origin == str(path)
+
+
+def test_of_two_kernels_of_one_file_the_better_stays_and_the_other_is_told(tmp_path):
+    fast, slow = cuda_artefact(), cuda_artefact()
+    finding = slow.findings[-1]
+    timing = replace(finding.evaluation.timing, speedup=Interval(1.2, 1.1, 1.3))
+    worse = replace(finding.evaluation, timing=timing, environment=ELSEWHERE)
+    slow = replace(slow, findings=(replace(finding, evaluation=worse),))
+    for order in ((fast, slow), (slow, fast)):
+        export_kernelbench(order, tmp_path, lambda task: None)
+        [entry] = manifest(tmp_path)["kernels"]
+        assert entry["before_conversion"] == to_record(fast.findings[-1].evaluation.speedup)
+        [told] = manifest(tmp_path)["left_out"].values()
+        assert told == "modelnew/test__bias_relu.py holds another kernel, not GH200 sm_90's"
 
 
 def test_without_its_device_a_converted_kernel_says_that_it_was_not_judged(tmp_path):
