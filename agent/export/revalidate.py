@@ -79,7 +79,8 @@ def revalidate(
         remedy = "expected a library: warpsmith export RUN --to DIR --format package"
         raise ConfigError(f"{folder}: is an export of --format {found}; {remedy}")
     record = read_manifest(folder)
-    paths = sorted((folder / "artefacts").glob("*.json"))
+    # What was put beside them since is nobody's evidence.
+    paths = [folder / name for name in record["files"] if name.startswith("artefacts/")]
     if "package" not in record or not paths:
         raise ConfigError(f"{folder}: no library; expected what `export --format package` wrote")
     artefacts = [read_artefact(path) for path in paths]

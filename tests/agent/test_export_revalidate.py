@@ -174,6 +174,15 @@ def test_what_is_no_library_is_one_clear_line(folder, capsys, damage):
     assert line.startswith("warpsmith: ")
 
 
+def test_what_was_put_beside_the_artefacts_is_not_judged(folder):
+    [signs] = (folder / "artefacts").glob("signs-*")
+    (folder / "artefacts" / "other.json").write_text(signs.read_text().replace("signs", "other"))
+    assert {o.artefact.operator for o in revalidate(folder, "cpu", Again({}))} == {
+        "bias_relu",
+        "signs",
+    }
+
+
 def test_a_damaged_library_is_not_written_anew(folder):
     [page] = (folder / "pages").glob("signs-*")
     page.write_text("changed")
