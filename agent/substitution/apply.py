@@ -2,8 +2,8 @@
 harm.
 
 Found and verified first, each operator by itself where the whole differs; then timed, each by
-itself and all together. What is wrong, or slower by its whole interval, is taken back, and the
-rest is verified and timed again.
+itself and all together. What is wrong, did not run, or is slower by its whole interval, is taken
+back, and the rest is verified and timed again.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ class _Applying:
         places = tuple(from_record(PlaceFound, record) for record in found["places"])
         kept = list(dict.fromkeys(p.operator for p in places if p.replaced))
         verified, kept = self.right(kept) if kept else (None, [])
+        if verified is not None and verified.idle:
+            self.taken_back |= {n: f"its kernel did not run: {w}" for n, w in verified.idle.items()}
+            kept = [name for name in kept if name not in verified.idle]
+            verified = self.verified(kept) if kept else verified
         alone: dict[str, Latency] = {}
         latency = None
         if kept:

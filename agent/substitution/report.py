@@ -48,6 +48,8 @@ class Verified:
     oracle: str = "float64"
     kernels: Mapping[str, int] = field(default_factory=dict)
     """Calls that a kernel did, by operator, while outputs were compared."""
+    idle: Mapping[str, str] = field(default_factory=dict)
+    """Operators whose kernel did none of them, and why: of those nothing was proven."""
 
     @property
     def passed(self) -> bool:
@@ -102,7 +104,7 @@ class Application:
     kept: tuple[str, ...]
     """Operators that stay in."""
     taken_back: Mapping[str, str] = field(default_factory=dict)
-    """Operators that fitted and were wrong or slower."""
+    """Operators that fitted and were wrong, slower, or left to their reference."""
     verified: Verified | None = None
     latency: Latency | None = None
     """Of the model with the operators that were kept."""

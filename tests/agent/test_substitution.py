@@ -14,6 +14,7 @@ from agent.substitution.library import find_library
 from agent.substitution.measure import Process, summarise
 from agent.substitution.report import Application, Check, PlaceFound, Verified, lines
 from agent.substitution.verify import verify
+from agent.substitution.worker import work
 from sandbox.errors import ConfigError
 from tests.agent.export_library import TASKS, cpp_campaign
 
@@ -215,6 +216,47 @@ def test_a_wrong_kernel_is_taken_back(tmp_path, monkeypatch):
     found = apply(tmp_path / "model.py", str(library), "cpu", 2)
     assert found.kept == ()
     assert found.taken_back["bias_relu"].startswith("wrong: ")
+    assert found.latency is None
+
+
+def damaged(folder: Path, name: str) -> Path:
+    """A library whose kernel is not the file that was measured."""
+    library = exported(folder, name, bias_relu="speedup=3.0")
+    [kernel] = (library / "source" / name / "kernels").glob("bias_relu_[!r]*.py")
+    kernel.write_text(kernel.read_text()[:300])
+    return library
+
+
+def asked(library: Path, model: str) -> dict[str, object]:
+    (library.parent / "model.py").write_text(model)
+    found = {"model": str(library.parent / "model.py"), "library": find_library(str(library))}
+    return found | {"device": "cpu", "only": ["bias_relu"]}
+
+
+def test_a_kernel_that_did_not_run_was_not_proven(tmp_path):
+    found = work(asked(damaged(tmp_path, "idle_kernels"), MODEL) | {"task": "verify"})
+    [[name, why]] = found["verified"]["idle"].items()
+    assert name == "bias_relu"
+    assert "is not the file that was measured (its hash differs)" in why
+    assert "\n" not in why
+
+
+def test_a_library_that_cannot_be_used_is_one_clear_line(tmp_path, monkeypatch):
+    library = exported(tmp_path, "unused_kernels", bias_relu="speedup=3.0")
+    monkeypatch.setenv("UNUSED_KERNELS_AGAINST", "nothing")
+    with pytest.raises(ConfigError, match=r"^unused_kernels: UNUSED_KERNELS_AGAINST is 'nothing'"):
+        work(asked(library, MODEL) | {"task": "find"})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_kernel_that_did_not_run_is_taken_back(tmp_path, monkeypatch):
+    library = damaged(tmp_path, "broken_kernels")
+    (tmp_path / "model.py").write_text(MODEL)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found = apply(tmp_path / "model.py", str(library), "cpu", 2)
+    assert found.kept == ()
+    assert found.taken_back["bias_relu"].startswith("its kernel did not run: broken_kernels.bias")
     assert found.latency is None
 
 
