@@ -30,6 +30,12 @@ def kernels(tmp_path_factory):
         del sys.modules[name]
 
 
+@pytest.fixture(autouse=True)
+def _compiled_anew():
+    """Dynamo compiles one function so many times alone, and patched models share theirs."""
+    torch.compiler.reset()
+
+
 class Written(nn.Module):
     """The operator twice, spelt differently, beside one of another shape."""
 
@@ -147,6 +153,53 @@ def test_a_model_that_was_changed_runs_its_own_forward(kernels, model):
     patch.unpatch()
     assert used(kernels) == before
     assert same(found, model(x()))
+
+
+class Scaled(nn.Module):
+    """Keeps what its graph has as constants."""
+
+    def __init__(self):
+        super().__init__()
+        self.act, self.scale, self.sizes = nn.LeakyReLU(0.1), 2.0, torch.ones(3)
+        self.shift, self.only = nn.Parameter(torch.randn(32)), nn.Module()
+        self.only._offset = torch.zeros(2)
+
+    def forward(self, x, more=None, *, twice=False):
+        y = (
+            self.act(torch.relu(x + self.shift)) * self.scale
+            - self.sizes.sum()
+            + self.only._offset[0]
+        )
+        y = y if more is None else y * more
+        return (y * 2, y) if twice else (y,)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model, "scale", 5.0),
+        lambda model: setattr(model.act, "negative_slope", 0.5),
+        lambda model: setattr(model.only, "_offset", torch.ones(2)),
+        lambda model: setattr(model, "sizes", torch.zeros(3)),
+        lambda model: delattr(model, "scale") or setattr(type(model), "scale", 3.0),
+    ],
+    ids=["scale", "inner", "private", "tensor", "deleted"],
+)
+def test_a_model_whose_attributes_were_changed_runs_its_own_forward(kernels, change, compiled):
+    model, given = type("Its", (Scaled,), {})().eval(), torch.randn(64, 32)
+    patch = kernels.patch(model, given)
+    call = torch.compile(model, backend="aot_eager") if compiled else model
+    model.scale = float("2")  # equal: nothing changed
+    before = used(kernels)
+    call(given)
+    assert used(kernels) > before
+    change(model)
+    before = used(kernels)
+    found = call(given)
+    assert used(kernels) == before
+    patch.unpatch()
+    assert same(found, model(given))
 
 
 class Spoken(nn.Module):
@@ -273,6 +326,18 @@ def test_a_patched_model_compiles(kernels, model):
     found = torch.compile(model, fullgraph=True, backend="aot_eager")(x())
     assert same(found, wanted)
     assert used(kernels) > before
+    patch.unpatch()
+
+
+def test_a_patched_model_that_was_called_in_every_way_compiles(kernels):
+    model, given = Scaled().eval(), torch.randn(64, 32)
+    patch = kernels.patch(model, given)
+    ways = [((), {}), ((2.0,), {}), ((), {"more": torch.ones(32)}), ((), {"twice": True})]
+    wanted = [model(given, *more, **named) for more, named in ways]
+    for (more, named), own in zip(ways, wanted, strict=True):
+        torch.compiler.reset()
+        found = torch.compile(model, fullgraph=True, backend="eager")(given, *more, **named)
+        assert same(found, own)
     patch.unpatch()
 
 

@@ -3,8 +3,9 @@
 `Patch` stands before the model's forward. At the first call with inputs it has not seen it traces
 the model, looks for places where an operator fits, and keeps a graph with the operators in them; a
 later call with such inputs runs that graph on the model's present parameters. Everything else runs
-the model's own forward: train mode, autocast, other shapes, hooks inside the model, a model that
-was changed, a model that torch.export refuses (then its children are tried, each by itself).
+the model's own forward: train mode, autocast, other shapes, hooks inside the model, a model whose
+modules or attributes were exchanged, a model that torch.export refuses (then its children are
+tried, each by itself).
 
 It replaces what is proven elsewhere to be right and fast; that the whole is, `warpsmith apply`
 shows.
@@ -12,6 +13,7 @@ shows.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +29,10 @@ from agent.export.runtime.places import Place, Variant
 KEPT_PLANS = 32
 """Of one module: beyond so many kinds of inputs the module's own forward runs."""
 TRACING = threading.RLock()
+
+PLAIN = (bool, int, float, str, type(None))
+OWN = frozenset(vars(torch.nn.Module())) | {"forward", "_compiled_call_impl"}
+"""What every module has, told apart by itself or read at every call."""
 
 Key = tuple[Any, ...]
 
@@ -58,6 +64,41 @@ class Plan:
         return found[0] if self.single else tree_unflatten(list(found), self.out_spec)
 
 
+def _same(now: Any, value: Any) -> bool:
+    return now is value if torch.is_tensor(value) else bool(now == value)
+
+
+class Attributes:
+    """What modules keep beside parameters, buffers and modules: a scale, an epsilon, a flag.
+
+    What they are is compared, not what is inside of a list or an object.
+    """
+
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        self._found: list[tuple[dict[str, Any], Callable[..., Any], Any]] = []
+        self._shown: list[tuple[torch.nn.Module, str, Any]] = []
+        for module in modules:
+            kept = vars(module)
+            names = [n for n in kept if n not in OWN]
+            if names:
+                get = operator.itemgetter(*names, names[0])  # always a tuple
+                self._found.append((kept, get, get(kept)))
+            self._shown += [
+                (module, n, kept[n]) for n in names if isinstance(kept[n], (*PLAIN, torch.Tensor))
+            ]
+
+    def hold(self) -> bool:
+        """Whether they are still the same; Dynamo, which guards what it is shown, is shown numbers,
+        words and tensors.
+        """
+        if torch.compiler.is_compiling():
+            return all(_same(getattr(module, name), value) for module, name, value in self._shown)
+        try:
+            return all(bool(get(kept) == found) for kept, get, found in self._found)
+        except Exception:  # noqa: BLE001  tensors and the user's objects, where they were exchanged
+            return False
+
+
 class Site:
     """One module whose forward is stood in for: the model, or a part of it."""
 
@@ -67,6 +108,8 @@ class Site:
         self.plans: dict[Key, Plan | None] = {}
         self.modules = [(m, list(m._modules.values())) for m in module.modules()]
         """With their children."""
+        self.attributes: Attributes | None = None
+        """As they were when a graph was first made, which holds their values."""
         self._had_its_own = "forward" in vars(module)
         module.forward = self
 
@@ -83,13 +126,13 @@ class Site:
         return plan(state, values)
 
     def _ready(self) -> bool:
-        """In eval mode, outside autocast, and made of the modules it was patched with."""
+        """Outside autocast, in eval mode, and made of what it was traced with."""
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             return False
         for module, children in self.modules:
             if module.training or list(module._modules.values()) != children:
                 return False
-        return True
+        return self.attributes is None or self.attributes.hold()
 
     def hooked(self) -> bool:
         """Whether somebody watches a module inside, which a graph would pass by."""
@@ -159,6 +202,7 @@ class Patch:
             if key in site.plans or len(site.plans) >= KEPT_PLANS:
                 return
             site.plans[key] = None
+            site.attributes = site.attributes or Attributes([m for m, _ in site.modules])
             try:
                 if site.hooked():
                     raise graphs.Untraceable("modules inside it have hooks")
@@ -231,7 +275,8 @@ def _key(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], 
         return list(arguments), tuple(map(_of_tensor, arguments))
     values, spec = tree_flatten((arguments, named))
     parts = [_of_tensor(v) if isinstance(v, torch.Tensor) else _of_value(v) for v in values]
-    return values, (spec, *parts)
+    # As text: Dynamo cannot hash a spec, and meets the keys of every other call too.
+    return values, (repr(spec), *parts)
 
 
 def _of_tensor(tensor: torch.Tensor) -> Key:
@@ -240,7 +285,7 @@ def _of_tensor(tensor: torch.Tensor) -> Key:
 
 
 def _of_value(value: Any) -> Key:
-    if isinstance(value, bool | int | float | str) or value is None:
+    if isinstance(value, PLAIN):
         return type(value), value
     return type(value), id(value)
 
