@@ -3,11 +3,13 @@
 import copy
 import importlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from agent.export.artefact import gather
 from agent.export.package import export_package
@@ -200,6 +202,69 @@ def test_a_model_whose_attributes_were_changed_runs_its_own_forward(kernels, cha
     assert used(kernels) == before
     patch.unpatch()
     assert same(found, model(given))
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["plain", "forward of its own"])
+def test_hooks_of_the_model_itself_run_once(kernels, model, bound):
+    if bound:
+        model.second.forward = model.second.forward
+    model.register_forward_pre_hook(lambda module, given: (given[0] + 1,))
+    model.register_forward_hook(lambda module, given, found: tuple(f * 3 for f in found))
+    wanted, before = model(x()), used(kernels)
+    patch = kernels.patch(model, x())
+    assert same(model(x()), wanted)
+    assert used(kernels) == before + 4
+    patch.unpatch()
+    assert same(model(x()), wanted)
+
+
+def test_other_threads_may_call_a_model_while_it_is_traced(kernels):
+    class Busy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.Parameter(torch.randn(32))
+
+        def forward(self, x):
+            if isinstance(x, FakeTensor):
+                with ThreadPoolExecutor(1) as other:
+                    calls.append(other.submit(model, given).result())
+            return torch.relu(x + self.shift)
+
+    model, given, calls = Busy().eval(), torch.randn(64, 32), []
+    patch = kernels.patch(model, given)
+    [found] = calls
+    assert type(found) is torch.Tensor
+    assert torch.equal(found, torch.relu(given + model.shift))
+    assert patch.replaced
+    patch.unpatch()
+
+
+def test_parameters_that_are_found_by_another_way_are_followed(kernels):
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(32, 32)
+            self.parts = [self.inner]
+            self.shift = nn.Parameter(torch.randn(32))
+
+        def forward(self, x):
+            return torch.relu(self.parts[0](x) + self.shift)
+
+    model, given = Listed().eval(), torch.randn(64, 32)
+    patch = kernels.patch(model, given)
+    assert patch.replaced
+    model.inner.weight = nn.Parameter(torch.randn(32, 32))
+    found = model(given)
+    patch.unpatch()
+    assert torch.equal(found, model(given))
+
+
+def test_an_exported_graph_is_a_model_too(kernels, model):
+    exported = torch.export.export(model, (x(),)).module()
+    patch, before = kernels.patch(exported, x()), used(kernels)
+    assert same(exported(x()), model(x()))
+    assert used(kernels) == before + 2
+    patch.unpatch()
 
 
 class Spoken(nn.Module):

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from agent.export.runtime import graphs, places
+from agent.export.runtime import graphs, places, twins
 from agent.export.runtime.operators import Custom
 from agent.export.runtime.places import Place, Variant
 
@@ -108,6 +108,7 @@ class Site:
         self.plans: dict[Key, Plan | None] = {}
         self.modules = [(m, list(m._modules.values())) for m in module.modules()]
         """With their children."""
+        self.modal = [m for m in module.modules() if _has_mode(m)]
         self.attributes: Attributes | None = None
         """As they were when a graph was first made, which holds their values."""
         self._had_its_own = "forward" in vars(module)
@@ -129,8 +130,11 @@ class Site:
         """Outside autocast, in eval mode, and made of what it was traced with."""
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             return False
+        for module in self.modal:
+            if module.training:
+                return False
         for module, children in self.modules:
-            if module.training or list(module._modules.values()) != children:
+            if list(module._modules.values()) != children:
                 return False
         return self.attributes is None or self.attributes.hold()
 
@@ -212,11 +216,7 @@ class Patch:
                 self._descend(site)
 
     def _made(self, site: Site, arguments: tuple[Any, ...], named: dict[str, Any]) -> Plan | None:
-        site.remove()
-        try:
-            traced = graphs.trace(site.module, arguments, named)
-        finally:
-            site.put_back()
+        traced = self._traced(site, arguments, named)
         fits, told = places.find(traced, graphs.decompose(traced), self.variants)
         graph = None
         if fits:
@@ -233,6 +233,30 @@ class Patch:
         ]
         state = tuple((h, name, h[name].dtype, h[name].shape) for h, name in homes)
         return Plan(graph.forward, state, traced.out_spec, traced.out_spec.is_leaf())
+
+    def _traced(
+        self, site: Site, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> graphs.Traced:
+        """Of a twin where there can be one: calls of the module in other threads go on."""
+        sites = self.sites
+        for each in sites:
+            each.remove()
+        try:
+            twin = twins.twin(site.module)
+        finally:
+            for each in sites:
+                each.put_back()
+        if twin is not None:
+            with twins.unhooked(twin):
+                traced = graphs.trace(twin, arguments, named)
+            if not twins.shared(traced.state, site.module):
+                return traced
+        site.remove()
+        try:
+            with twins.unhooked(site.module):
+                return graphs.trace(site.module, arguments, named)
+        finally:
+            site.put_back()
 
     def _note(self, site: Site, told: Sequence[Place]) -> None:
         prefix = f"{site.name}." if site.name else ""
@@ -296,6 +320,14 @@ def _hooked(module: torch.nn.Module) -> bool:
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
+    )
+
+
+def _has_mode(module: torch.nn.Module) -> bool:
+    """Graphs, exported ones say, compute the same in train and in eval mode."""
+    kind = type(module)
+    return not (
+        kind is torch.nn.Module or kind.__module__.startswith(("torch.fx.", "torch.export."))
     )
 
 
