@@ -10,10 +10,12 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sandbox.cleanup import on_failure
 from sandbox.errors import ConfigError
 
 MANIFEST = "manifest.json"
@@ -50,15 +52,22 @@ def staged(folder: Path, owned: Sequence[str] = ()) -> Iterator[Path]:
     """Where to write an export, whose files take their places once all are there, the manifest
     last: of these `owned` folders nothing older stays. If the block raises nothing has changed.
     """
+    new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(f"{STAGE}*"):
         shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=STAGE, dir=folder) as stage:
+    undo = partial(_discard, folder) if new else lambda: None
+    with on_failure(undo), tempfile.TemporaryDirectory(prefix=STAGE, dir=folder) as stage:
         yield Path(stage)
         for name in owned:
             shutil.rmtree(folder / name, ignore_errors=True)
         for made in sorted(Path(stage).iterdir(), key=lambda path: path.name == MANIFEST):
             made.replace(folder / made.name)
+
+
+def _discard(folder: Path) -> None:
+    with suppress(OSError):  # somebody put something there since
+        folder.rmdir()
 
 
 def format_of(folder: Path) -> str | None:

@@ -180,6 +180,12 @@ def exported(runs, folder, *formats):
     return export_formats(runs, folder, wanted, "cpu", lambda: pytest.fail("nothing is judged"))
 
 
+def test_an_export_that_fails_leaves_no_folder_of_its_own(tmp_path):
+    with pytest.raises(ConfigError, match="nothing for FlashInfer-Bench"):
+        export_flashinfer(Gathered((), ()), tmp_path / "out", lambda task: None)
+    assert not (tmp_path / "out").exists()
+
+
 def test_of_several_formats_those_that_have_nothing_stop_no_other(tmp_path):
     run, told = cpp_campaign(tmp_path / "run", row_losses="speedup=2.0"), []
     names = ["flashinfer", "kernels", "modelnew"]
