@@ -46,6 +46,9 @@ def extract(model: Path, folder: Path, device: str, top: int) -> Extracted:
     if not reply["sources"]:
         why = next((r.refused for r in found.regions if r.refused), "no operation takes any time")
         raise ConfigError(f"{model}: nothing in it can be a task: {why}")
+    for path in (folder / f"{name}.py" for name in reply["sources"]):
+        if path.exists() and path not in older:
+            raise ConfigError(f"{path}: no extraction wrote it; move it, or use a new folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in older:

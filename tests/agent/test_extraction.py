@@ -118,6 +118,17 @@ def _short(monkeypatch):
     monkeypatch.setattr(profile, "SECONDS", 0.05)
 
 
+SOFTMAX = """
+import torch
+
+def make_model():
+    return torch.nn.Softmax(-1)
+
+def get_inputs():
+    return [torch.randn(64, 512)]
+"""
+
+
 def written(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "model.py"
     path.write_text(text)
@@ -306,6 +317,17 @@ def test_files_and_record_are_written_and_replaced(tmp_path):
         ["extraction.json", *(p.name for p in again.files)]
     )
     assert len(load_tasks(str(tmp_path / "tasks"), "cpu")) == 2
+
+
+def test_a_file_of_the_users_beside_an_older_extraction_is_left_alone(tmp_path):
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "extraction.json").write_text('{"files": ["old.py"]}')
+    for name in ("softmax.py", "old.py"):
+        (tmp_path / "tasks" / name).write_text("mine")
+    with pytest.raises(ConfigError, match=r"softmax\.py: no extraction wrote it; move it"):
+        extract(written(tmp_path, SOFTMAX), tmp_path / "tasks", "cpu", 1)
+    assert {p.read_text() for p in (tmp_path / "tasks").glob("*.py")} == {"mine"}
+    assert (tmp_path / "tasks" / "old.py").exists()
 
 
 @pytest.mark.parametrize(
