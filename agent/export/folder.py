@@ -47,6 +47,15 @@ def check_folder(folder: Path, format: str) -> None:
         raise ConfigError(f"{folder}: {found}; expected {remedy}")
 
 
+def check_writable(folder: Path) -> None:
+    """Raises ConfigError where an export that is made at length could not take its place."""
+    try:
+        with staged(folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
+
+
 @contextmanager
 def staged(folder: Path, owned: Sequence[str] = ()) -> Iterator[Path]:
     """Where to write an export, whose files take their places once all are there, the manifest

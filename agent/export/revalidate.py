@@ -23,7 +23,7 @@ from agent.export.artefact import (
     read_artefact,
     state_of,
 )
-from agent.export.folder import format_of
+from agent.export.folder import check_writable, format_of
 from agent.export.manifest import read_manifest
 from agent.export.package import export_package
 from agent.export.runtime.machine import machine_of
@@ -72,7 +72,7 @@ def revalidate(
 ) -> list[Outcome]:
     """Judge every kernel again and write the library anew.
 
-    Raises ConfigError for a damaged one, before an evaluator is made.
+    Raises ConfigError for a damaged one or one that cannot be written, before an evaluator is made.
     """
     found = format_of(folder)
     if found not in (None, "package"):
@@ -84,6 +84,7 @@ def revalidate(
     if "package" not in record or not paths:
         raise ConfigError(f"{folder}: no library; expected what `export --format package` wrote")
     artefacts = [read_artefact(path) for path in paths]
+    check_writable(folder)
     with closing(make_evaluator()) as evaluator:
         outcomes = [_check(artefact, device, evaluator) for artefact in artefacts]
     left_out = tuple((str(k), str(v)) for k, v in record.get("left_out", {}).items())

@@ -1,7 +1,10 @@
 """A library is judged again: verdicts, the table that follows, exit codes."""
 
+import errno
 import json
+import os
 import shutil
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -73,6 +76,19 @@ def found(folder: Path, field: str) -> dict[str, list[object]]:
 
 def states(folder: Path) -> dict[str, list[object]]:
     return found(folder, "state")
+
+
+def test_a_library_that_cannot_be_written_is_refused_before_anything_is_judged(
+    folder, monkeypatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
+    judges = Again({})
+    with pytest.raises(ConfigError, match=r"out: cannot be written \(Read-only file system\)"):
+        revalidate(folder, "cpu", judges)
+    assert not judges.closed  # none was made
 
 
 @pytest.mark.parametrize(
