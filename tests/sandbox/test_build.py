@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -258,18 +257,32 @@ def get_init_inputs():
 """,
     "cpu",
 )
+MODULE = """
+#include <Python.h>
+static PyObject* scale(PyObject*, PyObject* pair) {
+  return PyNumber_Multiply(PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1));
+}
+static PyMethodDef methods[] = {{"scale", scale, METH_VARARGS, nullptr}, {}};
+static PyModuleDef described = {PyModuleDef_HEAD_INIT, "scale", nullptr, -1, methods};
+#define JOINED(one, other) one##other
+#define STARTS(name) JOINED(PyInit_, name)
+PyMODINIT_FUNC STARTS(TORCH_EXTENSION_NAME)() { return PyModule_Create(&described); }
+"""
+"""An extension as torch's binding makes one. Without torch's headers it is compiled in a moment."""
+PLAIN = "cpp_sources=MODULE, no_implicit_headers=True"
+WITH_TENSORS = """
+cpp_sources="at::Tensor scale(const at::Tensor& x, double f) { return x * f; }",
+functions=["scale"]
+"""
 LATE = """
 import torch
 from torch.utils.cpp_extension import load_inline
+MODULE = {module!r}
 made = None
 def extension(factor):
     global made
     if made is None:
-        made = load_inline(
-            "late_" + str(factor),
-            cpp_sources="at::Tensor scale(const at::Tensor& x, double f) {{ return x * f; }}",
-            functions=["scale"],
-        )
+        made = load_inline("late_" + str(factor), {given})
     return made
 class ModelNew(torch.nn.Module):
     def __init__(self, factor):
@@ -296,8 +309,9 @@ class ModelNew(torch.nn.Module): ...
 """Not built by the first import."""
 
 
-def late(constructed: str = "pass", called: str = "pass") -> Candidate:
-    return Candidate(TASK.id, Language.CPP, LATE.format(constructed=constructed, called=called))
+def late(constructed: str = "pass", called: str = "pass", given: str = PLAIN) -> Candidate:
+    parts = {"module": MODULE, "given": given, "constructed": constructed, "called": called}
+    return Candidate(TASK.id, Language.CPP, LATE.format(**parts))
 
 
 @pytest.mark.parametrize(
@@ -317,6 +331,12 @@ def test_what_is_built_when_a_model_is_constructed_or_called_is_built_ahead(
     assert [p.name for p in (found.artifacts or Path()).glob("*/*.so")] == ["late_3.so"]
     assert builder.build(source, FAST, TASK).cached
     assert not builder.build(source, FAST, replace(TASK, dtype="float64")).cached
+
+
+def test_an_extension_with_torchs_headers_is_built_ahead(builder: Builder) -> None:
+    found = builder.build(late(given=WITH_TENSORS), FAST, TASK)
+    assert (found.failure, found.artifacts is not None) == (None, True)
+    assert [p.name for p in (found.artifacts or Path()).glob("*/*.so")] == ["late_3.so"]
 
 
 def test_a_rehearsal_that_comes_to_nothing_says_nothing(builder: Builder) -> None:
@@ -388,22 +408,22 @@ import os, torch
 from torch.utils.cpp_extension import load{inline}
 here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own")
 os.makedirs(here, exist_ok=True)
-text = "#include <torch/extension.h>\\nat::Tensor thrice(const at::Tensor& x) {{ return 3 * x; }}"
+text = {module!r}
 {call}
 class ModelNew(torch.nn.Module):
     def __init__(self, factor):
         super().__init__()
+        self.factor = factor
     def forward(self, x):
-        return made.thrice(x)
+        return made.scale(x, self.factor)
 """
 CALLS = {
     "load_inline": """
-made = load_inline(f"own_{os.getpid()}", text, functions=["thrice"], build_directory=here)
+made = load_inline(f"own_{os.getpid()}", text, no_implicit_headers=True, build_directory=here)
 """,
     "load": """
-bind = '\\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("thrice", &thrice); }'
-open(os.path.join(here, "thrice.cpp"), "w").write(text + bind)
-made = load(name=f"own_{os.getpid()}", sources=[here + "/thrice.cpp"], build_directory=here)
+open(os.path.join(here, "scale.cpp"), "w").write(text)
+made = load(name=f"own_{os.getpid()}", sources=[here + "/scale.cpp"], build_directory=here)
 """,
 }
 
@@ -426,22 +446,21 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("kind", CALLS)
 def test_an_extension_with_a_name_and_a_place_of_the_processs_own_is_built_once(
-    kind: str, libraries: list[int]
+    kind: str, evaluator: LocalEvaluator, libraries: list[int]
 ) -> None:
-    source = OWN_PLACE.format(inline=kind.removeprefix("load"), call=CALLS[kind])
-    with closing(LocalEvaluator("cpu")) as evaluator:
-        own = Candidate(TASK.id, Language.CPP, source)
-        found = evaluator.evaluate(TASK, own, replace(FAST, baselines=()))
+    inline = kind.removeprefix("load")
+    source = OWN_PLACE.format(inline=inline, module=MODULE, call=CALLS[kind])
+    found = evaluator.evaluate(TASK, Candidate(TASK.id, Language.CPP, source), FAST)
     assert found.passed, found.detail
     assert len(libraries) > 1
     assert set(libraries) == {1}  # none compiled another
 
 
 def test_what_only_the_run_could_compile_is_compiled_once_in_a_candidates_first_worker(
-    libraries: list[int],
+    evaluator: LocalEvaluator, libraries: list[int]
 ) -> None:
-    with closing(LocalEvaluator("cpu")) as evaluator:
-        found = evaluator.evaluate(TASK, late(called=BEFORE), replace(FAST, baselines=()))
+    source = late(called=BEFORE, given=WITH_TENSORS)
+    found = evaluator.evaluate(TASK, source, FAST)
     assert found.passed, found.detail
     assert libraries[0] == 0
     assert len(libraries) > 1
