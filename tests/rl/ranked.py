@@ -1,14 +1,15 @@
 """A program for several processes: each a rank of one training, on the CPU, with a toy policy."""
 
+import contextlib
 import json
+import multiprocessing
 import os
 import socket
-import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -25,7 +26,8 @@ from rl.replica import Replica
 from sandbox.errors import WarpsmithError
 from sandbox.types import Candidate, EvalConfig, Language, Status
 
-ROOT = Path(__file__).parents[2]
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([__name__])
 SHAPE = ShapeConfig(vocabulary=400, hidden=32, layers=2, heads=2, feed_forward=32, context=128)
 PROMPTS = [json.dumps([Message(role="user", content=text)]) for text in ("faster", "faster yet")]
 REPLIES = ("a b c", "d e", "f", "a d f b", "c c c")
@@ -100,24 +102,70 @@ def fingerprint(replica: Replica) -> tuple[int, float, float]:
     return replica.policy.version, float(flat.sum()), float(flat.square().sum())
 
 
-def launched(*words: str, ranks: int = 2) -> list[subprocess.Popen[str]]:
-    """This program in so many processes that know each other, as launchers start them."""
+class Rank:
+    """A process of this program, with the ends of its pipes. It is forked from one that has
+    imported what it needs, which takes each process of its own several seconds.
+    """
+
+    def __init__(self, variables: Mapping[str, str], words: Sequence[str]) -> None:
+        pipes = [FORKS.Pipe(duplex=False) for _ in range(3)]
+        (stdin, given), *printed = pipes
+        mine = [given, *(reader for reader, _ in printed)]
+        theirs = [stdin, *(writer for _, writer in printed)]
+        self._process = FORKS.Process(target=run, args=(variables, theirs, words))
+        self._process.start()
+        for end in theirs:
+            end.close()
+        modes = ("w", "r", "r")
+        self.stdin, self.stdout, self.stderr = (
+            os.fdopen(os.dup(end.fileno()), mode) for end, mode in zip(mine, modes, strict=True)
+        )
+        for end in mine:
+            end.close()
+        self.kill, self.pid = self._process.kill, self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def communicate(self, given: str = "", timeout: float | None = None) -> tuple[str, str]:
+        """What it prints until its end, less than a pipe holds."""
+        with contextlib.suppress(BrokenPipeError), self.stdin:
+            self.stdin.write(given)
+        self.wait(timeout)
+        with self.stdout, self.stderr:
+            return self.stdout.read(), self.stderr.read()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise TimeoutError(f"rank {self.pid} has not ended within {timeout} s")
+        return self.returncode
+
+
+def launched(*words: str, size: int = 2) -> list[Rank]:
+    """So many processes that know each other, as launchers start them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONUNBUFFERED": "1"}
-    start = partial(
-        subprocess.Popen[str],
-        [sys.executable, "-m", "tests.rl.ranked", *words],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    own = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks))
-    return [start(env=os.environ | common | mine) for mine in own]
+    common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    own = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size))
+    return [Rank(common | mine, words) for mine in own]
+
+
+def run(variables: Mapping[str, str], pipes: Sequence[Connection], words: Sequence[str]) -> None:
+    """In a rank."""
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    for place, pipe in enumerate(pipes):
+        os.dup2(pipe.fileno(), place)
+        pipe.close()
+    sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w", 1)
+    try:
+        main(*words)
+    except WarpsmithError as error:
+        sys.exit(str(error))
 
 
 def configured(case: str, url: str = "") -> TrainConfig:
@@ -139,10 +187,3 @@ def main(command: str, path: str, case: str = "two steps", url: str = "") -> Non
             print("ready")
             sys.stdin.readline()
             ranks.sample([[1, 2]] * 2, config.sampling, [0, 1])
-
-
-if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except WarpsmithError as error:
-        sys.exit(str(error))

@@ -1,7 +1,6 @@
 """Several processes that train one policy, on the CPU: what comes of it is what comes of one."""
 
 import json
-import subprocess
 import time
 from pathlib import Path
 
@@ -88,11 +87,10 @@ def test_a_rank_waits_longer_than_for_gradients_and_does_nothing(tmp_path):
     assert [processes[0].returncode, processes[1].wait(60)] == [0, 0], err
 
 
-def waiting(folder: Path) -> list["subprocess.Popen[str]"]:
+def waiting(folder: Path) -> list[ranked.Rank]:
     """Two ranks with a policy, until rank 0 reads a line."""
     ranked.start(folder)
     processes = ranked.launched("wait", str(folder))
-    assert processes[0].stdout is not None
     assert processes[0].stdout.readline() == "ready\n"
     return processes
 
