@@ -155,7 +155,15 @@ def _earlier_scratch() -> None:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+    """What Inductor finds of this machine's vector instructions by compiling for ten seconds and
+    more is one for all processes of a parallel run.
+    """
+    found, base = tmp_path_factory.mktemp("cache"), tmp_path_factory.getbasetemp()
+    probes = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "probes"
+    probes.mkdir(exist_ok=True)
+    (found / "inductor").mkdir()
+    (found / "inductor" / "probes").symlink_to(probes)
+    return found
 
 
 @pytest.fixture(scope="session")
