@@ -87,9 +87,9 @@ def optimize(folder: Path, *arguments: str, url: str = "") -> Done:
     ],
     ids=["no Model", "no Python", "empty"],
 )
-def test_a_file_that_is_no_problem_is_one_line_and_code_2(folder, text, words):
+def test_a_file_that_is_no_problem_is_one_line_and_code_2(folder, cli, text, words):
     (folder / "bad.py").write_text(text)
-    done = optimize(folder, "bad.py")
+    done = cli(folder, "optimize", "bad.py", "--engine", "local", "--device", "cpu")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("warpsmith: bad.py: ")
     assert words in done.err

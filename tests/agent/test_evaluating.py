@@ -119,15 +119,32 @@ class ModelNew(torch.nn.Module):
     def forward(self, x):
         return {call}
 """
+PROBLEM = (
+    KERNEL.replace("ModelNew", "Model")
+    + """
+def get_inputs():
+    return [torch.randn(64, 129)]
+def get_init_inputs():
+    return []
+"""
+)
 
 
 def test_a_folder_of_kernels_is_scored_and_a_suite_alone_has_its_references_timed(tmp_path):
-    kernels, preset = tmp_path / "kernels", tmp_path / "bare.yaml"
-    kernels.mkdir()
-    (kernels / "relu.py").write_text(KERNEL.format(call="torch.clamp_min(x, 0)"))
-    (kernels / "sigmoid.py").write_text(KERNEL.format(call="torch.tanh(x)"))
-    preset.write_text("{preset: bare, baselines: [], scales: [3.0], rounds: 4}")
-    suite = ["relu", "sigmoid"]
+    problems, kernels = tmp_path / "problems", tmp_path / "kernels"
+    for name, call in {"relu": "torch.clamp_min(x, 0)", "sigmoid": "torch.tanh(x)"}.items():
+        for folder, text in {
+            problems: PROBLEM.format(call=f"torch.{name}(x)"),
+            kernels: KERNEL.format(call=call),
+        }.items():
+            folder.mkdir(exist_ok=True)
+            (folder / f"{name}.py").write_text(text)
+    preset = tmp_path / "bare.yaml"
+    preset.write_text(
+        "{preset: bare, baselines: [], scales: [3.0], rounds: 3, batch_ms: 0.5, max_sets: 8, "
+        "min_pairs: 2, max_pairs: 2}"
+    )
+    suite = [str(problems)]
     given = {"device": "cpu", "preset": str(preset), "out": tmp_path / "out"}
     report = warpsmith.bench(kernels, suite, **given)
     assert report.all is not None
@@ -137,7 +154,7 @@ def test_a_folder_of_kernels_is_scored_and_a_suite_alone_has_its_references_time
     report = warpsmith.bench(
         None, suite, told=Told(reference=lambda r, _: told.append(r.task_id)), **given
     )
-    assert (sorted(told), report.all) == (["builtin/relu", "builtin/sigmoid"], None)
+    assert (sorted(told), report.all) == (["file/relu", "file/sigmoid"], None)
     assert report.environment["device"] == "cpu"
 
 

@@ -43,6 +43,21 @@ CONFIG = OptimizeConfig(
     max_candidates_per_task=6,
 )
 
+EVALUATION = (
+    "evaluation: {baselines: [], rounds: 3, batch_ms: 0.5, max_sets: 8, min_pairs: 2, max_pairs: 2}"
+)
+"""Of what is really measured: figures are not looked at."""
+PROBLEM = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        return torch.relu(x) * y
+def get_inputs():
+    return [torch.randn(64, 129), torch.randn(64, 129)]
+def get_init_inputs():
+    return []
+"""
+
 # Two arms whose questions are never equal: then the order in which they are answered is theirs.
 WAVES = Portfolio(arms=(Fsr(depth=99), Contrastive()), across=Allocation(wave=1, patience=None))
 
@@ -152,7 +167,8 @@ def test_three_rounds_through_files_decide_as_the_online_path(
 
 def test_what_is_exported_ends_with_the_command_that_goes_on(tmp_path, cli, monkeypatch):
     monkeypatch.setenv("WARPSMITH_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "c.yaml").write_text("{tasks: [mse], engine: local, evaluation: {baselines: []}}")
+    (tmp_path / "small.py").write_text(PROBLEM)
+    (tmp_path / "c.yaml").write_text(f"{{tasks: [small.py], engine: local, {EVALUATION}}}")
     options = ("--config", "c.yaml", "--model", "scripted", "--name", "air", "--device", "cpu")
     done = cli(tmp_path, "optimize", *options, "--export-requests", "my requests.jsonl")
     assert done.code == 0
@@ -171,10 +187,10 @@ def test_a_model_that_cannot_be_reached_leaves_a_way_to_go_on(tmp_path, cli, mon
     monkeypatch.setenv("WARPSMITH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:9/v1")
+    (tmp_path / "small.py").write_text(PROBLEM)
     file = tmp_path / "c.yaml"
     file.write_text(
-        "{models: [{name: gone, retries: 0}], tasks: [mse], engine: local, "
-        "evaluation: {baselines: []}}"
+        f"{{models: [{{name: gone, retries: 0}}], tasks: [small.py], engine: local, {EVALUATION}}}"
     )
     done = cli(tmp_path, "optimize", "--config", "c.yaml", "--device", "cpu", "--name", "first")
     assert done.code == 2
