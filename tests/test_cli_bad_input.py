@@ -2,10 +2,12 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import warpsmith
 from tests.conftest import COMMAND, Done, run
 from tests.doubles.openai_server import OpenAIServer
 
@@ -64,9 +66,24 @@ def folder(tmp_path: Path, cache: Path) -> Path:
     return tmp_path
 
 
-def evaluate(folder: Path, problem: str, kernel: str) -> Done:
-    rest = ("--device", "cpu", "--language", "torch", "--preset", "preset.yaml")
-    return run(folder, "evaluate", problem, kernel, *rest)
+REST = ("--device", "cpu", "--language", "torch", "--preset", "preset.yaml")
+
+
+@pytest.fixture
+def evaluate(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[[str, str], Done]:
+    """The command line in this process, with all that it and its workers print."""
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("WARPSMITH_CACHE", str(folder / "cache"))
+
+    def call(problem: str, kernel: str) -> Done:
+        with pytest.raises(SystemExit) as end:
+            warpsmith.main(["evaluate", problem, kernel, *REST])
+        return Done(int(end.value.code or 0), *capfd.readouterr())
+
+    return call
 
 
 def optimize(folder: Path, *arguments: str, url: str = "") -> Done:
@@ -241,14 +258,14 @@ def test_a_bad_problem_does_not_stop_a_good_one(folder):
     ],
     ids=["hangs", "segfaults", "sys.exit", "allocates"],
 )
-def test_a_kernel_that_ends_badly_is_a_status_and_code_1(folder, lines, status, words):
+def test_a_kernel_that_ends_badly_is_a_status_and_code_1(folder, evaluate, lines, status, words):
     if status == "OUT_OF_MEMORY":  # a gigabyte's first touch may take seconds
         (folder / "preset.yaml").write_text(PRESET.replace("run_timeout_s: 3", "run_timeout_s: 60"))
     kernel = GOOD.replace("Model", "ModelNew").replace(
         "return torch", f"{lines}\n        return torch"
     )
     (folder / "kernel.py").write_text(kernel)
-    done = evaluate(folder, "good.py", "kernel.py")
+    done = evaluate("good.py", "kernel.py")
     assert (done.code, done.err) == (1, "")
     verdict, detail = done.out.splitlines()[:2]
     assert verdict.startswith(f"{status}  file/good  ")
@@ -260,14 +277,14 @@ def test_a_kernel_that_prints_100_mb_passes_with_its_output_cut(folder):
     (folder / "kernel.py").write_text(
         "print('noise ' * ((100 << 20) // 6))\n" + GOOD.replace("Model", "ModelNew")
     )
-    done = evaluate(folder, "good.py", "kernel.py")
+    done = run(folder, "evaluate", "good.py", "kernel.py", *REST)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("PASSED")
     assert len(done.out) < 100_000
 
 
-def test_a_kernel_against_a_problem_that_cannot_be_scored_is_code_2(folder):
-    done = evaluate(folder, "problems/random.py", "kernel.py")
+def test_a_kernel_against_a_problem_that_cannot_be_scored_is_code_2(evaluate):
+    done = evaluate("problems/random.py", "kernel.py")
     assert (done.code, done.err) == (2, "")
     verdict, detail = done.out.splitlines()
     assert verdict.startswith("INVALID_REFERENCE")

@@ -134,14 +134,19 @@ def test_what_is_being_prepared_ends_with_a_campaign_that_is_stopped(tmp_path):
 
 
 KEEPS = """
-import os, time
+import os, sys, time
 from concurrent.futures import wait
+from pathlib import Path
 from agent.ray_engine import RayEngine
 from agent.scripted import ScriptedEvaluator
 
+folder = Path(sys.argv[1])
+
 class Sees(ScriptedEvaluator):
     def figures(self, task, config):
-        time.sleep(2)  # the other lane has the other task
+        (folder / task.id.rpartition("/")[2]).touch()
+        while len(list(folder.iterdir())) < 2:  # the other lane has the other task
+            time.sleep(0.05)
         raise InvalidReference(os.environ["CUDA_VISIBLE_DEVICES"])
 
 from sandbox.errors import InvalidReference
@@ -156,9 +161,9 @@ engine.close()
 """
 
 
-def test_lanes_do_not_see_the_gpus_that_are_kept():
+def test_lanes_do_not_see_the_gpus_that_are_kept(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", KEEPS],
+        [sys.executable, "-c", KEEPS, str(tmp_path)],
         cwd=ROOT,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "4,5,6"},
         capture_output=True,
