@@ -30,6 +30,18 @@ class ModelNew(nn.Module):
     def forward(self, x):
         return {result}
 """
+PROBLEM = (
+    KERNEL.replace("ModelNew", "Model")
+    + """
+
+def get_inputs():
+    return [torch.randn(64, 129)]
+
+
+def get_init_inputs():
+    return []
+"""
+)
 SUITE = ("--suite", "relu", "--suite", "reverse", "--suite", "sigmoid")
 REST = (*SUITE, "--device", "cpu", "--preset", "preset.yaml")
 
@@ -94,13 +106,18 @@ def test_kernels_that_need_a_gpu_are_not_scored_on_the_cpu(cli, folder):
     cuda = KERNEL.replace("import torch\n", "import cupy\n", 1).format(result="x")
     (folder / "kernels/sigmoid.py").write_text(cuda)
     (folder / "kernels/reverse.py").unlink()
-    code, _, err = cli(folder, "bench", "kernels", *REST)
+    (folder / "problems").mkdir()
+    for name in ("relu", "sigmoid", "tanh"):
+        problem = PROBLEM.format(result=f"torch.{name}(x)")
+        (folder / "problems" / f"{name}.py").write_text(problem)
+    rest = ("--suite", "problems", "--device", "cpu", "--preset", "preset.yaml")
+    code, _, err = cli(folder, "bench", "kernels", *rest)
     assert code == 0, err
-    assert "builtin/sigmoid sample 0: not scored: cuda kernels need a GPU" in err
+    assert "file/sigmoid sample 0: not scored: cuda kernels need a GPU" in err
     summary = json.loads((folder / "bench/kernels/summary.json").read_text())
     assert (summary["waiting"], summary["all"]["tasks"]) == (1, 2)
     (folder / "kernels/relu.py").unlink()
-    done = cli(folder, "bench", "kernels", *REST)
+    done = cli(folder, "bench", "kernels", *rest)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert "cuda kernels need a GPU" in done.err
 
