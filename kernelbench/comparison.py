@@ -3,8 +3,9 @@
 The overall ratio's interval resamples tasks and adds each task's own measurement error, so that two
 runs of few tasks do not differ by chance. A task has changed where its verdict has, or where its
 ratio stands out of both runs' errors at a false discovery rate of 5 % (Benjamini and Hochberg 1995)
-and exceeds both noise floors. Errors are taken from the recorded intervals as if those were normal,
-which for few process pairs makes them larger than they are.
+and exceeds both noise floors. A task's error is the scatter of its process pairs: the recorded
+interval keeps its level at every look, and of three pairs is six times as wide. Only where a single
+pair, or a baseline's figure alone, is recorded is the interval taken as if it were normal.
 """
 
 from __future__ import annotations
@@ -61,13 +62,14 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """One line."""
-        tasks = number_of(self.tasks, "task")
+        found = f"{self.ratio.value:.3f}x [{self.ratio.low:.3f}, {self.ratio.high:.3f}]"
+        over = f"{found} over {number_of(self.tasks, 'task')}"
         word = "faster" if self.ratio.value > 1 else "slower"
         if self.noise_only:
-            return f"B differs from A only by noise: {self.ratio} over {tasks}"
+            return f"B differs from A only by noise: {over}"
         if self.ratio.low <= 1 <= self.ratio.high:
-            return f"B is neither faster nor slower overall: {self.ratio} over {tasks}"
-        return f"B is {word} than A: {self.ratio} over {tasks}"
+            return f"B is neither faster nor slower overall: {over}"
+        return f"B is {word} than A: {over}"
 
 
 def comparison_record(found: Comparison) -> dict[str, Any]:
@@ -165,9 +167,12 @@ def _difference(before: Row, after: Row) -> Difference:
 
 def _log_speedup(row: Row) -> tuple[float, float]:
     """Log of the speedup and its standard error; zero for a failure."""
-    speedup = row.evaluation.speedup
-    if speedup is None:
+    speedup, timing = row.evaluation.speedup, row.evaluation.timing
+    if speedup is None or timing is None:
         return 0.0, 0.0
+    if len(timing.pairs) > 1:
+        deviation = statistics.stdev(pair.log_speedup for pair in timing.pairs)
+        return math.log(speedup.value), deviation / math.sqrt(len(timing.pairs))
     quantile = statistics.NormalDist().inv_cdf(0.5 + speedup.confidence / 2)
     return math.log(speedup.value), math.log(speedup.high / speedup.low) / 2 / quantile
 

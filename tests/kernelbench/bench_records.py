@@ -24,13 +24,18 @@ def row(
     half: float = 0.01,
     task_hash: str = "h",
     kind: Kind | None = Kind.KERNEL,
+    logs: tuple[float, ...] | None = None,
 ) -> Row:
-    """Passed with this speedup against eager's 2 ms; without one it failed."""
+    """Passed with this speedup against eager's 2 ms; without one it failed. `logs` are the process
+    pairs' log speedups; without them three pairs scatter as the half-width says.
+    """
     if speedup is None and status is Status.PASSED:
         status = Status.WRONG_VALUE
     timing, baselines = None, ()
     if speedup is not None:
-        pairs = tuple(Pair(2.0, 2.0 / speedup, math.log(speedup), rounds=6) for _ in range(3))
+        apart, middle = half * math.sqrt(3) / 1.96, math.log(speedup)
+        logs = logs or (middle - apart, middle, middle + apart)
+        pairs = tuple(Pair(2.0, 2.0 / math.exp(log), log, rounds=6) for log in logs)
         timing = Timing(2.0, 2.0 / speedup, interval(speedup, half), 0.005, pairs, 8, 0.5)
         if compiled is not None:
             baselines = (Baseline("compile", 2.0 / compiled, interval(compiled, 0.02)),)

@@ -1,5 +1,6 @@
 """Two benches: noise is called noise, and a real difference is found where it is."""
 
+import math
 import random
 from pathlib import Path
 
@@ -8,20 +9,28 @@ import pytest
 from kernelbench.comparison import compare, read_bench
 from kernelbench.results import EVALUATIONS, REFERENCES, Reference, Row, append_record
 from sandbox.errors import ConfigError
-from sandbox.figures import Baseline, Interval
-from sandbox.types import Status
+from sandbox.figures import Baseline, Interval, Pair
+from sandbox.statistics import Null, interval
+from sandbox.types import EvalConfig, Status
 from tests.kernelbench.bench_records import HERE, row
 
 TRUE = [random.Random(n).lognormvariate(0.3, 0.5) for n in range(40)]
 
 
 def measured(seed: int, faster: float = 1.0) -> list[Row]:
-    """40 tasks, each off by its own normal error of 0.4 %; every third one faster."""
+    """40 tasks of three process pairs, each off by its own normal error of 0.7 %, with the interval
+    that they would have; every third task faster.
+    """
     rng = random.Random(seed)
-    return [
-        row(f"t{n}", true * (faster if n % 3 == 0 else 1.0) * rng.lognormvariate(0, 0.004))
-        for n, true in enumerate(TRUE)
-    ]
+    rows = []
+    for n, true in enumerate(TRUE):
+        middle = math.log(true * (faster if n % 3 == 0 else 1.0))
+        logs = tuple(rng.gauss(middle, 0.007) for _ in range(3))
+        pairs = [Pair(2.0, 2.0 / math.exp(log), log, rounds=6) for log in logs]
+        speedup = interval(pairs, Null(), EvalConfig())
+        half = math.log(speedup.high / speedup.value)
+        rows.append(row(f"t{n}", speedup.value, half=half, logs=logs))
+    return rows
 
 
 def test_two_runs_that_differ_by_noise_are_said_to_nearly_always():
@@ -45,6 +54,7 @@ def test_one_task_within_its_interval_is_noise_and_far_outside_is_not():
     assert compare([row("a", 1.00)], [row("a", 1.003)]).noise_only
     found = compare([row("a", 1.0, half=0.002)], [row("a", 1.5, half=0.002)])
     assert [c.task_id for c in found.changes] == ["a"]
+    assert found.verdict.startswith("B is faster than A: 1.500x [1.49")
     assert found.ratio.low > 1.0
 
 
