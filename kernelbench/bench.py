@@ -35,9 +35,14 @@ from sandbox.errors import ConfigError, InvalidReference, WarpsmithError
 from sandbox.evidence import Kind
 from sandbox.figures import Baseline, Interval
 from sandbox.types import EvalConfig, Evaluation, Request, Status, Task
+from sandbox.words import number_of
 
 REPORT_EVERY_S = 20.0
 """Between rewritten reports while evaluations go on."""
+EARLY = (
+    "Failures and missing kernels count already, while what is right waits to be timed: until then "
+    "the figures say too little of these kernels."
+)
 
 
 class Figures(Protocol):
@@ -103,6 +108,15 @@ class Report:
     baselines: Mapping[str, Standing] = field(default_factory=dict)
     """By name, against eager."""
 
+    @property
+    def partial(self) -> str:
+        """What a reader must know before the figures; empty where every task is evaluated."""
+        if not self.waiting:
+            return ""
+        of = f"{self.waiting} of {number_of(self.tasks, 'task')}"
+        what = f"Partial: {of} not evaluated yet, and in no figure."
+        return what if self.all is None else f"{what} {EARLY}"
+
 
 @dataclass
 class Bench:
@@ -160,11 +174,12 @@ class Bench:
         on_reference: Callable[[Reference, int], None] = lambda _, __: None,
         on_fault: Callable[[str, str], None] = lambda _, __: None,
     ) -> None:
-        """Evaluate what is pending, as far as the judge goes.
+        """Evaluate what is pending, as far as the judge goes. A report is there from the beginning.
 
         `on_row` gets each new row and how many are left, `on_reference` the figures of a task
         without a timed kernel and how many are left, `on_fault` a sample or task and what failed.
         """
+        self.write()
         by_id = {task.id: task for task in self.tasks}
         todo, reported = self.pending, time.monotonic()
         requests = [Request(by_id[s.candidate.task_id], s.candidate, self.config) for s in todo]

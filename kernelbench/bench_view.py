@@ -77,12 +77,8 @@ def report_view(report: Report) -> RenderableType:
         parts += [*_headlines(report, report.all, title), _fast(report.all), *_lines(report.all)]
     if report.baselines:
         parts.append(_baselines(report))
-    if report.waiting:
-        parts.append(
-            Text(
-                f"partial: {report.waiting} of {number_of(report.tasks, 'task')} not evaluated yet"
-            )
-        )
+    if report.partial:
+        parts.append(Text(report.partial))
     for task_id, reason in list(report.not_scored.items())[:SHOWN_LINES]:
         parts.append(Text(f"not scored: {task_id}: {reason}"))
     return Group(*parts, *(Text(f"left out: {line}") for line in report.left_out[:SHOWN_LINES]))

@@ -237,12 +237,7 @@ def _state(own: Sample) -> tuple[State, str]:
 
 
 def _notices(report: Report) -> tuple[str, ...]:
-    said = []
-    if report.waiting:
-        said.append(
-            f"Partial: {report.waiting} of {report.tasks} tasks are not evaluated yet, and in no "
-            "figure."
-        )
+    said = [report.partial] if report.partial else []
     if report.not_scored:
         said.append(f"Not scored, and in no figure: {number_of(len(report.not_scored), 'task')}.")
     return tuple(said)

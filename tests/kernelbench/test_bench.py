@@ -15,7 +15,7 @@ from agent.types import Measured
 from kernelbench.bench import Bench
 from kernelbench.bench_view import progress_line, reference_line, report_view
 from kernelbench.metrics import figure
-from kernelbench.results import EVALUATIONS, REFERENCES, Row, append_record, read_records
+from kernelbench.results import EVALUATIONS, REFERENCES, SUMMARY, Row, append_record, read_records
 from kernelbench.submissions import Submission
 from sandbox.errors import InvalidReference, WarpsmithError
 from sandbox.figures import Baseline, Interval
@@ -155,7 +155,22 @@ def test_nothing_is_begun_when_time_is_up_and_a_report_of_nothing_is_no_figure(t
     assert one.write().waiting == 3
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(report_view(one.report()))
-    assert "partial: 3 of 4 tasks" in console.export_text()
+    assert "Partial: 3 of 4 tasks" in console.export_text()
+
+
+def test_a_partial_report_is_there_from_the_first_moment_and_says_which_way_it_errs(tmp_path):
+    class Looking(ListedJudge):
+        def evaluate_many(self, requests):
+            seen.append(json.loads((tmp_path / SUMMARY).read_text())["waiting"])
+            yield from super().evaluate_many(requests)
+
+    seen: list[int] = []
+    one = bench(tmp_path)
+    one.run(Looking({"1_A": 2.0}, most=1))
+    assert seen == [3]
+    assert "what is right waits" in one.report().partial
+    one.run(ListedJudge({"1_A": 2.0}))
+    assert one.report().partial == ""
 
 
 @pytest.mark.parametrize("width", [80, 120])
