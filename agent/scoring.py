@@ -71,8 +71,11 @@ def place(
     device: str, engine: str | None, ray_address: str | None, gpu_type: str | None
 ) -> OptimizeConfig:
     """Where a bench runs, by the settings of a campaign; the device is resolved. Ray by default
-    where there are several GPUs, or something of it is asked for.
+    where there are several GPUs, or something of it is asked for. Raises ConfigError where a kind
+    of GPU is, and the device is none.
     """
+    if gpu_type and device == "cpu":
+        raise ConfigError(f"--gpu-type {gpu_type}: the device is the CPU; take --device cuda")
     if engine is None:
         several = device == "cuda" and gpu_count() > 1
         engine = "ray" if several or ray_address or gpu_type else "local"
@@ -143,6 +146,8 @@ def _kernels_for(
 
 def kernels_of(given: str | Path, folder: Path) -> Path:
     """The input itself, or the winners of a campaign, exported into the bench's folder."""
+    if not str(given):  # an unset variable of a script, which a Path takes for the current folder
+        raise ConfigError(f"the input is ''; expected {FORMS}")
     path = Path(given)
     if (path / FILE).is_file() or (not path.exists() and (RUNS / path / FILE).is_file()):
         return export_run(find_run(str(given)), folder / "kernels")[-1].parent

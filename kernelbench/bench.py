@@ -98,6 +98,8 @@ class Report:
     """Tasks whose reference cannot be scored, and why; in no figure."""
     left_out: tuple[str, ...]
     """A line for each part of the input or of the record that could not be used."""
+    without_kernel: tuple[str, ...] = ()
+    """Tasks that count as failures since no sample was handed in."""
     all: Summary | None = None
     sound: Summary | None = None
     """Without problems that a published list calls degenerate; None where that changes nothing."""
@@ -297,6 +299,7 @@ class Bench:
             len(waiting),
             not_scored,
             tuple(self.left_out),
+            tuple(sorted(set(counted) - {r.task_id for r in rows})) if self.submissions else (),
             *(_summaries(counted, scores) if self.submissions or rows else (None, None, {}, {})),
             _standings(self.timed_baselines()),
         )

@@ -82,6 +82,8 @@ def test_a_folder_is_scored_reported_and_gone_on_with(cli, folder):
     ("arguments", "message"),
     [
         (("bench", "missing", *REST), "no such input; expected a folder of kernels"),
+        (("bench", "", *REST), "the input is ''; expected a folder of kernels"),
+        (("bench", "kernels", *REST, "--gpu-type", "H100"), "the device is the CPU"),
         (("bench", "kernels", "--suite", "rellu", "--device", "cpu"), "did you mean"),
         (("bench", "kernels", "--suite", "builti", "--device", "cpu"), "did you mean 'builtin'?"),
         (("compare", "kernels", "kernels"), "no evaluations; expected a folder"),

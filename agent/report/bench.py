@@ -51,6 +51,7 @@ def bench_page(folder: Path, references: Sequence[Curve] = ()) -> Page:
         for task_id, reason in report.not_scored.items()
         if task_id not in first
     ]
+    rows += [Row(task_id, State.FAILED, "no kernel") for task_id in report.without_kernel]
     if not samples:
         rows += [_reference_row(found) for found in _references(folder, report)]
     by_task = {task_id: [s for s in samples if s.task_id == task_id] for task_id in first}
@@ -254,6 +255,10 @@ def _tiles(report: Report, samples: Sequence[Sample]) -> tuple[Tile, ...]:
         if summary.conditional is not None:
             note = "geometric mean against eager where correct; not to be quoted alone"
             tiles.append(Tile("correct only", f"{summary.conditional:.2f}x", note))
+        if len(summary.pass_at) > 1:
+            shares = (f"@{k} {s.value:.2f}" for k, s in list(summary.pass_at.items())[1:])
+            note = f"of one sample; {', '.join(shares)}, of tasks with so many samples or none"
+            tiles.append(Tile("pass@1", f"{summary.pass_at['1'].value:.2f}", note))
         if summary.roofline is not None:
             tiles.append(Tile("roofline", f"{summary.roofline:.0%}", "of the floor, median"))
     for name, standing in report.baselines.items():

@@ -1,4 +1,4 @@
-"""What a report says of a campaign or a bench, and that nothing in it can break out of its page."""
+"""What a report says of a campaign, and that nothing in it can break out of its page."""
 
 from __future__ import annotations
 
@@ -23,15 +23,9 @@ from agent.report.page import Page, State, fast_curve, thinned
 from agent.report.render import cell, html, markdown, milliseconds
 from agent.report.rows import state_of
 from agent.report.texts import Texts, visible
-from kernelbench.bench import Bench
-from kernelbench.metrics import AT_LEAST_BEST
-from kernelbench.results import EVALUATIONS, REFERENCES, Reference, append_record
 from sandbox.errors import ConfigError
-from sandbox.figures import Baseline, Interval
-from sandbox.types import EvalConfig, Status, Task
 from tests.agent.scripts import campaign, script
-from tests.agent.synthetic_run import HOSTILE, REFERENCE, write_run
-from tests.kernelbench.bench_records import HERE, row
+from tests.agent.synthetic_run import HOSTILE, write_run
 
 PLOTLY = "window.Plotly = undefined;"
 """In place of the plotting library: nothing is drawn here."""
@@ -306,72 +300,6 @@ def test_latencies_are_shown_in_their_unit() -> None:
     assert shown == ["12.3 µs", "500 µs", "4.56 ms", "1.23 s", "-"]
 
 
-# --- a bench --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Path:
-    """Three kernels of a suite of four, as a bench that ended would leave them."""
-    names = ("1_a", "2_b", "3_c", "4_d")
-    tasks = [Task(f"kernelbench/level1/{n}", REFERENCE.format(name=n), "cuda") for n in names]
-    scoring = Bench(
-        tasks, [], EvalConfig(), HERE, tmp_path / "scored", {"input": "k", "suite": "s"}
-    )
-    rows = [
-        row(tasks[0].id, 2.0),
-        row(tasks[1].id, 0.9),
-        row(tasks[2].id, status=Status.REWARD_HACK),
-    ]
-    for each in rows:
-        append_record(scoring.folder / EVALUATIONS, each)
-    scoring.rows = {(each.task_id, *each.key[1:]): each for each in rows}
-    scoring.write()
-    record = json.loads((scoring.folder / "summary.json").read_text())
-    (scoring.folder / "summary.json").write_text(json.dumps(record | {"config_id": "config"}))
-    return scoring.folder
-
-
-def test_a_bench_is_reported_over_its_whole_suite(bench: Path) -> None:
-    page, folder = page_of(str(bench))
-    assert (page.kind, folder) == ("bench", bench)
-    assert page.tiles[0].value == f"{1.8 ** (1 / 4):.2f}x"
-    best = page.tiles[1]  # 0.72 against B* is 1.0 in it
-    assert (best.label, best.value) == (AT_LEAST_BEST, f"{1.6 ** (1 / 4):.2f}x")
-    assert [row.state for row in page.rows] == [State.WIN, State.EVEN, State.FAILED]
-    assert page.fast[0].points[0] == (0.0, 0.5)
-    assert [curve.name for curve in page.fast] == ["scored", "torch.compile"]
-    assert page.caught[0].task_id == "kernelbench/level1/3_c"
-    assert Elements(html(page, PLOTLY)).of("table")
-    assert f'<th class="n">{AT_LEAST_BEST}</th>' in html(page, PLOTLY)
-
-
-def test_a_bench_without_kernels_shows_its_baselines(tmp_path: Path) -> None:
-    tasks = [Task(f"kernelbench/level1/{n}", f"# {n}", "cuda") for n in ("1_a", "2_b")]
-    about = {"input": "", "suite": "s"}
-    scoring = Bench(tasks, [], EvalConfig(), HERE, tmp_path / "baselines", about)
-    for task, ratio in zip(tasks, (2.0, 0.5), strict=True):
-        found = (Baseline("compile", 1.0, Interval(ratio, 0.9 * ratio, 1.1 * ratio)),)
-        reference = Reference(task.id, task.hash, EvalConfig().id, HERE, ratio, found)
-        append_record(scoring.folder / REFERENCES, reference)
-    scoring = Bench(tasks, [], EvalConfig(), HERE, scoring.folder, about)
-    scoring.write()
-    page, _ = page_of(str(scoring.folder))
-    shown = {(row.task_id, row.verdict, row.best_ms) for row in page.rows}
-    assert shown == {
-        (tasks[0].id, "fastest: compile", 1.0),
-        (tasks[1].id, "no faster baseline", None),
-    }
-    assert [(t.label, t.value) for t in page.tiles] == [("compile", "1.00x")]
-    assert "no kernels" in page.subtitle
-    assert "fastest: compile" in markdown(page)
-    assert "1_a" in html(page, "")
-
-
-def test_another_bench_is_a_curve_beside(bench: Path) -> None:
-    page, _ = page_of(str(bench), [bench])
-    assert page.fast[-1].points == page.fast[0].points
-
-
 # --- the command ----------------------------------------------------------------------------------
 
 
@@ -394,12 +322,6 @@ def test_a_name_that_means_nothing_is_one_line(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
         page_of(name)
-
-
-def test_a_bench_whose_summary_is_cut_short_is_one_line(bench: Path) -> None:
-    (bench / "summary.json").write_text('{"schema_version": 1, "ta')
-    with pytest.raises(ConfigError, match=r"summary\.json: not a bench's summary"):
-        page_of(str(bench))
 
 
 def test_the_whole_page_is_written_with_the_plotting_library(run: Path, tmp_path: Path) -> None:
