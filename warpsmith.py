@@ -209,18 +209,17 @@ def bench(
 ) -> Report:
     """Score a set of kernels on a suite, as `warpsmith bench` does; goes on where `out` stopped.
 
-    `given` is a folder, a KernelBench run, a file of JSON lines, or a campaign's name or folder;
-    without it the suite's references and baselines are timed. `engine` is `ray` or `local`, by
-    default Ray where there are several GPUs.
+    `given` is a folder, a KernelBench run, a file of JSON lines, or a campaign's name, folder or
+    journal; without it the suite's references and baselines are timed. `engine` is `ray` or
+    `local`, by default Ray where there are several GPUs.
     """
-    from agent.scoring import Told, place, score
+    from agent.scoring import Told, bench_name, place, score
     from sandbox.doctor import resolve_device
 
-    name = "baselines" if given is None else Path(given).resolve().stem
     return score(
         given,
         suite,
-        Path("bench", name) if out is None else Path(out),
+        Path("bench", bench_name(given)) if out is None else Path(out),
         place(resolve_device(device), engine, ray_address, gpu_type),
         preset,
         seconds=seconds,

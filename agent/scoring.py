@@ -130,6 +130,15 @@ def score(
     return bench.write()
 
 
+def bench_name(given: str | Path | None) -> str:
+    """Of the folder of an input's bench: a folder's name is whole, a journal's is its run's."""
+    if given is None:
+        return "baselines"
+    path = Path(given).resolve()
+    path = path.parent if path.name == FILE else path
+    return path.stem if path.is_file() else path.name
+
+
 def _kernels_for(
     tasks: Sequence[Task], given: str | Path, suite: Sequence[str], folder: Path
 ) -> Found:
@@ -149,8 +158,10 @@ def kernels_of(given: str | Path, folder: Path) -> Path:
     if not str(given):  # an unset variable of a script, which a Path takes for the current folder
         raise ConfigError(f"the input is ''; expected {FORMS}")
     path = Path(given)
+    if path.name == FILE and path.is_file():
+        path = path.parent
     if (path / FILE).is_file() or (not path.exists() and (RUNS / path / FILE).is_file()):
-        return export_run(find_run(str(given)), folder / "kernels")[-1].parent
+        return export_run(find_run(str(path)), folder / "kernels")[-1].parent
     if not path.exists():
         beside = path.parent.iterdir() if path.parent.is_dir() else ()
         meant = nearest(str(path), [*run_names(), *map(str, beside)])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.scoring import kernels_of
+from agent.scoring import bench_name, kernels_of
 from kernelbench.submissions import read_submissions
 from tests.agent.scripts import campaign, make_task, script
 
@@ -130,10 +130,20 @@ def test_a_campaigns_winners_are_an_input_by_its_name(folder, monkeypatch):
     Path("runs").mkdir()
     campaign(Path("runs/first"), {"win": [source], "slow": [script(1, speedup=0.7)]})
     tasks = [make_task("win"), make_task("slow")]
-    for given in ("first", "runs/first"):
+    for given in ("first", "runs/first", "runs/first/journal.sqlite"):
+        assert bench_name(given) == "first"
         read = read_submissions(kernels_of(given, Path("out")), tasks)
         [winner] = read.submissions
         assert (winner.candidate.task_id, winner.sample) == ("test/win", 0)
         assert winner.candidate.source.endswith(source)
         assert read.problems == ()
     assert kernels_of("kernels", Path("out")) == Path("kernels")
+
+
+def test_inputs_of_two_names_do_not_share_a_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    for version in ("kernels.v1", "kernels.v2"):
+        Path(version).mkdir()
+        assert bench_name(version) == version
+    Path("h100.json").touch()
+    assert bench_name("h100.json") == "h100"

@@ -65,7 +65,8 @@ function searchPlot(details) {
   const judged = details.candidates.filter((each) => each.search);
   const passed = judged.filter((each) => each.search.speedup);
   const failed = judged.filter((each) => !each.search.speedup);
-  const values = endsOf(passed.map((each) => each.search.speedup));
+  const again = judged.filter((each) => each.confirm?.speedup);
+  const values = endsOf([...passed.map((each) => each.search.speedup), ...again.map((each) => each.confirm.speedup)]);
   const low = Math.min(0.8, ...values) / 1.25, high = Math.max(1.6, ...values) * 1.1;
   let best = 0, lower = 0;
   const steps = judged.map((each) => {
@@ -78,7 +79,6 @@ function searchPlot(details) {
     type: "scatter", mode: "markers", x: some.map((each) => each.n), y, marker,
     hovertemplate: some.map(hover), customdata: some.map((each) => each.n),
   });
-  const again = judged.filter((each) => each.confirm?.speedup);
   return {
     click: (point) => point.customdata != null && showCandidate(point.customdata),
     traces: [
