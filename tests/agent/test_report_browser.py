@@ -195,6 +195,18 @@ def test_a_task_opens_with_its_source_diff_prompt_reply_and_verdict(opened):
     assert errors(browser) == []
 
 
+def test_what_was_measured_again_is_inside_the_plot_of_its_search(browser, tmp_path):
+    load(browser, warpsmith.report(Path("benchmarks/demo"), tmp_path / "demo.html"))
+    causal = "find(e => e.textContent.includes('causal'))"
+    browser.execute_script(f"[...document.querySelectorAll('.open')].{causal}.click()")
+    wait(browser, "document.querySelector('#plot-task[data-drawn]') !== null")
+    plot = "document.querySelector('#plot-task')"
+    axis = f"{plot}._fullLayout.yaxis"
+    highest = f"Math.max(...{plot}.data.flatMap(trace => trace.y).filter(y => y))"
+    from_top = browser.execute_script(f"return {axis}.d2p({highest})")
+    assert from_top > 8  # the mark's radius, in pixels
+
+
 def tab(browser: webdriver.Chrome, name: str) -> None:
     browser.find_element(By.CSS_SELECTOR, f"[data-tab='{name}']").click()
 
