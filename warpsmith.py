@@ -197,6 +197,7 @@ def bench(
     given: str | Path | None = None,
     suite: Sequence[str] = ("builtin",),
     *,
+    only: Sequence[str] = (),
     out: str | Path | None = None,
     device: str = "auto",
     preset: str = "quick",
@@ -210,8 +211,9 @@ def bench(
     """Score a set of kernels on a suite, as `warpsmith bench` does; goes on where `out` stopped.
 
     `given` is a folder, a KernelBench run, a file of JSON lines, or a campaign's name, folder or
-    journal; without it the suite's references and baselines are timed. `engine` is `ray` or
-    `local`, by default Ray where there are several GPUs.
+    journal; without it the suite's references and baselines are timed. `only` keeps the tasks whose
+    id, or a last part of it, matches a shell pattern. `engine` is `ray` or `local`, by default Ray
+    where there are several GPUs.
     """
     from agent.scoring import Told, bench_name, place, score
     from sandbox.doctor import resolve_device
@@ -222,6 +224,7 @@ def bench(
         Path("bench", bench_name(given)) if out is None else Path(out),
         place(resolve_device(device), engine, ray_address, gpu_type),
         preset,
+        only=only,
         seconds=seconds,
         interrupted=interrupted,
         told=told or Told(),

@@ -91,15 +91,17 @@ def score(
     where: OptimizeConfig,
     preset: str,
     *,
+    only: Sequence[str],
     seconds: float | None,
     interrupted: Callable[[], bool],
     told: Told,
 ) -> Report:
-    """Evaluates what the folder does not hold yet, and reports on all. Of `where` count the device,
+    """Evaluates what the folder does not hold yet, and reports on all: of the suite's tasks those
+    that a pattern of `only` matches. Of `where` count the device,
     which is resolved, and the engine. Without kernels references and baselines alone are timed.
     """
     device, began = where.device, time.monotonic()
-    config, tasks = load_evaluation(preset), load_suite(suite, device)
+    config, tasks = load_evaluation(preset), choose(load_suite(suite, device), only)
     read = Found() if given is None else _kernels_for(tasks, given, suite, folder)
     found = [submission.candidate.language for submission in read.submissions]
     if device == "cpu" and found and all(language.needs_gpu for language in found):
@@ -112,6 +114,7 @@ def score(
         "input": "" if given is None else str(given),
         "suite": " ".join(suite),
         "suite_version": " ".join(filter(None, map(suite_version, suite))),
+        "only": " ".join(only),
         "device": device,
         "preset": preset,
     }

@@ -100,6 +100,8 @@ class Report:
     """A line for each part of the input or of the record that could not be used."""
     without_kernel: tuple[str, ...] = ()
     """Tasks that count as failures since no sample was handed in."""
+    counted: tuple[str, ...] | None = None
+    """Marks of the records that this is made of; None in what an earlier version wrote."""
     all: Summary | None = None
     sound: Summary | None = None
     """Without problems that a published list calls degenerate; None where that changes nothing."""
@@ -300,6 +302,7 @@ class Bench:
             not_scored,
             tuple(self.left_out),
             tuple(sorted(set(counted) - {r.task_id for r in rows})) if self.submissions else (),
+            (*(r.mark for r in rows), *(r.mark for r in known)),
             *(_summaries(counted, scores) if self.submissions or rows else (None, None, {}, {})),
             _standings(self.timed_baselines()),
         )

@@ -10,9 +10,10 @@ pair, or a baseline's figure alone, is recorded is the interval taken as if it w
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from kernelbench.metrics import CONFIDENCE, RESAMPLES, SEED
-from kernelbench.results import EVALUATIONS, REFERENCES, Reference, Row, read_records
+from kernelbench.results import EVALUATIONS, REFERENCES, SUMMARY, Reference, Row, read_records
 from sandbox.errors import ConfigError
 from sandbox.figures import Baseline, Interval, Timing
 from sandbox.records import to_record
@@ -90,18 +91,33 @@ class Difference:
 
 
 def read_bench(path: Path) -> tuple[list[Row], list[str]]:
-    """The rows of a bench's folder or record, or one for each baseline where it had no kernels;
-    raises ConfigError if it has none.
+    """The rows of a bench's folder, as its summary has them, or of a record, or one for each
+    baseline where it had no kernels; raises ConfigError if it has none.
     """
     file = path / EVALUATIONS if path.is_dir() else path
+    counts = _counted(path)
     rows, complaints = read_records(file, Row)
+    rows = [row for row in rows if counts(row)]
     if not rows and path.is_dir():
         references, bad = read_records(path / REFERENCES, Reference)
-        rows = [_as_row(found, one) for found in references for one in found.baselines]
+        timed = [found for found in references if counts(found)]
+        rows = [_as_row(found, one) for found in timed for one in found.baselines]
         complaints += bad
     if not rows:
         raise ConfigError(f"{path}: no evaluations; expected a folder that `warpsmith bench` wrote")
     return rows, complaints
+
+
+def _counted(folder: Path) -> Callable[[Row | Reference], bool]:
+    """Whether the summary is made of a record: others are of kernels, tasks, protocols or machines
+    that the folder was used for before. All are where no summary tells.
+    """
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        marks, environment = set(summary["counted"]), dict(summary["environment"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return lambda _: True
+    return lambda record: record.mark in marks and dict(record.environment) == environment
 
 
 def _as_row(found: Reference, baseline: Baseline) -> Row:

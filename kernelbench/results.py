@@ -68,6 +68,11 @@ class Row:
         found = self.evaluation
         return (self.task_hash, self.sample, found.candidate_id, found.config_id)
 
+    @property
+    def mark(self) -> str:
+        """Its key as a summary names it."""
+        return "/".join(map(str, self.key))
+
 
 Key = tuple[str, int, str, str]
 """Task text, sample, candidate, protocol: an evaluation of these is not repeated."""
@@ -90,6 +95,11 @@ class Reference:
     seconds: Mapping[str, float] = field(default_factory=dict)
     """That this took, by stage; none where the figures were known."""
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def mark(self) -> str:
+        """As a summary names it."""
+        return f"{self.task_hash}/{self.config_id}"
 
 
 T = TypeVar("T", Row, Reference)

@@ -103,6 +103,15 @@ def test_what_cannot_be_done_is_one_line_and_code_2(cli, folder, arguments, mess
     assert not (folder / "bench").exists()
 
 
+def test_tasks_are_chosen_by_patterns_and_the_report_says_so(cli, folder):
+    code, _, err = cli(folder, "bench", "kernels", *REST, "--only", "re*", "--seconds", "0")
+    assert code == 0, err
+    summary = json.loads((folder / "bench/kernels/summary.json").read_text())
+    assert (summary["tasks"], summary["about"]["only"]) == (2, "re*")
+    code, _, err = cli(folder, "bench", "kernels", *REST, "--only", "softmax")
+    assert (code, err.partition(";")[0]) == (2, "warpsmith: --only softmax: no such task")
+
+
 def test_kernels_that_need_a_gpu_are_not_scored_on_the_cpu(cli, folder):
     """Not a failure of theirs, and no reason to leave the others."""
     cuda = KERNEL.replace("import torch\n", "import cupy\n", 1).format(result="x")

@@ -41,6 +41,7 @@ def bench(
     suite: Annotated[
         list[str] | None, typer.Option(help="Such as kernelbench:PATH:level1.")
     ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Ids such as softmax or *Conv*.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; bench/INPUT otherwise.")] = None,
     device: Device = "auto",
     preset: Preset = "quick",
@@ -62,6 +63,7 @@ def bench(
         report = warpsmith.bench(
             given,
             suite or ["builtin"],
+            only=only or (),
             out=out,
             device=device,
             preset=preset,

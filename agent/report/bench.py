@@ -119,13 +119,17 @@ def read_report(folder: Path) -> Report:
 
 
 def here(folder: Path, report: Report) -> tuple[list[Sample], list[str]]:
-    """Of each task and sample the last evaluation under the summary's protocol, on its machine."""
+    """Of each task and sample the last evaluation under the summary's protocol, on its machine, of
+    the tasks and kernels that it is of.
+    """
     found, complaints = read_records(folder / EVALUATIONS, Sample)
+    marks = None if report.counted is None else set(report.counted)
     kept = {
         (s.task_id, s.sample): s
         for s in found
         if s.evaluation.config_id == report.config_id
         and dict(s.environment) == dict(report.environment)
+        and (marks is None or s.mark in marks)
     }
     return [kept[key] for key in sorted(kept)], complaints
 
@@ -199,6 +203,7 @@ def _references(folder: Path, report: Report) -> list[Reference]:
         for r in found
         if r.config_id == report.config_id
         and dict(r.environment) == dict(report.environment)
+        and (report.counted is None or r.mark in report.counted)
         and not r.detail
     ]
 
@@ -314,6 +319,8 @@ def _command(about: Mapping[str, str], folder: Path) -> list[str]:
     words = ["warpsmith", "bench", *filter(None, [about.get("input")])]
     for suite in about.get("suite", "").split():
         words += ["--suite", suite]
+    for pattern in about.get("only", "").split():
+        words += ["--only", pattern]
     for name in ("preset", "device"):
         if about.get(name):
             words += [f"--{name}", about[name]]

@@ -69,11 +69,20 @@ def test_a_bench_of_several_samples_says_pass_at_k_and_names_tasks_without_a_ker
         ids = {"candidate_id": kernel.id, "config_id": EvalConfig().id}
         found = replace(found, task_hash=tasks[0].hash, evaluation=replace(found.evaluation, **ids))
         append_record(scoring.folder / EVALUATIONS, found)
-    Bench(tasks, given, EvalConfig(), HERE, scoring.folder, {}).write()
+    about = {"input": "k", "only": "1_* 2_*"}
+    Bench(tasks, given, EvalConfig(), HERE, scoring.folder, about).write()
     page, _ = page_of(str(scoring.folder))
+    assert "bench k --only '1_*' --only '2_*'" in page.commands[0][1]
     [tile] = [tile for tile in page.tiles if tile.label == "pass@1"]
     assert (tile.value, "@2 0.50" in tile.note) == ("0.25", True)
     assert [(r.name, r.verdict) for r in page.rows] == [("1_a", "faster"), ("2_b", "no kernel")]
+    # The same folder for the other task: what it was used for before is on no page.
+    Bench(tasks[1:], [], EvalConfig(), HERE, scoring.folder, {}).write()
+    reference = Reference(tasks[1].id, tasks[1].hash, EvalConfig().id, HERE, 2.0)
+    append_record(scoring.folder / REFERENCES, reference)
+    Bench(tasks[1:], [], EvalConfig(), HERE, scoring.folder, {}).write()
+    page, _ = page_of(str(scoring.folder))
+    assert [row.name for row in page.rows] == ["2_b"]
 
 
 def test_a_bench_without_kernels_shows_its_baselines(tmp_path: Path) -> None:

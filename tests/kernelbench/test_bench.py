@@ -14,6 +14,7 @@ from rich.console import Console
 from agent.types import Measured
 from kernelbench.bench import Bench
 from kernelbench.bench_view import progress_line, reference_line, report_view
+from kernelbench.comparison import read_bench
 from kernelbench.metrics import figure
 from kernelbench.results import EVALUATIONS, REFERENCES, SUMMARY, Row, append_record, read_records
 from kernelbench.submissions import Submission
@@ -126,6 +127,15 @@ def test_a_task_that_cannot_be_scored_is_in_no_figure(tmp_path):
     assert set(report.not_scored) == {TASKS[2].id, TASKS[3].id}
     assert set(report.not_scored.values()) == {"it says why", "constant output"}
     assert report.all.tasks == 2
+
+
+def test_a_folder_used_for_fewer_tasks_is_compared_by_these_alone(tmp_path):
+    bench(tmp_path).run(ListedJudge({"1_A": 2.0, "2_B": 3.0}))
+    assert {r.task_id for r in read_bench(tmp_path)[0]} == {t.id for t in TASKS[:3]}
+    bench(tmp_path, names="1_A", tasks=TASKS[:1]).write()
+    assert [r.task_id for r in read_bench(tmp_path)[0]] == [TASKS[0].id]
+    (tmp_path / SUMMARY).write_text("{")
+    assert len(read_bench(tmp_path)[0]) == 3
 
 
 @pytest.mark.parametrize("other", ["text", "protocol", "environment", "kernel"])
