@@ -93,9 +93,21 @@ def load_task(spec: str, device: str) -> Task:
 
 
 def load_suite(specs: Iterable[str], device: str) -> list[Task]:
-    """Tasks of all specs, each once, in the order of its first mention."""
-    found = [task for spec in specs for task in load_tasks(spec, device)]
-    return list({task.id: task for task in found}.values())
+    """Tasks of all specs, each once, in the order of its first mention.
+
+    Raises ConfigError where two specs call different tasks by one name, as two versions of a data
+    set do.
+    """
+    found: dict[str, Task] = {}
+    first: dict[str, str] = {}
+    for spec in specs:
+        for task in load_tasks(spec, device):
+            known = found.setdefault(task.id, task)
+            origin = first.setdefault(task.id, spec)
+            if known.hash != task.hash:
+                what = f"{task.id} differs between {origin} and {spec}"
+                raise ConfigError(f"{what}; take one of them, or rename it")
+    return list(found.values())
 
 
 def suite_version(spec: str) -> str | None:

@@ -9,7 +9,7 @@ from kernelbench.builtin import builtin_names
 from kernelbench.checkout import checkout_version
 from kernelbench.hub import tasks_from_rows
 from kernelbench.selection import parse_selection
-from kernelbench.suite import list_tasks, load_tasks
+from kernelbench.suite import list_tasks, load_suite, load_tasks
 from sandbox.errors import ConfigError, TaskError
 from sandbox.types import Shape
 
@@ -254,3 +254,15 @@ def test_a_file_that_is_no_text_is_a_task_error(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TaskError, match="not UTF-8 text"):
         load_tasks(str(path), "cpu")
+
+
+def test_two_problems_of_one_name_are_refused_and_one_named_twice_is_one(tmp_path: Path) -> None:
+    problem = "from torch import nn\nclass Model(nn.Module): ...\ndef get_inputs(): ...\n"
+    for folder, extra in (("old", ""), ("new", "# changed\n"), ("copy", "")):
+        (tmp_path / folder).mkdir()
+        text = problem + "def get_init_inputs(): ...\n" + extra
+        (tmp_path / folder / "relu.py").write_text(text)
+    old, new, copy = (str(tmp_path / folder) for folder in ("old", "new", "copy"))
+    assert len(load_suite([old, copy, old], "cpu")) == 1
+    with pytest.raises(ConfigError, match="file/relu differs between .*old and .*new"):
+        load_suite([old, new], "cpu")
