@@ -285,9 +285,9 @@ def _tiles(report: Report, samples: Sequence[Sample]) -> tuple[Tile, ...]:
 def _fast(
     folder: Path, report: Report, first: Mapping[str, Sample], rows: Sequence[Row]
 ) -> list[Curve]:
-    ratios, _ = _ratios(report, first)
+    ratios, total = _ratios(report, first)
     own = [fast_curve(folder.resolve().name, ratios)] if ratios else []
-    return [*own, *baseline_curves(rows)]
+    return [*own, *baseline_curves(rows, total)]
 
 
 def _stages(samples: Sequence[Sample]) -> dict[str, float]:

@@ -163,7 +163,7 @@ def _fast(rows: Sequence[Row], scores: Sequence[Score]) -> list[Curve]:
     correct = [None if r.speedup is None else r.speedup.value for r in counting]
     if sum(c is not None for c in correct) > len(confirmed):
         curves.append(fast_curve("best correct kernels", correct))
-    return curves + baseline_curves(counting)
+    return curves + baseline_curves(counting, len(counting))
 
 
 def _tiles(found: Gathered, summary: Summary | None, journal: Journal) -> tuple[Tile, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from agent.report.page import Curve, Row, Tile, fast_curve
 from agent.timings import STAGES
 from kernelbench.metrics import AT_LEAST_BEST, Summary
+from sandbox.words import number_of
 
 
 def headline_tiles(summary: Summary, note: str) -> list[Tile]:
@@ -28,16 +29,18 @@ def fast_table(summary: Summary | None) -> dict[str, Mapping[str, float]]:
     return {"eager": summary.fast, **({} if best is None else {"B*": best})}
 
 
-def baseline_curves(rows: Sequence[Row]) -> list[Curve]:
-    """Each baseline as if it were a set of kernels, over the tasks where it was timed."""
-    names = sorted({name for row in rows for name in row.baselines})
-    return [
-        fast_curve(
-            {"compile": "torch.compile"}.get(name, name.replace("_", " ")),
-            [row.baselines[name] for row in rows if name in row.baselines],
-        )
-        for name in names
-    ]
+def baseline_curves(rows: Sequence[Row], total: int) -> list[Curve]:
+    """Each baseline as if it were a set of kernels, over the tasks where it was timed: its name
+    says how many, where those are not all of the `total` that the curve beside it is over.
+    """
+    curves = []
+    for name in sorted({name for row in rows for name in row.baselines}):
+        ratios = [row.baselines[name] for row in rows if name in row.baselines]
+        shown = {"compile": "torch.compile"}.get(name, name.replace("_", " "))
+        if len(ratios) < total:
+            shown += f", {len(ratios)} of {number_of(total, 'task')}"
+        curves.append(fast_curve(shown, ratios))
+    return curves
 
 
 def by_stage(seconds: Mapping[str, float], first: Sequence[str] = ()) -> dict[str, float]:

@@ -264,5 +264,5 @@ def test_two_problems_of_one_name_are_refused_and_one_named_twice_is_one(tmp_pat
         (tmp_path / folder / "relu.py").write_text(text)
     old, new, copy = (str(tmp_path / folder) for folder in ("old", "new", "copy"))
     assert len(load_suite([old, copy, old], "cpu")) == 1
-    with pytest.raises(ConfigError, match="file/relu differs between .*old and .*new"):
+    with pytest.raises(ConfigError, match=r"file/relu differs between .*old and .*new"):
         load_suite([old, new], "cpu")
