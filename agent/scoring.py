@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -112,9 +113,9 @@ def score(
 
     about = {
         "input": "" if given is None else str(given),
-        "suite": " ".join(suite),
+        "suite": shlex.join(suite),
         "suite_version": " ".join(filter(None, map(suite_version, suite))),
-        "only": " ".join(only),
+        "only": shlex.join(only),
         "device": device,
         "preset": preset,
     }

@@ -107,7 +107,7 @@ def test_tasks_are_chosen_by_patterns_and_the_report_says_so(cli, folder):
     code, _, err = cli(folder, "bench", "kernels", *REST, "--only", "re*", "--seconds", "0")
     assert code == 0, err
     summary = json.loads((folder / "bench/kernels/summary.json").read_text())
-    assert (summary["tasks"], summary["about"]["only"]) == (2, "re*")
+    assert (summary["tasks"], summary["about"]["only"]) == (2, "'re*'")
     code, _, err = cli(folder, "bench", "kernels", *REST, "--only", "softmax")
     assert (code, err.partition(";")[0]) == (2, "warpsmith: --only softmax: no such task")
 

@@ -317,9 +317,9 @@ def _subsets(report: Report) -> tuple[tuple[str, ...], ...]:
 
 def _command(about: Mapping[str, str], folder: Path) -> list[str]:
     words = ["warpsmith", "bench", *filter(None, [about.get("input")])]
-    for suite in about.get("suite", "").split():
+    for suite in shlex.split(about.get("suite", "")):
         words += ["--suite", suite]
-    for pattern in about.get("only", "").split():
+    for pattern in shlex.split(about.get("only", "")):
         words += ["--only", pattern]
     for name in ("preset", "device"):
         if about.get(name):

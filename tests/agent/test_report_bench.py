@@ -69,10 +69,10 @@ def test_a_bench_of_several_samples_says_pass_at_k_and_names_tasks_without_a_ker
         ids = {"candidate_id": kernel.id, "config_id": EvalConfig().id}
         found = replace(found, task_hash=tasks[0].hash, evaluation=replace(found.evaluation, **ids))
         append_record(scoring.folder / EVALUATIONS, found)
-    about = {"input": "k", "only": "1_* 2_*"}
+    about = {"input": "k", "suite": "'my suite'", "only": "'1_*' '2_*'"}
     Bench(tasks, given, EvalConfig(), HERE, scoring.folder, about).write()
     page, _ = page_of(str(scoring.folder))
-    assert "bench k --only '1_*' --only '2_*'" in page.commands[0][1]
+    assert "bench k --suite 'my suite' --only '1_*' --only '2_*'" in page.commands[0][1]
     [tile] = [tile for tile in page.tiles if tile.label == "pass@1"]
     assert (tile.value, "@2 0.50" in tile.note) == ("0.25", True)
     assert [(r.name, r.verdict) for r in page.rows] == [("1_a", "faster"), ("2_b", "no kernel")]
