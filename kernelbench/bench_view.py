@@ -146,6 +146,8 @@ def _lines(summary: Summary) -> list[RenderableType]:
         lines.append(f"precision of what passed: {', '.join(classes)}")
     if summary.roofline is not None:
         lines.append(f"roofline: {summary.roofline:.0%} of the floor's bandwidth, median")
+    if summary.memory is not None:
+        lines.append(f"peak memory: {summary.memory:.2f}x the reference's, geometric mean")
     return [Text(line) for line in lines]
 
 

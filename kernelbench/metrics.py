@@ -48,6 +48,8 @@ class Score:
     """Class of the worst norm error."""
     roofline: float | None = None
     """Share: the floor over the candidate's latency, where the floor is known."""
+    memory: float | None = None
+    """Peak memory over the reference's, where both are known; None unless correct."""
 
     def __post_init__(self) -> None:
         if self.speedup is not None and not (self.correct and self.speedup > 0):
@@ -90,6 +92,8 @@ class Summary:
     """First samples that passed, by what makes them fast."""
     precisions: Mapping[str, int]
     """The same, by the class of their worst error."""
+    memory: float | None = None
+    """Geometric mean of the peak memory over the reference's, of correct first samples."""
 
     @property
     def correctness(self) -> float:
@@ -114,7 +118,13 @@ def score_of(task_id: str, sample: int, evaluation: Evaluation) -> Score:
         evaluation.kind,
         evaluation.precision,
         roofline,
+        _memory(evaluation),
     )
+
+
+def _memory(evaluation: Evaluation) -> float | None:
+    mine, other = evaluation.peak_bytes, evaluation.reference_peak_bytes
+    return mine / other if evaluation.passed and mine and other else None
 
 
 def _against_best(speedup: float, evaluation: Evaluation) -> float | None:
@@ -158,6 +168,7 @@ def summarise(task_ids: Sequence[str], scores: Iterable[Score]) -> Summary:
         fast_best=fast_table(best) if known else None,
         pass_at=pass_table(task_ids, mine),
         roofline=statistics.median(shares) if shares else None,
+        memory=geometric_mean(s.memory for s in passed),
         kinds={kind.value: kinds[kind] for kind in Kind if kind in kinds},
         precisions={p: n for p, n in sorted(precisions.items(), key=str) if p is not None},
     )

@@ -149,7 +149,8 @@ def write_csv(path: Path, rows: Iterable[Row]) -> None:
     names = (
         *("task", "sample", "status", "language", "kind", "precision", "speedup", "low", "high"),
         *("candidate_ms", "eager_ms", "floor_ms", "noise_floor", "best_baseline"),
-        *("best_baseline_speedup", "candidate_id", "origin", "detail"),
+        *("best_baseline_speedup", "peak_mib", "reference_peak_mib"),
+        *("candidate_id", "origin", "detail"),
     )
     with path.open("w", newline="", encoding="utf-8") as stream:
         table = csv.writer(stream)
@@ -178,6 +179,7 @@ def _cells(row: Row) -> tuple[object, ...]:
     found, timing, speedup = row.evaluation, row.evaluation.timing, row.evaluation.speedup
     others = [(b.speedup.value, b.name) for b in found.baselines if b.speedup is not None]
     fastest, name = max(others, default=(None, None))
+    peaks = (row.evaluation.peak_bytes, row.evaluation.reference_peak_bytes)
     return (
         *(row.task_id, row.sample, found.status.value, row.language.value),
         *(None if found.kind is None else found.kind.value, found.precision),
@@ -187,7 +189,8 @@ def _cells(row: Row) -> tuple[object, ...]:
             if timing is None
             else (timing.candidate_ms, timing.reference_ms, timing.floor_ms, timing.noise_floor)
         ),
-        *(name, fastest, found.candidate_id, row.origin, found.detail),
+        *(name, fastest, *(None if peak is None else round(peak / 2**20) for peak in peaks)),
+        *(found.candidate_id, row.origin, found.detail),
     )
 
 

@@ -1,4 +1,5 @@
-"""Which problems of a data set: `level1`, `level1/19`, `level1/1-10,40` or `level1/19_ReLU`.
+"""Which problems of a data set: `level1`, `level1/19`, `level1/1-10,40`, `level1/19_ReLU`, or a
+named subset of levels 1 to 3: `representative`, `sound`.
 
 Nothing selected means levels 1 to 3. Level 4 is refused: its problems download Hugging Face models.
 """
@@ -6,14 +7,29 @@ Nothing selected means levels 1 to 3. Level 4 is refused: its problems download 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from sandbox.errors import TaskError
 
 LEVELS = (1, 2, 3)
-FORM = "level1, level1/19, level1/1-10,40 or level1/19_ReLU"
+FORM = "level1, level1/19, level1/1-10,40, level1/19_ReLU, representative or sound"
+SUBSETS: Mapping[str, Mapping[int, frozenset[int]]] = {
+    "representative": {
+        1: frozenset({1, 3, 6, 18, 23, 26, 33, 36, 40, 42, 48, 54, 57, 65, 77, 82, 86, 87}),
+        2: frozenset({1, 2, 8, 18, 23, 28, 33, 43}),
+        3: frozenset({1, 5, 8, 11, 20, 21, 33, 38, 43}),
+    },
+    "sound": {
+        1: frozenset({2, 25, 36, 42, 56, 61, 82, 91, 99}),
+        2: frozenset({1, 5, 12, 28, 30, 37, 47, 60}),
+        3: frozenset({1, 20, 43}),
+    },
+}
+"""Numbers by level: KernelBench's own representative subset (its `get_representative_subset`),
+some of whose problems are degenerate; and twenty, of every family, that no published list calls so.
+"""
 T = TypeVar("T", bound="Entry")
 
 
@@ -58,6 +74,8 @@ class Selection:
     """None for all of LEVELS."""
     items: tuple[Item, ...] = ()
     """Empty for the whole level."""
+    subset: str = ""
+    """One of SUBSETS; empty for no such."""
 
     def __post_init__(self) -> None:
         if self.level == 4:
@@ -69,7 +87,7 @@ class Selection:
 
     def __str__(self) -> str:
         if self.level is None:
-            return ""
+            return self.subset
         items = ",".join(map(str, self.items))
         return f"level{self.level}/{items}" if items else f"level{self.level}"
 
@@ -87,13 +105,28 @@ class Selection:
                 raise TaskError(f"{origin}: level{self.level} has no {item}; it has {has}")
         if not inside:
             raise TaskError(f"{origin}: no problems of {self if self.level else 'levels 1 to 3'}")
+        if self.subset:
+            return self._named(inside, origin)
         return [e for e in inside if not self.items or any(i.admits(e) for i in self.items)]
+
+    def _named(self, inside: Sequence[T], origin: str) -> list[T]:
+        places = [(level, n) for level, numbers in SUBSETS[self.subset].items() for n in numbers]
+        has = {(e.level, e.number) for e in inside}
+        missing = sorted(set(places) - has)
+        if missing:
+            level, number = missing[0]
+            raise TaskError(
+                f"{origin}: {self.subset} has level{level}/{number}, which is not there"
+            )
+        return [e for e in inside if (e.level, e.number) in places]
 
 
 def parse_selection(text: str) -> Selection:
     """Raises TaskError where the text is not of a form above; empty text selects everything."""
     if not text:
         return Selection()
+    if text in SUBSETS:
+        return Selection(subset=text)
     match = re.fullmatch(r"level(\d{1,3})(?:/(.+))?", text, flags=re.ASCII)
     if match is None:
         raise TaskError(f"selection {text!r} is not understood; expected {FORM}")

@@ -57,6 +57,7 @@ def judge(observation: Observation, null: Null, config: EvalConfig) -> Evaluatio
         voids = {r.void for r in observation.rounds if r.void}
         status = Status.SANDBOX_ERROR
         detail = "every timed round was disturbed: " + "; ".join(sorted(voids)[:1])
+    peak_bytes, reference_peak_bytes = layers.peaks(observation)
     return Evaluation(
         task_id=observation.task_id,
         candidate_id=observation.candidate_id,
@@ -70,6 +71,8 @@ def judge(observation: Observation, null: Null, config: EvalConfig) -> Evaluatio
         evidence=evidence,
         kind=layers.kind(observation) if status is Status.PASSED else None,
         own_share=layers.own_share(observation),
+        peak_bytes=peak_bytes,
+        reference_peak_bytes=reference_peak_bytes,
         environment=observation.environment,
         seconds=observation.seconds,
         build_log=observation.build_log or compiler_words(status, observation.failure),

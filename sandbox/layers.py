@@ -187,6 +187,20 @@ def memory(observation: Observation) -> list[Evidence]:
     return [Evidence(Layer.MEMORY, weight, tuple(facts))] if facts else []
 
 
+def peaks(observation: Observation) -> tuple[int | None, int | None]:
+    """Bytes of the candidate's worker and of the reference's, of the device where both have some;
+    None where one of them is not known.
+    """
+    ours, theirs = observation.tree, observation.reference_tree
+    for mine, other in (
+        (ours.peak_device_bytes, theirs.peak_device_bytes),
+        (ours.peak_bytes, theirs.peak_bytes),
+    ):
+        if mine and other:
+            return mine, other
+    return None, None
+
+
 def provenance(observation: Observation) -> list[Evidence]:
     seen = observation.provenance
     if seen is None:

@@ -291,6 +291,11 @@ class Evaluation:
     """What makes it fast; None unless it passed."""
     own_share: float | None = None
     """Of its time, in kernels that are no library's; None where it was not profiled."""
+    peak_bytes: int | None = None
+    """Most memory that its worker held: a GPU's by torch's allocator, which tells what the worker
+    claims, else the host's, shared pages included."""
+    reference_peak_bytes: int | None = None
+    """Likewise of the reference's."""
     environment: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     """By stage: build, load, verify, time, ..."""

@@ -266,6 +266,9 @@ def _tiles(report: Report, samples: Sequence[Sample]) -> tuple[Tile, ...]:
             tiles.append(Tile("pass@1", f"{summary.pass_at['1'].value:.2f}", note))
         if summary.roofline is not None:
             tiles.append(Tile("roofline", f"{summary.roofline:.0%}", "of the floor, median"))
+        if summary.memory is not None:
+            note = "of the reference's, geometric mean of what is correct"
+            tiles.append(Tile("peak memory", f"{summary.memory:.2f}x", note))
     for name, standing in report.baselines.items():
         ran = number_of(standing.tasks, "task")
         note = f"baseline: geometric mean against eager over {ran}, {standing.failed} failed"

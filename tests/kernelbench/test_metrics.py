@@ -143,6 +143,18 @@ def test_a_score_is_what_the_evaluation_says():
     assert score_of("a", 0, row("a", 2.0, compiled=None).evaluation).against_best is None
 
 
+def test_peak_memory_is_told_beside_the_references_where_both_are_known():
+    plain = row("a", 2.0).evaluation
+    scores = [
+        score_of("a", 0, replace(plain, peak_bytes=4 << 20, reference_peak_bytes=1 << 20)),
+        score_of("b", 0, replace(plain, peak_bytes=1 << 20, reference_peak_bytes=1 << 20)),
+        score_of("c", 0, plain),
+    ]
+    assert [s.memory for s in scores] == [4.0, 1.0, None]
+    assert summarise(["a", "b", "c"], scores).memory == pytest.approx(2.0)
+    assert summarise(["c"], scores).memory is None
+
+
 def test_where_every_baseline_failed_b_star_is_not_known():
     found = replace(row("a", 2.0).evaluation, baselines=(Baseline("compile", None, None, "why"),))
     assert score_of("a", 0, found).against_best is None

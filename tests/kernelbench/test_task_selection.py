@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelbench.selection import Entry, Item, Selection, parse_selection
+from kernelbench.published_flaws import is_degenerate
+from kernelbench.selection import SUBSETS, Entry, Item, Selection, parse_selection
 from kernelbench.suite import TaskSummary
 from kernelbench.suite_view import summary_lines
 from sandbox.errors import TaskError
@@ -19,7 +20,11 @@ NAMES = st.builds(
     st.from_regex(r"[A-Za-z_]{1,9}", fullmatch=True),
 )
 ITEMS = st.lists(RANGES | NAMES, max_size=4).map(tuple)
-SELECTIONS = st.just(Selection()) | st.builds(Selection, st.sampled_from([1, 2, 3]), ITEMS)
+SELECTIONS = (
+    st.just(Selection())
+    | st.builds(Selection, st.sampled_from([1, 2, 3]), ITEMS)
+    | st.builds(Selection, subset=st.sampled_from(sorted(SUBSETS)))
+)
 
 
 def entries(level: int, *names: str) -> list[Entry]:
@@ -60,6 +65,18 @@ def test_ranges_names_and_numbers_combine() -> None:
     known = entries(1, "1_A", "2_B", "3_C", "40_D")
     picked = parse_selection("level1/1-2,40_D").pick(known, "here")
     assert [e.name for e in picked] == ["1_A", "2_B", "40_D"]
+
+
+@pytest.mark.parametrize(("name", "count"), [("representative", 35), ("sound", 20)])
+def test_a_subset_has_a_name(name: str, count: int) -> None:
+    known = [Entry(level, n, f"{n}_X") for level in (1, 2, 3) for n in range(1, 101)]
+    picked = parse_selection(name).pick(known, "here")
+    assert {e.level for e in picked} == {1, 2, 3}
+    assert len(picked) == count
+    assert any(is_degenerate(e.task_id) for e in picked) is (name == "representative")
+    without = [e for e in known if e != picked[-1]]
+    with pytest.raises(TaskError, match=rf"here: {name} has level3/43, which is not there"):
+        parse_selection(name).pick(without, "here")
 
 
 @pytest.mark.parametrize("text", ["level1/7", "level1/1,7-9", "level1/1_Other", "level2"])

@@ -197,5 +197,10 @@ def test_memory_beyond_twice_the_references_is_noted() -> None:
         SEEN, tree=TreeFacts(peak_bytes=3 << 30), reference_tree=TreeFacts(peak_bytes=1 << 30)
     )
     assert layers.memory(seen)[0].weight is Weight.NOTED
+    assert layers.peaks(seen) == (3 << 30, 1 << 30)
+    device = replace(seen, reference_tree=TreeFacts(peak_device_bytes=5))
+    assert layers.peaks(device) == (None, None)
+    both = replace(device, tree=TreeFacts(peak_bytes=3 << 30, peak_device_bytes=7))
+    assert layers.peaks(both) == (7, 5)
     within = replace(seen, tree=TreeFacts(peak_bytes=1 << 30))
     assert layers.memory(within)[0].weight is Weight.CLEAN
