@@ -18,7 +18,7 @@ import pytest
 from agent.export.artefact import Gathered, gather, read_artefact
 from agent.export.package import export_package
 from benchmarks.library import installed
-from benchmarks.library.__main__ import timed
+from benchmarks.library.__main__ import MORE, timed
 from benchmarks.library.child import CHECKS
 from benchmarks.library.rows import CHECKS as NAMES
 from benchmarks.library.rows import Row, lines
@@ -127,7 +127,7 @@ def test_a_library_is_proven_where_it_is_installed_and_a_crash_stops_no_other(tm
     skipped = {"cuda_graph", "streams", "autograd"}  # integers have no gradient
     assert {n for n, s in states.items() if s == "skipped"} == skipped
     assert {n for n, s in states.items() if s == "passed"} == set(NAMES) - skipped
-    assert signs["pairs"] == 2
+    assert 2 <= signs["pairs"] <= 2 * MORE  # more where it was disturbed
     assert str(tmp_path) not in record.read_text()
 
 
