@@ -98,8 +98,8 @@ def score(
     told: Told,
 ) -> Report:
     """Evaluates what the folder does not hold yet, and reports on all: of the suite's tasks those
-    that a pattern of `only` matches. Of `where` count the device,
-    which is resolved, and the engine. Without kernels references and baselines alone are timed.
+    that a pattern of `only` matches. Of `where` count the device, which is resolved, and the
+    engine. Without kernels references and baselines alone are timed.
     """
     device, began = where.device, time.monotonic()
     config, tasks = load_evaluation(preset), choose(load_suite(suite, device), only)

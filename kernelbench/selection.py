@@ -110,9 +110,8 @@ class Selection:
         return [e for e in inside if not self.items or any(i.admits(e) for i in self.items)]
 
     def _named(self, inside: Sequence[T], origin: str) -> list[T]:
-        places = [(level, n) for level, numbers in SUBSETS[self.subset].items() for n in numbers]
-        has = {(e.level, e.number) for e in inside}
-        missing = sorted(set(places) - has)
+        places = {(level, n) for level, numbers in SUBSETS[self.subset].items() for n in numbers}
+        missing = sorted(places - {(e.level, e.number) for e in inside})
         if missing:
             level, number = missing[0]
             raise TaskError(
