@@ -13,7 +13,6 @@ shows.
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,16 +22,13 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from agent.export.runtime import graphs, places, twins
+from agent.export.runtime.attributes import PLAIN, Attributes
 from agent.export.runtime.operators import Custom
 from agent.export.runtime.places import Place, Variant
 
 KEPT_PLANS = 32
 """Of one module: beyond so many kinds of inputs the module's own forward runs."""
 TRACING = threading.RLock()
-
-PLAIN = (bool, int, float, str, type(None))
-OWN = frozenset(vars(torch.nn.Module())) | {"forward", "_compiled_call_impl"}
-"""What every module has, told apart by itself or read at every call."""
 
 Key = tuple[Any, ...]
 
@@ -62,41 +58,6 @@ class Plan:
     def __call__(self, state: Sequence[torch.Tensor], values: Sequence[Any]) -> Any:
         found = self.run(*state, *values)
         return found[0] if self.single else tree_unflatten(list(found), self.out_spec)
-
-
-def _same(now: Any, value: Any) -> bool:
-    return now is value if torch.is_tensor(value) else bool(now == value)
-
-
-class Attributes:
-    """What modules keep beside parameters, buffers and modules: a scale, an epsilon, a flag.
-
-    What they are is compared, not what is inside of a list or an object.
-    """
-
-    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
-        self._found: list[tuple[dict[str, Any], Callable[..., Any], Any]] = []
-        self._shown: list[tuple[torch.nn.Module, str, Any]] = []
-        for module in modules:
-            kept = vars(module)
-            names = [n for n in kept if n not in OWN]
-            if names:
-                get = operator.itemgetter(*names, names[0])  # always a tuple
-                self._found.append((kept, get, get(kept)))
-            self._shown += [
-                (module, n, kept[n]) for n in names if isinstance(kept[n], (*PLAIN, torch.Tensor))
-            ]
-
-    def hold(self) -> bool:
-        """Whether they are still the same; Dynamo, which guards what it is shown, is shown numbers,
-        words and tensors.
-        """
-        if torch.compiler.is_compiling():
-            return all(_same(getattr(module, name), value) for module, name, value in self._shown)
-        try:
-            return all(bool(get(kept) == found) for kept, get, found in self._found)
-        except Exception:  # noqa: BLE001  tensors and the user's objects, where they were exchanged
-            return False
 
 
 class Site:
