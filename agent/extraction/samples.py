@@ -82,12 +82,13 @@ def _values(found: Sample, shape: tuple[int, ...]) -> str:
     if not found.floating:
         dtype = "" if found.dtype == "int64" else f", dtype=torch.{found.dtype}"
         return f"torch.randint({int(found.low)}, {int(found.high) + 1}, {sizes}{dtype})"
+    kind = "" if found.dtype == "float32" else f".to(torch.{found.dtype})"
     if found.std == 0:
-        return f"torch.full({sizes}, {found.mean})"
+        return f"torch.full({sizes}, {found.mean}){kind}"
     text = f"torch.randn({sizes})"
     text += "" if found.std == 1 else f".mul({found.std})"
     text += "" if found.mean == 0 else f".add({found.mean})"
-    return f"{text}.clamp({found.low}, {found.high})"
+    return f"{text}.clamp({found.low}, {found.high}){kind}"
 
 
 def _mask(found: Sample) -> str:

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-BATCH, SIZE, CHANNELS, BLOCKS, CLASSES = 8, 64, 16, 2, 10
+BATCH, SIZE, CHANNELS = (64, 128, 64) if torch.cuda.is_available() else (8, 64, 16)
+BLOCKS, CLASSES = 2, 10
 
 
 class Block(nn.Module):

@@ -4,7 +4,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-BATCH, TOKENS, WIDTH, HEADS, HIDDEN = 16, 256, 128, 4, 512
+GPU = torch.cuda.is_available()
+BATCH, TOKENS, WIDTH, HEADS, HIDDEN = (8, 1024, 1024, 16, 4096) if GPU else (16, 256, 128, 4, 512)
+DTYPE = torch.bfloat16 if GPU else torch.float32  # as it is run
 
 
 class RMSNorm(nn.Module):
@@ -53,9 +55,9 @@ class Model(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+def make_model():
+    return Model(WIDTH, HEADS, HIDDEN).to(DTYPE)
+
+
 def get_inputs():
-    return [torch.randn(BATCH, TOKENS, WIDTH)]
-
-
-def get_init_inputs():
-    return [WIDTH, HEADS, HIDDEN]
+    return [torch.randn(BATCH, TOKENS, WIDTH, dtype=DTYPE)]

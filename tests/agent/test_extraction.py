@@ -229,6 +229,18 @@ def test_a_model_that_cannot_be_traced_is_taken_in_parts(tmp_path):
     assert list(reply["extraction"]["untraceable"]) == [""]
 
 
+def test_a_model_in_half_precision_gives_tasks_in_it(tmp_path):
+    text = CNN.replace("return Net()", "return Net().bfloat16()")
+    found, sources = found_in(tmp_path, text.replace("(2, 3, 8, 8)", "(2, 3, 8, 8).bfloat16()"))
+    assert not any(r["refused"] for r in found.values())
+    [name] = [n for n, r in found.items() if r["form"] == "fused"]
+    module = {}
+    exec(sources[name], module)
+    assert module["DTYPE"] == "bfloat16"
+    model, [x] = module["Model"](), module["get_inputs"]()
+    assert {x.dtype, model.weight.dtype, model(x).dtype} == {torch.bfloat16}
+
+
 def test_mixed_dtypes_are_refused_by_name(tmp_path):
     text = CNN.replace("return y.mean((2, 3))", "return (y.to(torch.float64) * 2).cumsum(0)")
     found, _ = found_in(tmp_path, text)
@@ -249,6 +261,8 @@ def test_amdahl_says_what_a_faster_region_is_worth():
         torch.relu(torch.randn(64, 32)),
         torch.randn(4, 8, 16).transpose(1, 2),
         torch.randn(4, 8, 48)[..., :16],
+        torch.randn(4, 8, 48).bfloat16()[..., :16],
+        torch.full((16,), 0.3).half(),
         torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
         torch.ones(16),
         torch.tensor(2.5),
@@ -258,7 +272,8 @@ def test_amdahl_says_what_a_faster_region_is_worth():
         torch.zeros(8, 8).masked_fill(torch.ones(8, 8, dtype=torch.bool).triu(1), -torch.inf),
         torch.randn(64, 64).masked_fill(torch.rand(64, 64) < 0.3, -torch.inf),
     ],
-    ids=["normal", "relu", "transposed", "sliced", "channels_last", "ones", "scalar", "integers",
+    ids=["normal", "relu", "transposed", "sliced", "bfloat16",
+         "float16", "channels_last", "ones", "scalar", "integers",
          "int32", "bool", "causal", "masked"],
 )  # fmt: skip
 def test_a_tensor_is_drawn_again_with_its_layout_and_range(tensor):
