@@ -330,7 +330,7 @@ def timed(subject: Subject) -> dict[str, Any]:
     given_bytes = sum(v.nbytes for v in first if isinstance(v, torch.Tensor))
     with torch.no_grad():
         result_bytes = sum(f.nbytes for f in subject.call(first))
-        once = batch(subject, subject.reference, [first], WARM_S)
+        once, _ = batch(subject, subject.reference, [first], WARM_S)
         most = int(MEMORY_SHARE * memory(subject) / max(1, given_bytes + result_bytes))
         count = max(1, min(MOST_SETS, most, math.ceil(BATCH_S / once)))
         sets = [subject.inputs(i) for i in range(count)]
@@ -341,12 +341,15 @@ def timed(subject: Subject) -> dict[str, Any]:
             "operator": subject.call,
         }
         taken: dict[str, list[float]] = {name: [] for name in runs}
+        launched: dict[str, list[float]] = {name: [] for name in runs}
         if subject.core is not None:
             os.sched_setaffinity(0, {subject.core})  # this thread's: the one that launches
         chance, before = random.Random(subject.seed), subject.count()
         for _ in range(ROUNDS):
             for name in chance.sample(list(runs), len(runs)):
-                taken[name].append(batch(subject, runs[name], sets, WARM_S, repeats))
+                whole_s, launching_s = batch(subject, runs[name], sets, WARM_S, repeats)
+                taken[name].append(whole_s)
+                launched[name].append(launching_s)
         hits = subject.count() - before
     assert hits >= ROUNDS * count * repeats, "not every timed call ran the kernel"
     logs = {
@@ -358,6 +361,8 @@ def timed(subject: Subject) -> dict[str, Any]:
     return {
         "reference_ms": statistics.median(taken["reference"]) * 1e3,
         "operator_ms": statistics.median(taken["operator"]) * 1e3,
+        "reference_launch_ms": statistics.median(launched["reference"]) * 1e3,
+        "operator_launch_ms": statistics.median(launched["operator"]) * 1e3,
         "log_speedup": logs["operator"],
         "log_null": logs["again"],
         "rounds": ROUNDS,
@@ -372,9 +377,10 @@ def batch(
     sets: Sequence[Any],
     warm_s: float,
     repeats: int = 1,
-) -> float:
-    """Seconds a call, after a warm-up on the last set. Results stay until their set is called
-    again, as in a campaign: memory that was let go of just now is written faster.
+) -> tuple[float, float]:
+    """Seconds a call, after a warm-up on the last set, and those of it that the launching thread
+    took. Results stay until their set is called again, as in a campaign: memory that was let go of
+    just now is written faster.
     """
     end = time.perf_counter() + warm_s
     while True:
@@ -387,8 +393,9 @@ def batch(
     for _ in range(repeats):
         for number, inputs in enumerate(sets):
             held[number] = run(inputs)
+    launched, calls = time.perf_counter(), repeats * len(sets)
     synchronise(subject)
-    return (time.perf_counter() - start) / (repeats * len(sets))
+    return (time.perf_counter() - start) / calls, (launched - start) / calls
 
 
 def synchronise(subject: Subject) -> None:

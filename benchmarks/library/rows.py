@@ -52,6 +52,8 @@ class Row:
     reference_ms: float | None = None
     operator_ms: float | None = None
     pairs: int = 0
+    processes: list[dict[str, Any]] = field(default_factory=list)
+    """What each of them measured; `launch_ms` is the launching thread's part of a call."""
     floor: float | None = None
     """The largest log ratio that the reference showed against itself."""
     not_run: str = ""
@@ -95,7 +97,7 @@ class Row:
             self.checks.setdefault(name, missing)
 
     def note_times(self, done: Sequence[dict[str, Any]]) -> None:
-        self.pairs = len(done)
+        self.pairs, self.processes = len(done), [_rounded(d) for d in done]
         if not done:
             return
         self.reference_ms = statistics.median(d["reference_ms"] for d in done)
@@ -149,6 +151,12 @@ class Row:
     @property
     def proven(self) -> bool:
         return bool(self.checks) and not self.wrong and bool(self.agrees)
+
+
+def _rounded(said: dict[str, Any]) -> dict[str, Any]:
+    return {
+        k: round(v, 5) if isinstance(v, float) else v for k, v in said.items() if k != "operator"
+    }
 
 
 HEADER = (

@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 GPU = torch.cuda.is_available()
-BATCH, TOKENS, WIDTH, HEADS, HIDDEN = (8, 1024, 1024, 16, 4096) if GPU else (16, 256, 128, 4, 512)
+BATCH, TOKENS, WIDTH, HEADS, HIDDEN = (32, 1024, 1024, 16, 4096) if GPU else (16, 256, 128, 4, 512)
 DTYPE = torch.bfloat16 if GPU else torch.float32  # as it is run
 
 
