@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.budget import CampaignConfig, first_candidates, share_seconds
-from agent.confirm import unlikely, winner_of
+from agent.confirm import winner_of
 from agent.course import Course
 from agent.decisions import (
     SEARCH_OVER,
@@ -27,6 +27,7 @@ from agent.decisions import (
     Confirm,
     End,
     Propose,
+    doubtful,
     next_round,
     next_step,
     search_over,
@@ -153,7 +154,9 @@ class _Campaign:
         if self.course.failure is not None:
             raise self.course.failure
         if self.course.searched and not self._taught:
-            learn_from(self.journal, self.learner)  # What was judged in time is not for nothing.
+            learn_from(
+                self.journal, self.learner, self.config.confirm
+            )  # What was judged in time is not for nothing.
         rows = tuple(self._report(run) for run in self.runs)
         cut = next((row.reason for row in rows if row.reason == SEARCH_OVER), None)
         awaiting = any(run.owed for run in self.runs)
@@ -205,8 +208,8 @@ class _Campaign:
             self._advance(run)
         elif pending:
             self.jobs.push_pending(run, pending)
-        elif self.config.confirm and (doubtful := unlikely(records)) is not None:
-            self.jobs.push(run, Kind.CONFIRM, doubtful.round, doubtful)
+        elif (doubted := doubtful(records, self.config)) is not None:
+            self.jobs.push(run, Kind.CONFIRM, doubted.round, doubted)
         elif not any(p.wants_measured for p in run.proposers):
             # Else the first round is pushed once preparing has ended.
             self._go_on(run, next_round(records))
@@ -247,10 +250,10 @@ class _Campaign:
             return
         # In this thread: there is nothing else to do, and the journal has one writer.
         assert self.learner is not None
-        again = self.learner.again(rollouts(self.journal))
+        again = self.learner.again(rollouts(self.journal, self.config.confirm))
         once_more = [run for run in active if run.task.id in again]
         if not once_more:
-            learn_from(self.journal, self.learner)
+            learn_from(self.journal, self.learner, self.config.confirm)
         for run in once_more or active:
             run.resting, run.taught = False, self._taught
             if run.taught:

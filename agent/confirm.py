@@ -7,6 +7,7 @@ promoted, and only where the search had said the same. Pure functions of journal
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from agent.recorded import Recorded
 from sandbox.figures import Interval
@@ -18,6 +19,9 @@ UNLIKELY_SPEEDUP = 3.0
 """From here a figure is confirmed before anything is compared with it, or proposed after it."""
 BETTER = 1.1
 """Times the best confirmed figure of the task, to be confirmed during the search again."""
+TWICE = 2.0
+"""Times the best of a task's earlier rounds: above it, as above 3x, what a policy learns from is
+abnormal (CUDA-L1, arXiv 2507.14111, stage 3)."""
 CONFIRMATIONS = 3
 """Winners of one task that may fail their confirmation before it is given up."""
 
@@ -96,6 +100,31 @@ def unlikely(records: Sequence[Recorded]) -> Recorded | None:
     known = [lower_bound(r) for r in records if r.confirmation is not None and not refuted(r)]
     bar = max(UNLIKELY_SPEEDUP, BETTER * max(known, default=0.0))
     return winner if winner is not None and lower_bound(winner) >= bar else None
+
+
+def abnormal(records: Sequence[Recorded]) -> list[Recorded]:
+    """Whose search's figure no policy must learn from before it is measured again, best or not: it
+    is above 3x, or above twice the best of the rounds before its own.
+    """
+    found: list[Recorded] = []
+    best, bar = 0.0, UNLIKELY_SPEEDUP
+    for _, of_round in groupby(records, key=lambda r: r.round):
+        own = list(of_round)
+        found += [r for r in own if _speedup(r.evaluation) > bar]
+        best = max([best, *(_speedup(r.confirmation or r.evaluation) for r in own)])
+        bar = min(UNLIKELY_SPEEDUP, TWICE * best) if best else UNLIKELY_SPEEDUP
+    return found
+
+
+def unverified(records: Sequence[Recorded]) -> Recorded | None:
+    """The first abnormal one that was not measured again."""
+    return next((r for r in abnormal(records) if r.confirmation is None), None)
+
+
+def _speedup(evaluation: Evaluation | None) -> float:
+    """0 without one."""
+    interval = None if evaluation is None else evaluation.speedup
+    return 0.0 if interval is None else interval.value
 
 
 def _confirmed(record: Recorded) -> bool:

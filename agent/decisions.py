@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.budget import CampaignConfig
-from agent.confirm import best_of, lower_bound, refuted, unlikely, winner_of
+from agent.confirm import best_of, lower_bound, refuted, unlikely, unverified, winner_of
 from agent.outcome import Stage
 from agent.recorded import Recorded
 from agent.schedule import TaskRun
@@ -57,8 +57,8 @@ def next_step(
     """Once nothing of the task is outstanding. `searching`: the campaign still is; `late`: the
     task's own share of the time is over; `waves`: candidates are left to be granted.
     """
-    if config.confirm and (doubtful := unlikely(records)) is not None:
-        return Confirm(doubtful)
+    if (doubted := doubtful(records, config)) is not None:
+        return Confirm(doubted)
     over = search_over(run, records, config)
     if searching and not over and not (late and records):  # The first round is always measured.
         return Propose(next_round(records))
@@ -71,6 +71,15 @@ def next_step(
     if over:
         return End(Stage.DONE, _why(run, records, config))
     return End(Stage.STOPPED, SEARCH_OVER)
+
+
+def doubtful(records: Sequence[Recorded], config: CampaignConfig) -> Recorded | None:
+    """What is measured again before anything goes on from it: a winner too fast to be believed, and
+    where a policy learns whatever figure of its rollouts is.
+    """
+    if not config.confirm:
+        return None
+    return unlikely(records) or (unverified(records) if config.learn else None)
 
 
 def search_over(run: TaskRun, records: Sequence[Recorded], config: CampaignConfig) -> bool:

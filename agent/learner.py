@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from agent.confirm import abnormal
 from agent.journal import Journal
 from agent.model import Model
 from agent.recorded import Recorded
@@ -21,12 +22,15 @@ from agent.strategies.types import REPAIR
 from rewards import speedup
 from rewards.types import Reward
 from sandbox.records import to_record
-from sandbox.types import Evaluation
+from sandbox.types import Evaluation, Status
 
 LEARN = "learn"
 """Kind of the journal's event for an update; its detail is a Lesson."""
 POLICY_VERSION = "policy_version"
 """Among a proposal's features: how many updates the weights had had that wrote it."""
+
+
+UNCONFIRMED = "abnormally fast, and not confirmed"
 
 
 @dataclass(frozen=True)
@@ -118,30 +122,33 @@ OpenPolicy = Callable[[Path], LocalPolicy]
 """From a run's folder, in which a learner's checkpoints lie."""
 
 
-def rollouts(journal: Journal) -> list[Rollout]:
+def rollouts(journal: Journal, verify: bool = False) -> list[Rollout]:
     """Every judged rollout of a run. Repeated code is a rollout too: a policy that repeats itself
-    is paid for it again.
+    is paid for it again. With `verify` an abnormal figure that nothing has confirmed says nothing,
+    as a fault of ours.
     """
     found = []
     for task in journal.tasks():
         records = journal.proposals(task.id)
         judged = {r.proposal.candidate.id: r for r in records if not r.duplicate}
         lags = journal.lags(task.id)
+        doubted = {r.id for r in abnormal(records)} if verify else frozenset[int]()
         for record in records:
             candidate_id = record.proposal.candidate.id
             lag_s = None if record.duplicate else lags.get(candidate_id)
-            rollout = _rollout(record, _believed(judged[candidate_id]), lag_s)
+            first = judged[candidate_id]
+            rollout = _rollout(record, _believed(first, first.id in doubted), lag_s)
             if rollout is not None:
                 found.append(rollout)
     return found
 
 
-def learn_from(journal: Journal, learner: Learner | None) -> None:
+def learn_from(journal: Journal, learner: Learner | None, verify: bool = False) -> None:
     """One update on what the run holds; the journal keeps what it did."""
     if learner is None:
         return
     began_s = time.monotonic()
-    lesson = learner.learn(rollouts(journal))
+    lesson = learner.learn(rollouts(journal, verify))
     if lesson is not None:
         detail = json.dumps(to_record(lesson), sort_keys=True)
         journal.record_event(LEARN, seconds=time.monotonic() - began_s, detail=detail)
@@ -161,12 +168,16 @@ def reward_of(
     return learner.reward(evaluation, record.proposal.reply), learner.reward_name
 
 
-def _believed(record: Recorded) -> Evaluation | None:
-    """The figure that may enter a gradient: one too good to be true was measured again."""
-    confirmation = record.confirmation
+def _believed(record: Recorded, doubted: bool) -> Evaluation | None:
+    """What may enter a gradient: of a figure too good to be true what it was confirmed to be, or
+    nothing at all.
+    """
+    confirmation, found = record.confirmation, record.evaluation
     if confirmation is not None and confirmation.status.scored:
         return confirmation
-    return record.evaluation
+    if doubted and found is not None:
+        return replace(found, status=Status.SANDBOX_ERROR, timing=None, detail=UNCONFIRMED)
+    return found
 
 
 def _rollout(

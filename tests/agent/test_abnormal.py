@@ -1,0 +1,90 @@
+"""What a policy learns from is measured again where it is too good to be true (CUDA-L1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.budget import CampaignConfig
+from agent.campaign import run_campaign
+from agent.confirm import UNLIKELY_SPEEDUP
+from agent.journal import Journal
+from agent.learner import POLICY_VERSION, Rollout, rollouts
+from agent.scripted import ScriptedProposer
+from agent.types import FIRST_TURN
+from sandbox.types import Status
+from tests.agent.scripts import calls, campaign, candidate, local_engine, make_task, script
+
+
+def measured_twice(log: Path, sources: Sequence[str]) -> list[bool]:
+    done = calls(log, "evaluate")
+    return [done.count(candidate("a", source).id) > 1 for source in sources]
+
+
+@pytest.mark.parametrize("learn", [True, False])
+def test_where_a_policy_learns_all_figures_above_three_times_are_confirmed(tmp_path, learn):
+    """A search confirms the best one alone."""
+    sources = [
+        script(1, speedup=9.0, confirmed=9.0),
+        script(2, speedup=5.0, confirmed=1.1),
+        script(3, speedup=2.9),
+    ]
+    log = tmp_path / "log"
+    campaign(tmp_path / "run", {"a": sources}, local_engine(log=log), learn=learn)
+    assert measured_twice(log, sources) == [True, learn, False]
+
+
+def test_three_refuted_figures_do_not_let_the_fourth_pass(tmp_path):
+    sources = [script(n, speedup=20.0 - n, confirmed=1.1) for n in range(5)]
+    log = tmp_path / "log"
+    campaign(tmp_path / "run", {"a": sources}, local_engine(log=log), learn=True)
+    assert all(measured_twice(log, sources))
+
+
+def test_a_figure_above_twice_the_best_before_it_is_confirmed(tmp_path):
+    sources = [script(1, speedup=1.2), script(2, speedup=2.6), script(3, speedup=2.7)]
+    log = tmp_path / "log"
+    engine = local_engine(log=log)
+    campaign(tmp_path / "run", {"a": sources}, engine, learn=True, proposals_per_round=1)
+    first, leap, last = (candidate("a", source).id for source in sources)
+    assert calls(log, "evaluate")[:4] == [first, leap, leap, last]
+
+
+class Policy(ScriptedProposer):
+    """Writes the script with weights of version 0."""
+
+    def propose(self, task, history, n, turn=FIRST_TURN):
+        made = super().propose(task, history, n, turn)
+        return [replace(p, features={POLICY_VERSION: 0}, reply=p.candidate.source) for p in made]
+
+
+def learned(folder: Path, sources: Sequence[str], **config: object) -> list[Rollout]:
+    """The rollouts of a run without a learner, as one would be handed them."""
+    engine, folder = local_engine(), folder / "run"
+    folder.mkdir()
+    with Journal(folder) as journal:
+        asked = [Policy({"test/a": sources})]
+        settings = CampaignConfig(**config)  # type: ignore[arg-type]
+        run_campaign([make_task("a")], asked, engine, journal, settings)
+        found = rollouts(journal, verify=settings.confirm or settings.learn)
+    engine.close()
+    return found
+
+
+def test_the_confirmed_figure_enters_the_gradient(tmp_path):
+    sources = [script(1, speedup=9.0, confirmed=9.0), script(2, speedup=5.0, confirmed=1.1)]
+    found = learned(tmp_path, sources, learn=True)
+    assert [r.evaluation.speedup and r.evaluation.speedup.value for r in found] == [9.0, 1.1]
+
+
+def test_what_could_not_be_confirmed_says_nothing(tmp_path):
+    """Not the search's figure: it is as if the fault were ours, which TRL leaves out."""
+    sources = [script(1, speedup=UNLIKELY_SPEEDUP + 1), script(2, speedup=1.5)]
+    fast, honest = learned(tmp_path, sources, learn=True, confirm=False)
+    assert fast.evaluation.status is Status.SANDBOX_ERROR
+    assert not fast.evaluation.status.scored
+    assert fast.evaluation.speedup is None
+    assert honest.evaluation.passed
