@@ -36,3 +36,14 @@ def returns(
                 if parent != rollout.candidate_id:
                     later[rollout.task_id, parent].append(total)
     return found[::-1]
+
+
+def hacks_last(rollouts: Sequence[Rollout], values: Sequence[float | None]) -> list[float | None]:
+    """The same, but a hack is worth no more than the least: a failure whose repairs failed as well
+    adds up to less than a failure alone, and with smoothing to less than a hack.
+    """
+    least = min((value for value in values if value is not None), default=0.0)
+    return [
+        least if value is not None and r.evaluation.status is Status.REWARD_HACK else value
+        for r, value in zip(rollouts, values, strict=True)
+    ]

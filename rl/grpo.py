@@ -24,7 +24,7 @@ from rewards.terms import score
 from rewards.types import Reward
 from rl.config import TrainConfig
 from rl.curves import write_curves
-from rl.episodes import returns
+from rl.episodes import hacks_last, returns
 from rl.figures import spread, summary
 from rl.local import LocalModel, TokenStore
 from rl.policy import FILE
@@ -141,7 +141,7 @@ class GrpoLearner:
             recent = [r for r in known if r.version > self.version - settings.smooth_window]
             found = [self.reward(r.evaluation, r.reply).value for r in recent]
             values = smooth(values, [v for v in found if v is not None], settings.smooth_clip)
-        values = returns(fresh, values, settings.discount)
+        values = hacks_last(fresh, returns(fresh, values, settings.discount))
         compared: dict[str, list[tuple[Rollout, float | None]]] = defaultdict(list)
         for rollout, value in zip(fresh, values, strict=True):
             compared[_compared_with(rollout)].append((rollout, value))

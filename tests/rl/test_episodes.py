@@ -8,7 +8,7 @@ from agent.strategies.types import PROPOSE, REPAIR
 from agent.types import Attempt, Proposal
 from kernelbench.suite import load_tasks
 from rewards import speedup
-from rl.episodes import returns
+from rl.episodes import hacks_last, returns
 from sandbox.types import Candidate, EvalConfig, Language, Status
 
 [TASK] = load_tasks("builtin/relu", "cpu")
@@ -38,6 +38,12 @@ def test_a_hack_earns_nothing_by_its_repair():
 
 def test_a_repair_that_came_back_unchanged_does_not_pay_itself():
     assert returns([turn("a"), turn("a", of="a")], [0.25, 0.25], 0.4) == [0.25, 0.25]
+
+
+def test_a_hack_is_worth_no_more_than_the_least_and_our_faults_stay_nothing():
+    rollouts = [turn("a"), turn("b", Status.REWARD_HACK), turn("c")]
+    assert hacks_last(rollouts, [-2.1, -1.5, 0.0]) == [-2.1, -2.1, 0.0]
+    assert hacks_last(rollouts, [0.0, -1.0, None]) == [0.0, -1.0, None]
 
 
 def attempt(source: str, status: Status, version: int, of: tuple[str, ...] = ()) -> Attempt:
