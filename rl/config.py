@@ -224,6 +224,10 @@ class TrainConfig:
                 "sampling.engine vllm-server is told adapters, and all weights are trained; "
                 "set lora, or take engine hf"
             )
+        if self.model == NEW and self.dtype != "float32":
+            raise ValueError(
+                f"dtype is {self.dtype}, and a model from nothing is trained whole; take float32"
+            )
         held_out = [t for t in self.tasks if t.startswith("kernelbench")]
         if held_out and not self.transductive:
             raise ValueError(

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -207,7 +209,6 @@ def load_policy(
     is no model.
     """
     known = Path(source) / FILE
-    record = json.loads(known.read_text()) if known.is_file() else {}
     here = Path(source).is_dir() or not reachable()
     if Path(source).is_dir() and not any((Path(source) / f).is_file() for f in (CONFIG, ADAPTER)):
         raise ConfigError(
@@ -215,10 +216,11 @@ def load_policy(
             "`warpsmith train sft` makes one"
         )
     try:
+        record = json.loads(known.read_text()) if known.is_file() else {}
         tokenizer = _tokenizer(source, here=here)
         kind = getattr(torch, dtype) if dtype else "auto"
         model = _weights(source, kind, here=here).to(device) if weights else None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         if here and not Path(source).is_dir():
             raise ConfigError(
                 f"{source}: no such folder, and no model in the Hub's cache; the Hub cannot be "
@@ -228,8 +230,22 @@ def load_policy(
         raise ConfigError(f"{source}: no transformers checkpoint ({first[:160]})") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    _refuse_speechless(source, tokenizer)
     name = name or record.get("name") or Path(source).name
     return Policy(name, model, tokenizer, int(record.get("version", 0)))
+
+
+def _refuse_speechless(source: str | Path, tokenizer: Any) -> None:
+    """Raises ConfigError where prompts could not be put to the model."""
+    roles = ("system", "user")
+    try:
+        tokenizer.apply_chat_template([{"role": r, "content": r} for r in roles], tokenize=False)
+    except (ValueError, TemplateError) as error:
+        first = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{source}: its tokenizer has no chat template that takes a system and a user message "
+            f"({first[:160]}); expected an instruction-tuned model's"
+        ) from error
 
 
 def base_of(source: str | Path) -> str:

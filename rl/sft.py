@@ -18,7 +18,7 @@ from accelerate import PartialState
 from rl.config import NEW, TrainConfig
 from rl.data import Example
 from rl.policy import FILE, Policy, load_policy, new_policy
-from rl.replica import with_adapters
+from rl.replica import refuse_coarse, with_adapters
 from rl.trainers import Tokens, fine_tune
 from sandbox.errors import ConfigError
 from sandbox.words import number_of
@@ -82,6 +82,7 @@ def sft(
     with processes.main_process_first():  # Whose policy, random weights included, all have then.
         if (begun / FILE).is_file():
             policy = load_policy(begun, config.name, device, config.dtype)
+            refuse_coarse(policy)
         else:
             policy = begin(examples, config, device, source)
             policy.save(begun)

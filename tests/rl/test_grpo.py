@@ -17,6 +17,7 @@ from agent.scripted import scripted_evaluation
 from rl.config import GrpoConfig, LoraConfig, SamplingConfig, ShapeConfig, TrainConfig
 from rl.grpo import GrpoLearner, versions
 from rl.policy import Policy, new_policy
+from sandbox.errors import ConfigError
 from sandbox.types import Candidate, EvalConfig, Language, Status
 
 PROMPT = json.dumps([Message(role="user", content="faster")])
@@ -105,6 +106,16 @@ def test_kl_is_measured_against_the_first_weights_after_a_kill_too(start, tmp_pa
     assert not any(".ref." in name for name, _ in again.policy.model.named_parameters())
 
 
+def test_weights_that_would_round_an_update_away_are_not_trained(start, tmp_path):
+    """Of those in bfloat16 most stay where they are, whatever the rewards say."""
+    coarse = replace(CONFIG, model="start", dtype="bfloat16")
+    with pytest.raises(ConfigError, match="set lora, whose adapters are float32, or dtype"):
+        GrpoLearner(tmp_path, start, coarse, "cpu")
+    learner = GrpoLearner(tmp_path, start, replace(coarse, lora=LoraConfig(rank=2)), "cpu")
+    kinds = {p.dtype for p in learner.policy.model.parameters() if p.requires_grad}
+    assert kinds == {torch.float32}
+
+
 def test_a_great_beta_keeps_the_policy_near_its_first_weights(start, tmp_path):
     moved = []
     for beta in (0.0, 10.0):
@@ -182,6 +193,20 @@ def test_a_reply_without_a_reward_is_left_out_of_its_group(start, tmp_path):
         changed.append(after["fast one"] - before["fast one"])
     assert changed[0] > 0
     assert changed[1] > 0
+
+
+def test_a_hack_is_worth_the_least_beside_failures_whose_repairs_failed_too(start, tmp_path):
+    """With smoothing they add up to less than a hack alone would be worth."""
+    rl = replace(CONFIG.rl, turns=2, smooth_clip=1.5)
+    learner = GrpoLearner(tmp_path, start, replace(CONFIG, rl=rl), "cpu")
+    right = [rollout("fast one", 0, Status.PASSED, 3.0)] * 20
+    failed = replace(rollout("wrong one", 0, Status.WRONG_VALUE), candidate_id="a")
+    repaired = replace(failed, prompt='[{"role": "user", "content": "mend"}]', parents=("a",))
+    repaired = replace(repaired, candidate_id="b", repair=True)
+    rollouts = [failed, rollout("cheat", 0, Status.REWARD_HACK), repaired]
+    group = learner._groups(rollouts, rollouts + right)[0]
+    wrong, cheat = group.rewards
+    assert cheat <= wrong < -1.5
 
 
 def test_repairs_are_compared_with_each_other_and_pay_for_what_they_repaired(start, tmp_path):

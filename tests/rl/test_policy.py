@@ -185,3 +185,25 @@ def test_without_a_network_a_missing_model_is_told_at_once(monkeypatch):
 def test_a_folder_without_a_checkpoint_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"no transformers checkpoint \(no config.json in it\)"):
         load_policy(tmp_path)
+
+
+def test_a_checkpoint_that_a_kill_tore_is_named(policy, tmp_path):
+    for torn in ("model.safetensors", "policy.json"):
+        policy.save(tmp_path)
+        whole = (tmp_path / torn).read_bytes()
+        (tmp_path / torn).write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ConfigError, match=f"^{tmp_path}: no transformers checkpoint"):
+            load_policy(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [None, "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"],
+)
+def test_a_model_that_takes_no_prompts_is_named(policy, tmp_path, template):
+    policy.save(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    if template is not None:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(ConfigError, match="no chat template that takes a system"):
+        load_policy(tmp_path)

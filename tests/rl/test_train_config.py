@@ -16,6 +16,8 @@ def test_every_preset_loads_with_its_campaign(name):
     config = load_train(name)
     assert not config.transductive
     assert load_optimize(config.campaign).tasks
+    assert config.dtype == "float32" or config.lora is not None, "its updates would be rounded away"
+    assert config.self_supervised.learning_rate < config.sft.learning_rate
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,7 @@ def test_every_preset_loads_with_its_campaign(name):
         ("rl: {group: 1}", "needs at least 2 replies"),
         ("reward: {robust: {bucket: 3}}", "unknown key 'reward.robust.bucket'"),
         ("reward: {hack: 1.0}", "expected them to rise"),
+        ("dtype: bfloat16", "trained whole; take float32"),
         ("tasks: ['kernelbench:level1']", "is an evaluation suite"),
     ],
 )
