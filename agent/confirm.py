@@ -7,9 +7,11 @@ promoted, and only where the search had said the same. Pure functions of journal
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from agent.recorded import Recorded
+from agent.types import Attempt
 from sandbox.figures import Interval
 from sandbox.types import Evaluation
 
@@ -59,6 +61,14 @@ def refuted(record: Recorded) -> bool:
     if record.evaluation is None or record.confirmation is None:
         return False
     return record.confirmation.status.scored and not upheld(record.evaluation, record.confirmation)
+
+
+def told(record: Recorded) -> Attempt | None:
+    """As those who propose are told of it: what a confirmation refuted by what that found."""
+    attempt, confirmation = record.attempt, record.confirmation
+    if attempt is None or confirmation is None or not refuted(record):
+        return attempt
+    return replace(attempt, evaluation=confirmation)
 
 
 def lower_bound(record: Recorded) -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.confirm import told
 from agent.recorded import Purpose, Recorded, Recordings
 from agent.storage import TABLES, Database, Write
 from agent.types import Attempt, Measured, Proposal
@@ -208,8 +209,10 @@ class Journal:
         return self._recordings.of(task_id)
 
     def attempts(self, task_id: str) -> list[Attempt]:
-        """What a proposer is told: evaluated proposals in the order made, duplicates left out."""
-        return [r.attempt for r in self.proposals(task_id) if r.attempt is not None]
+        """What a proposer is told: evaluated proposals in the order made, duplicates left out; what
+        a confirmation refuted is what that found.
+        """
+        return [a for a in map(told, self.proposals(task_id)) if a is not None]
 
     def measurements(self, candidate_id: str) -> list[Measurement]:
         """Every evaluation of a candidate, in the order made."""

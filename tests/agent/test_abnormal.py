@@ -13,9 +13,11 @@ from agent.campaign import run_campaign
 from agent.confirm import UNLIKELY_SPEEDUP
 from agent.journal import Journal
 from agent.learner import POLICY_VERSION, Rollout, rollouts
-from agent.scripted import ScriptedProposer
-from agent.types import FIRST_TURN
-from sandbox.types import Status
+from agent.recorded import Purpose
+from agent.scripted import ScriptedProposer, scripted_evaluation
+from agent.types import FIRST_TURN, Proposal
+from rewards import speedup
+from sandbox.types import EvalConfig, Status
 from tests.agent.scripts import calls, campaign, candidate, local_engine, make_task, script
 
 
@@ -88,3 +90,22 @@ def test_what_could_not_be_confirmed_says_nothing(tmp_path):
     assert not fast.evaluation.status.scored
     assert fast.evaluation.speedup is None
     assert honest.evaluation.passed
+
+
+@pytest.mark.parametrize(
+    "confirmed", [Status.REWARD_HACK, Status.WRONG_VALUE, Status.PASSED, Status.SANDBOX_ERROR]
+)
+def test_proposers_are_told_what_a_confirmation_found(tmp_path, confirmed):
+    """Else a refuted cheat is the exemplar with the highest score, and a lesson for a policy."""
+    source = candidate("a", script(1))
+    first = scripted_evaluation(source, EvalConfig(), Status.PASSED, 9.0)
+    again = scripted_evaluation(source, EvalConfig(), confirmed, 1.2)
+    with Journal(tmp_path) as journal:
+        journal.record_task(make_task("a"))
+        journal.record_proposals(0, [Proposal(source, "scripted", "script")])
+        journal.record_evaluation(make_task("a"), first, reward=speedup.reward(first))
+        journal.record_evaluation(make_task("a"), again, purpose=Purpose.CONFIRM)
+        [attempt] = journal.attempts("test/a")
+    believed = again if confirmed.scored else first
+    assert attempt.evaluation.status is believed.status
+    assert attempt.evaluation.speedup == believed.speedup
