@@ -40,7 +40,7 @@ from benchmarks.waiting import Relay  # noqa: E402
 from kernelbench.metrics import bootstrap  # noqa: E402
 from rl.campaign import tasks_of  # noqa: E402
 from rl.config import SPLITS, TrainConfig, load_train  # noqa: E402
-from rl.data import family_of, load_examples  # noqa: E402
+from rl.data import load_examples, split_of  # noqa: E402
 from rl.grpo import FOLDER, versions  # noqa: E402
 from rl.judging import judged  # noqa: E402
 from rl.policy import FILE  # noqa: E402
@@ -208,7 +208,7 @@ def report(demo: Demo) -> None:
                 for task in journal.tasks()
                 if (attempts := journal.attempts(task.id))
                 and attempts[0].evaluation.status.scored
-                and settings.held_out.split(task.id, family_of(task)) != SPLITS[0]
+                and split_of(task, settings.held_out) != SPLITS[0]
             }
     curves, replies = {}, {}
     different = {name: ABLATION[name] for name in ABLATION if name in stages}

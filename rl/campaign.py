@@ -13,7 +13,7 @@ from agent.learner import LocalPolicy
 from agent.strategies.contrastive import Contrastive
 from kernelbench.suite import loaders
 from rl.config import SPLITS, TrainConfig
-from rl.data import TRAIN, family_of
+from rl.data import TRAIN, split_of
 from rl.grpo import GrpoLearner
 from rl.local import LocalModel
 from rl.policy import load_policy
@@ -128,7 +128,7 @@ def tasks_of(
     known = {spec: loaders(spec, device) for spec in train.tasks}
     shuffled = sorted((pair for each in known.values() for pair in each.items()), key=_by_hash)
     # No further than needed: families of thousands take seconds.
-    kept = (id for id, load in shuffled if train.held_out.split(id, family_of(load())) in splits)
+    kept = (id for id, load in shuffled if split_of(load(), train.held_out) in splits)
     chosen = set(itertools.islice(kept, count))
     if not chosen:
         raise ConfigError(f"no task is {' or '.join(splits)}; name more tasks, or change held_out")

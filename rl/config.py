@@ -167,17 +167,19 @@ class GrpoConfig:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Shares of families and of the remaining tasks that are never trained on, told by hashes."""
+    """Shares of families and of the remaining compositions that are never trained on, told by
+    hashes: whatever a task is called, and whatever its sizes are, it is where its like are.
+    """
 
     families: float = 0.1
     tasks: float = 0.1
     judged: int | None = None
     """How many of them a policy is judged on, drawn by hashes; by default all."""
 
-    def split(self, task_id: str, family: str) -> Split:
+    def split(self, composition: str, family: str) -> Split:
         if _share(f"family {family}") < self.families:
             return "held_out_family"
-        return "held_out_task" if _share(f"task {task_id}") < self.tasks else "train"
+        return "held_out_task" if _share(f"task {composition}") < self.tasks else "train"
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 Three kinds, all asked by the prompts that campaigns use: `propose` (reference -> kernel), `repair`
 (failed source and its verdict -> the repair that passed) and `contrast` (exemplars of distinct
 buckets -> a kernel faster than all of them). Equal code of a task counts once per kind. Whole
-families (references calling the same operators) and whole tasks are held out, told by hashes, so
-that more data never moves a task. Tasks too like an evaluation suite's are left out.
+families (references calling the same operators) and whole compositions (references that differ in
+names and constants alone) are held out, told by hashes, so that more data never moves a task.
+Tasks too like an evaluation suite's are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import ast
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict, load_from_disk
@@ -26,10 +27,10 @@ from agent.strategies.contrastive import Contrastive, buckets, draw
 from agent.strategies.lineage import writable
 from agent.strategies.types import REPAIR
 from agent.types import Attempt, Proposal
-from kernelbench.similarity import Known
+from kernelbench.similarity import Known, shape_of
 from kernelbench.suite import load_tasks
 from rewards.terms import SECTIONS
-from rl.config import HeldOut, TrainConfig
+from rl.config import HeldOut, Split, TrainConfig
 from rl.plain import plain
 from sandbox.doctor import resolve_device
 from sandbox.errors import ConfigError
@@ -43,6 +44,8 @@ TRAIN = "train"
 class Example:
     task_id: str
     family: str
+    composition: str
+    """Of its task, as composition_of tells it."""
     kind: str
     messages: list[Message]
     reply: str
@@ -69,6 +72,7 @@ def examples_of(
                 yield Example(
                     task.id,
                     family_of(task),
+                    composition_of(task),
                     kind,
                     messages,
                     reply_of(task, attempt.proposal, kind),
@@ -130,6 +134,15 @@ def family_of(task: Task) -> str:
     }
     operators = {type(n.op).__name__.lower() for n in ast.walk(model) if isinstance(n, ast.BinOp)}
     return " ".join(sorted((calls | operators) - {"__init__"})) or task.id
+
+
+def composition_of(task: Task) -> str:
+    """Equal for references that differ in names, constants and sizes alone."""
+    return digest(shape_of(task.source))
+
+
+def split_of(task: Task, held_out: HeldOut) -> Split:
+    return held_out.split(composition_of(task), family_of(task))
 
 
 def steps_of(task: Task) -> list[str]:
@@ -195,7 +208,7 @@ def build_dataset(
             continue
         seen.add(key)
         count[place] = count.get(place, 0) + 1
-        kept[held_out.split(example.task_id, example.family)].append(example)
+        kept[held_out.split(example.composition, example.family)].append(example)
     if not kept[TRAIN]:
         raise ConfigError(
             f"none of {len(best)} verified kernels is left to train on: give runs with winners, or "
@@ -220,6 +233,9 @@ def load_examples(folder: Path, split: str = TRAIN) -> list[Example]:
         raise ConfigError(f"{folder}: no training data; `warpsmith data` makes it") from error
     if not isinstance(found, DatasetDict) or split not in found:
         raise ConfigError(f"{folder}: has no split {split!r}")
+    wanted = {f.name for f in fields(Example)}
+    if set(found[split].column_names) != wanted:
+        raise ConfigError(f"{folder}: made by another version of `warpsmith data`; make it again")
     rows = [Example(**row) for row in found[split]]
     return [replace(e, messages=[Message(**m) for m in e.messages]) for e in rows]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from agent.journal import Journal
 from kernelbench.metrics import mean_over_all
 from rl.config import HeldOut, Split
-from rl.data import family_of
+from rl.data import split_of
 from sandbox.figures import Interval
 from sandbox.types import Evaluation
 
@@ -51,7 +51,7 @@ def judged(journal: Journal, held_out: HeldOut) -> list[Judged]:
     for task in journal.tasks():
         attempts = journal.attempts(task.id)
         if attempts and attempts[0].evaluation.status.scored:
-            split = held_out.split(task.id, family_of(task))
+            split = split_of(task, held_out)
             by_split.setdefault(split, []).append(attempts[0].evaluation)
     return [_judged(split, found) for split, found in sorted(by_split.items())]
 

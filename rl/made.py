@@ -18,11 +18,12 @@ import torch
 
 from agent.features.proposer import FeatureProposer
 from agent.journal import Journal
+from agent.prompts.message import Message
 from agent.prompts.render import Scene, render_contrast, render_propose
 from agent.types import Attempt, Measured, Proposal
 from kernelbench.suite import load_tasks
 from rewards.types import Reward
-from rl.data import Example, family_of, known_of, plainly, reply_of, scene_of
+from rl.data import Example, composition_of, family_of, known_of, plainly, reply_of, scene_of
 from sandbox.errors import ConfigError
 from sandbox.graph import Arg, Ref, trace_ahead, trace_all
 from sandbox.types import Evaluation, Language, Task, digest
@@ -100,19 +101,19 @@ class _Lesson:
         proposals = FeatureProposer(order="random").propose(task, [], wanted)
         if not proposals:
             return []
-        scene, family = self.scene(task, proposals[0].candidate.language), family_of(task)
+        scene = self.scene(task, proposals[0].candidate.language)
+
+        def example(kind: str, asked: list[Message], proposal: Proposal) -> Example:
+            reply, family = reply_of(task, proposal, kind), family_of(task)
+            return Example(task.id, family, composition_of(task), kind, asked, reply, None, "")
+
         asked = render_propose(scene)
-        found = [
-            Example(task.id, family, "propose", asked, reply_of(task, p, "propose"), None, "")
-            for p in proposals[:count]
-        ]
+        found = [example("propose", asked, proposal) for proposal in proposals[:count]]
         if len(proposals) == wanted > count:
             *shown, answer = proposals[count:]
             drawn = sorted(dice.sample(self.figures, shown_count), key=_speed)
             exemplars = [plainly(_told(p, e)) for p, e in zip(shown, drawn, strict=True)]
-            reply = reply_of(task, answer, "contrast")
-            asked = render_contrast(scene, exemplars)
-            found.append(Example(task.id, family, "contrast", asked, reply, None, ""))
+            found.append(example("contrast", render_contrast(scene, exemplars), answer))
         return found
 
     def scene(self, task: Task, language: Language) -> Scene:
