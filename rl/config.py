@@ -5,16 +5,20 @@ Unknown keys are refused. configs/train/cuda-l1.yaml tells published values from
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from agent.config import validate
 from agent.presets import read_yaml
 from rewards.terms import RewardConfig
+from sandbox.errors import ConfigError
 from sandbox.types import digest
 
 Split = Literal["train", "held_out_task", "held_out_family"]
 SPLITS: tuple[Split, ...] = ("train", "held_out_task", "held_out_family")
+EVALUATED = ("kernelbench:", "kernelbench/", "hf:")
+"""How specs of evaluation suites begin, and ids of their tasks; on the Hub are KernelBench's."""
 NEW = "new"
 """As `model`: a small transformer from nothing, with a tokenizer of its own."""
 
@@ -230,11 +234,24 @@ class TrainConfig:
             raise ValueError(
                 f"dtype is {self.dtype}, and a model from nothing is trained whole; take float32"
             )
-        held_out = [t for t in self.tasks if t.startswith("kernelbench")]
-        if held_out and not self.transductive:
+        if (suite := evaluated(self.tasks)) is not None and not self.transductive:
             raise ValueError(
-                f"{held_out[0]} is an evaluation suite; name other tasks, or set transductive: true"
+                f"{suite} is an evaluation suite; name other tasks, or set transductive: true"
             )
+
+
+def evaluated(tasks: Iterable[str]) -> str | None:
+    """The first of these specs or ids that is an evaluation suite's, if there is one."""
+    return next((task for task in tasks if task.startswith(EVALUATED)), None)
+
+
+def refuse_evaluated(tasks: Iterable[str], transductive: bool) -> None:
+    """Raises ConfigError where a policy would be trained on what it is to be judged by."""
+    if not transductive and (task := evaluated(tasks)) is not None:
+        raise ConfigError(
+            f"{task} is an evaluation suite's, and never trained on; take other tasks, or set "
+            "transductive: true in the train config, with which all that comes of it is stamped"
+        )
 
 
 def load_train(source: str, **overrides: object) -> TrainConfig:

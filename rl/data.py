@@ -30,7 +30,7 @@ from agent.types import Attempt, Proposal
 from kernelbench.similarity import Known, shape_of
 from kernelbench.suite import load_tasks
 from rewards.terms import SECTIONS
-from rl.config import HeldOut, Split, TrainConfig
+from rl.config import HeldOut, Split, TrainConfig, refuse_evaluated
 from rl.plain import plain
 from sandbox.doctor import resolve_device
 from sandbox.errors import ConfigError
@@ -176,7 +176,9 @@ def dataset_of(
     for run in runs:
         with Journal(run, read_only=True) as journal:
             found += examples_of(journal, config.seed, known)
-    return build_dataset([*found, *made], config.held_out, per_task)
+    found += made
+    refuse_evaluated((e.task_id for e in found), config.transductive)
+    return build_dataset(found, config.held_out, per_task)
 
 
 def known_of(suites: Sequence[str], device: str) -> Known:

@@ -31,6 +31,10 @@ GATHER_S = 0.05
 """In which somebody else asks, where a campaign asks for all its tasks at once."""
 
 
+NOTHING = Sample([], "", finished=False, prompt_tokens=0, seconds=0.0)
+"""Of a policy that is judged, where its context has no room."""
+
+
 class TokenStore:
     """Append-only: which tokens a version's reply to a prompt was made of."""
 
@@ -116,7 +120,7 @@ class LocalModel:
 
     @property
     def name(self) -> str:
-        return self.policy.name
+        return self.policy.label
 
     def complete(self, messages: Sequence[Message], n: int, draw: str = "") -> list[Reply]:
         return answered(self.complete_each([messages] * n, draw))
@@ -124,7 +128,9 @@ class LocalModel:
     def complete_each(
         self, prompts: Sequence[Sequence[Message]], draw: str = ""
     ) -> list[Reply | None]:
-        """None where a prompt is as long as the context; ModelError where all are."""
+        """None where a prompt is as long as the context, and ModelError where all are; of a policy
+        that is judged, an empty reply, which is wrong.
+        """
         mine = _Asked(prompts, draw)
         self._waiting.append(mine)
         self._thread.submit(self._answer_all)
@@ -177,6 +183,8 @@ class LocalModel:
             )
             for i, sample in zip(chosen, found, strict=True):
                 each, place = rows[i]
+                if self.sampling.greedy and len(ids[i]) + 1 >= self._sampler.context:
+                    sample = NOTHING
                 replies[id(each)][place] = self._reply(each.prompts[place], sample)
                 left[id(each)] -= 1
             self._hand_over(asked, left, replies)
@@ -204,6 +212,6 @@ class LocalModel:
             completion_tokens=len(sample.ids),
             finish_reason="stop" if sample.finished else "length",
             seconds=sample.seconds,
-            model=f"{self.policy.name}@{version}",
+            model=f"{self.policy.label}@{version}",
             policy_version=version,
         )

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from agent.config import OptimizeConfig
 from agent.learner import OpenPolicy
-from rl.config import TrainConfig, load_train
+from rl.config import TrainConfig, load_train, refuse_evaluated
 from sandbox.errors import ConfigError, install
 
 PACKAGES = ("transformers", "trl", "datasets")
@@ -43,6 +43,8 @@ def local_policy(
     if not config.local.is_dir():
         raise ConfigError(f"{config.local}: no such folder; expected a transformers checkpoint's")
     train = open_training(config.train)
+    if config.learn:
+        refuse_evaluated(config.tasks, train.transductive)
     from rl.campaign import learning, open_policy
     from rl.ranks import joined
 

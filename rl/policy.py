@@ -64,11 +64,19 @@ class Policy:
     tokenizer: Any
     version: int = 0
     """Updates by rollouts since it was last begun from a checkpoint of another stage."""
+    transductive: bool = False
+    """Some stage trained it on evaluated tasks; told wherever it is named, and by what comes of it.
+    """
 
     @property
     def context(self) -> int:
         config = getattr(self.model, "config", None)
         return int(getattr(config, "max_position_embeddings", 1 << 30))
+
+    @property
+    def label(self) -> str:
+        """As journals, tables and manifests name it, beside its version."""
+        return f"{self.name}-transductive" if self.transductive else self.name
 
     @property
     def parameters(self) -> int:
@@ -193,7 +201,12 @@ class Policy:
         (folder / FILE).unlink(missing_ok=True)
         self.model.save_pretrained(folder, state_dict=weights)
         self.tokenizer.save_pretrained(folder)
-        record = {"schema_version": 1, "name": self.name, "version": self.version}
+        record = {
+            "schema_version": 1,
+            "name": self.name,
+            "version": self.version,
+            "transductive": self.transductive,
+        }
         (folder / FILE).write_text(json.dumps(record) + "\n")
 
 
@@ -232,7 +245,8 @@ def load_policy(
         tokenizer.pad_token = tokenizer.eos_token
     _refuse_speechless(source, tokenizer)
     name = name or record.get("name") or Path(source).name
-    return Policy(name, model, tokenizer, int(record.get("version", 0)))
+    version, transductive = int(record.get("version", 0)), record.get("transductive", False)
+    return Policy(name, model, tokenizer, version, transductive)
 
 
 def _refuse_speechless(source: str | Path, tokenizer: Any) -> None:

@@ -38,6 +38,7 @@ class Replica:
         config, self.scratch = self.config, scratch
         first = newest or start
         self.policy = with_adapters(load_policy(first, "", self.device, config.dtype), config)
+        self.policy.transductive |= config.transductive
         self.anchor = None
         if config.rl.beta:
             known = self.policy

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from accelerate import PartialState
 
-from rl.config import NEW, TrainConfig
+from rl.config import NEW, TrainConfig, refuse_evaluated
 from rl.data import Example
 from rl.policy import FILE, Policy, load_policy, new_policy
 from rl.replica import refuse_coarse, with_adapters
@@ -74,6 +74,7 @@ def sft(
 
     The same call goes on after a kill; one that had ended raises ConfigError.
     """
+    refuse_evaluated((e.task_id for e in examples), config.transductive)
     if (out / FILE).is_file():
         raise ConfigError(f"{out}: holds a checkpoint already; name another folder")
     scratch = out / "trainer"
@@ -85,6 +86,7 @@ def sft(
             refuse_coarse(policy)
         else:
             policy = begin(examples, config, device, source)
+            policy.transductive |= config.transductive
             policy.save(begun)
     prompts = policy.prompts_ids(e.messages for e in examples)
     tokens = list(map(Tokens, prompts, policy.replies_ids(e.reply for e in examples)))

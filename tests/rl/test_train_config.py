@@ -30,6 +30,7 @@ def test_every_preset_loads_with_its_campaign(name):
         ("reward: {hack: 1.0}", "expected them to rise"),
         ("dtype: bfloat16", "trained whole; take float32"),
         ("tasks: ['kernelbench:level1']", "is an evaluation suite"),
+        ("tasks: ['hf:ScalingIntelligence/KernelBench']", "is an evaluation suite"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(tmp_path, text, message):

@@ -1,0 +1,50 @@
+"""What one greedy reply to each held-out task is worth, and that nothing is left out unseen."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("trl", reason="needs the train extra")
+
+from agent.journal import Journal
+from agent.prompts.message import Message
+from agent.scripted import scripted_evaluation
+from agent.types import Proposal
+from kernelbench.suite import load_tasks
+from rewards import speedup
+from rl.config import HeldOut, SamplingConfig, ShapeConfig
+from rl.judging import judged
+from rl.local import LocalModel
+from rl.policy import new_policy
+from sandbox.types import Candidate, EvalConfig, Language, Status
+
+VERDICTS = (Status.PASSED, Status.WRONG_VALUE, Status.SANDBOX_ERROR, None)
+
+
+def test_tasks_without_a_verdict_are_told_beside_those_that_have_one(tmp_path: Path):
+    with Journal(tmp_path) as journal:
+        for task, status in zip(load_tasks("synthetic:rows:4", "cpu"), VERDICTS, strict=True):
+            journal.record_task(task)
+            if status is not None:
+                candidate = Candidate(task.id, Language.CPP, f"# {task.id}")
+                journal.record_proposals(0, [Proposal(candidate, "toy@2", "best-of-n")])
+                found = scripted_evaluation(candidate, EvalConfig(), status, 2.0)
+                journal.record_evaluation(task, found, reward=speedup.reward(found))
+        [row] = judged(journal, HeldOut(families=0.0, tasks=1.0))
+    assert (row.policy, row.tasks, row.correct, row.unjudged) == ("toy@2", 2, 1, 2)
+    assert str(row).startswith("held_out_task, toy@2: 1 of 2 correct (50%), 1.41x")
+    assert str(row).endswith("; 2 more without a verdict")
+
+
+def test_a_prompt_that_leaves_no_room_is_a_failure_of_the_policy_that_is_judged():
+    """Else the longest tasks are no part of the share that is right."""
+    shape = ShapeConfig(vocabulary=400, hidden=32, layers=1, heads=2, feed_forward=32, context=64)
+    policy = new_policy(["a line\n"] * 20, shape, "toy")
+    prompts = [[Message(role="user", content="x" * n)] for n in (1, 500)]
+    judging = LocalModel(policy, SamplingConfig(greedy=True, max_new_tokens=8))
+    short, long = judging.complete_each(prompts)
+    assert short is not None
+    assert long is not None
+    assert (long.text, long.finish_reason) == ("", "length")
+    learning = LocalModel(policy, SamplingConfig(max_new_tokens=8))
+    assert learning.complete_each(prompts)[1] is None
