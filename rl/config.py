@@ -76,6 +76,10 @@ class LoraConfig:
     alpha: int = 32
     dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        if min(self.rank, self.alpha) < 1 or not 0 <= self.dropout < 1:
+            raise ValueError("expected rank and alpha of at least 1, and dropout in 0..1")
+
 
 @dataclass(frozen=True)
 class SftConfig:
@@ -92,6 +96,14 @@ class SftConfig:
     """Between the checkpoints that a killed call goes on from."""
     warmup_share: float = 0.05
 
+    def __post_init__(self) -> None:
+        if self.epochs <= 0 or self.learning_rate <= 0:
+            raise ValueError("expected epochs and learning_rate above 0")
+        if min(self.batch, self.accumulate, self.max_tokens, self.save_steps) < 1:
+            raise ValueError("expected batch, accumulate, max_tokens and save_steps of at least 1")
+        if not 0 <= self.warmup_share < 1 or not 0 < self.adam_beta2 < 1:
+            raise ValueError("expected warmup_share and adam_beta2 in 0..1")
+
 
 @dataclass(frozen=True)
 class SelfConfig:
@@ -106,6 +118,13 @@ class SelfConfig:
     """Of a round: the policy is to keep what it knows."""
     batch: int = 8
     """Of a round, whose examples are few."""
+
+    def __post_init__(self) -> None:
+        counts = (self.rounds, self.samples_per_task, self.batch, self.tasks or 1)
+        if min(counts) < 1 or self.tasks == 0:
+            raise ValueError("expected rounds, tasks, samples_per_task and batch of at least 1")
+        if self.epochs <= 0 or self.learning_rate <= 0:
+            raise ValueError("expected epochs and learning_rate above 0")
 
 
 @dataclass(frozen=True)
@@ -157,8 +176,12 @@ class GrpoConfig:
             raise ValueError(f"batch is {self.batch}; expected a divisor of group ({self.group})")
         if self.loss == "bnpo" and self.batch not in (None, self.group):
             raise ValueError("loss bnpo is normalised by batch; leave out batch, or take dapo")
-        if self.iterations < 1:
-            raise ValueError(f"iterations is {self.iterations}; expected at least 1")
+        for name in ("iterations", "updates", "tasks", "smooth_window"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ValueError(f"{name} is {count}; expected at least 1")
+        for name in ("learning_rate", "epsilon", "epsilon_high", "max_grad_norm", "smooth_clip"):
+            if (size := getattr(self, name)) is not None and size <= 0:
+                raise ValueError(f"{name} is {size}; expected above 0")
         if not 1 <= self.turns <= 4 or not 0 <= self.discount <= 1:
             raise ValueError("expected turns in 1..4 and discount in 0..1")
         if self.advantage == "leave-one-out" and self.scale != "none":
@@ -179,6 +202,12 @@ class HeldOut:
     tasks: float = 0.1
     judged: int | None = None
     """How many of them a policy is judged on, drawn by hashes; by default all."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.families <= 1 or not 0 <= self.tasks <= 1:
+            raise ValueError("expected families and tasks, which are shares, in 0..1")
+        if self.judged is not None and self.judged < 1:
+            raise ValueError(f"judged is {self.judged}; expected at least 1")
 
     def split(self, composition: str, family: str) -> Split:
         if _share(f"family {family}") < self.families:
@@ -230,6 +259,12 @@ class TrainConfig:
                 "sampling.engine vllm-server is told adapters, and all weights are trained; "
                 "set lora, or take engine hf"
             )
+        if self.exemplars < 1 or self.bucket_width <= 0 or not 0 <= self.unshown_share <= 1:
+            raise ValueError(
+                "expected exemplars of 1 or more, bucket_width above 0, a share in 0..1"
+            )
+        if self.temperature is not None and self.temperature <= 0:
+            raise ValueError(f"temperature is {self.temperature}; expected above 0")
         if self.model == NEW and self.dtype != "float32":
             raise ValueError(
                 f"dtype is {self.dtype}, and a model from nothing is trained whole; take float32"
