@@ -120,8 +120,8 @@ class SelfConfig:
     """Of a round, whose examples are few."""
 
     def __post_init__(self) -> None:
-        counts = (self.rounds, self.samples_per_task, self.batch, self.tasks or 1)
-        if min(counts) < 1 or self.tasks == 0:
+        tasks = 1 if self.tasks is None else self.tasks
+        if min(self.rounds, tasks, self.samples_per_task, self.batch) < 1:
             raise ValueError("expected rounds, tasks, samples_per_task and batch of at least 1")
         if self.epochs <= 0 or self.learning_rate <= 0:
             raise ValueError("expected epochs and learning_rate above 0")
@@ -261,7 +261,7 @@ class TrainConfig:
             )
         if self.exemplars < 1 or self.bucket_width <= 0 or not 0 <= self.unshown_share <= 1:
             raise ValueError(
-                "expected exemplars of 1 or more, bucket_width above 0, a share in 0..1"
+                "expected exemplars of 1 or more, bucket_width above 0 and unshown_share in 0..1"
             )
         if self.temperature is not None and self.temperature <= 0:
             raise ValueError(f"temperature is {self.temperature}; expected above 0")

@@ -36,31 +36,52 @@ NOTHING = Sample([], "", finished=False, prompt_tokens=0, seconds=0.0)
 
 
 class TokenStore:
-    """Append-only: which tokens a version's reply to a prompt was made of."""
+    """Append-only: which tokens a version's reply to a prompt was made of. In memory are those of the
+    version that wrote last alone: of hundreds of updates they would be gigabytes.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         """In memory alone without a path."""
         self.path = path
+        self._version: int | None = None
         self._tokens: dict[str, list[int]] = {}
         if path is not None and path.is_file():
-            for line in path.read_text().splitlines():
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    continue  # The last line of a process that was killed.
-                self._tokens[record["key"]] = record["ids"]
+            with path.open() as lines:
+                for line in lines:
+                    try:
+                        record = json.loads(line)
+                    except ValueError:
+                        continue  # The last line of a process that was killed.
+                    self._keep(record.get("version"), record["key"], record["ids"])
+            _end_line(path)
 
     def put(self, version: int, prompt: str, reply: str, ids: list[int]) -> None:
         key = digest([version, prompt, reply])
         if key in self._tokens:
             return
-        self._tokens[key] = ids
+        self._keep(version, key, ids)
         if self.path is not None:
             with self.path.open("a") as stream:
-                stream.write(json.dumps({"key": key, "ids": ids}) + "\n")
+                record = {"version": version, "key": key, "ids": ids}
+                stream.write(json.dumps(record) + "\n")
 
     def get(self, version: int, prompt: str, reply: str) -> list[int] | None:
         return self._tokens.get(digest([version, prompt, reply]))
+
+    def _keep(self, version: int | None, key: str, ids: list[int]) -> None:
+        if self._version not in (None, version):
+            self._tokens.clear()
+        self._version = version
+        self._tokens[key] = ids
+
+
+def _end_line(path: Path) -> None:
+    """What follows a torn line is to be a line of its own."""
+    with path.open("rb+") as stream:
+        if stream.seek(0, os.SEEK_END):
+            stream.seek(-1, os.SEEK_END)
+            if stream.read() != b"\n":
+                stream.write(b"\n")
 
 
 class Sampler(Protocol):

@@ -171,6 +171,25 @@ def test_sampled_tokens_outlive_the_process_and_a_torn_line(policy, tmp_path):
     assert policy.tokenizer.decode(ids, skip_special_tokens=True) == reply.text
 
 
+def test_what_is_sampled_after_a_kill_outlives_the_next_one(tmp_path):
+    path = tmp_path / "tokens.jsonl"
+    TokenStore(path).put(0, "a prompt", "one", [1])
+    with path.open("a") as stream:
+        stream.write('{"key": "torn')
+    TokenStore(path).put(0, "a prompt", "two", [2])
+    found = TokenStore(path)
+    assert [found.get(0, "a prompt", reply) for reply in ("one", "two")] == [[1], [2]]
+
+
+def test_tokens_of_earlier_weights_are_not_held_for_the_rest_of_a_run(tmp_path):
+    store = TokenStore(tmp_path / "tokens.jsonl")
+    for version in range(50):
+        store.put(version, "a prompt", "a reply", [version])
+    for found in (store, TokenStore(tmp_path / "tokens.jsonl")):
+        assert found.get(49, "a prompt", "a reply") == [49]
+        assert len(found._tokens) == 1
+
+
 def test_without_a_network_a_missing_model_is_told_at_once(monkeypatch):
     """The Hub's clients would ask again and again, each with a line."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
