@@ -144,14 +144,25 @@ def rollouts(journal: Journal, verify: bool = False) -> list[Rollout]:
 
 
 def learn_from(journal: Journal, learner: Learner | None, verify: bool = False) -> None:
-    """One update on what the run holds; the journal keeps what it did."""
+    """One update on what the run holds; the journal keeps what it did. Nothing where the last one
+    found nothing in these very rollouts, as where a run that has ended is called again.
+    """
     if learner is None:
         return
-    began_s = time.monotonic()
-    lesson = learner.learn(rollouts(journal, verify))
+    began_s, known = time.monotonic(), rollouts(journal, verify)
+    fresh = sum(rollout.version == learner.version for rollout in known)
+    if journal.events(LEARN) and _barren(journal.events(LEARN)[-1]) == (learner.version, fresh):
+        return
+    lesson = learner.learn(known)
     if lesson is not None:
         detail = json.dumps(to_record(lesson), sort_keys=True)
         journal.record_event(LEARN, seconds=time.monotonic() - began_s, detail=detail)
+
+
+def _barren(detail: str) -> tuple[int, int] | None:
+    """Version and rollouts of a lesson that left the weights as they were."""
+    lesson = json.loads(detail)
+    return None if lesson["groups"] else (lesson["version"], lesson["rollouts"])
 
 
 def taught(learner: Learner | None, most: int | None) -> bool:

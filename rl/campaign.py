@@ -72,20 +72,23 @@ def reinforcing(
 ) -> OptimizeConfig:
     """The campaign of `train rl`."""
     rl = train.rl
-    # Enough for those that are sampled again; the updates are what ends it.
-    rounds = None if rl.updates is None else rl.updates * rl.turns * (1 + rl.resample)
-    return load_optimize(
+    config = load_optimize(
         train.campaign,
         tasks=tasks_of(train, (TRAIN,), rl.tasks),
         model=f"{LOCAL}{policy}",
         learn=True,
         train=preset,
-        max_candidates_per_task=None if rounds is None else rounds * rl.group,
         max_updates=rl.updates,
         device=train.device,
         max_seconds=max_seconds,
         seed=train.seed,
     )
+    if rl.updates is None:
+        return config
+    # Enough for those that are sampled again; the updates are what ends it.
+    rounds = rl.updates * rl.turns * (1 + rl.resample)
+    most = rounds * learning(config, train).proposals_per_round
+    return replace(config, max_candidates_per_task=most)
 
 
 def judging(

@@ -33,6 +33,7 @@ from rl.replica import Replica
 from rl.served import ServedPolicy
 from rl.trainers import Group
 from sandbox.types import Evaluation, digest
+from sandbox.words import number_of
 
 FOLDER = "learner"
 TOKENS = "tokens.jsonl"
@@ -194,6 +195,14 @@ class GrpoLearner:
 def versions(folder: Path) -> list[int]:
     """Of the complete checkpoints in a learner's folder."""
     return [int(f.parent.name) for f in folder.glob(f"*/{FILE}") if f.parent.name.isdigit()]
+
+
+def led_to(run: Path, start: Path) -> str:
+    """Which weights a run has led to, in a line."""
+    version = max(versions(run / FOLDER), default=0)
+    if not version:
+        return f"no update was taken: the weights are those of {start}"
+    return f"{run / FOLDER / str(version)}: weights of {number_of(version, 'update')}"
 
 
 def _compared_with(rollout: Rollout) -> str:

@@ -36,8 +36,8 @@ NOTHING = Sample([], "", finished=False, prompt_tokens=0, seconds=0.0)
 
 
 class TokenStore:
-    """Append-only: which tokens a version's reply to a prompt was made of. In memory are those of the
-    version that wrote last alone: of hundreds of updates they would be gigabytes.
+    """Append-only: which tokens a version's reply to a prompt was made of. In memory are those of
+    the version that wrote last alone: of hundreds of updates they would be gigabytes.
     """
 
     def __init__(self, path: Path | None = None) -> None:

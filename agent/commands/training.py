@@ -171,12 +171,15 @@ def train_rl(
     max_seconds: MaxSeconds = None,
 ) -> None:
     """Stage 3: contrastive RL, as `optimize --learn` on the config's training tasks."""
+    from agent.runs import find_run
     from rl.opening import open_training
 
     settings = open_training(config)
     from rl.campaign import reinforcing
+    from rl.grpo import led_to
 
     result = warpsmith.optimize(config=reinforcing(config, settings, start, max_seconds), name=name)
+    typer.echo(led_to(find_run(name), start))
     say_how_to_go_on(result, name)
     exit_if_interrupted(result)
 

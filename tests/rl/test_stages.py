@@ -1,10 +1,12 @@
 """What each stage works on, and by which settings."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("trl", reason="needs the train extra")
 
-from rl.campaign import tasks_of
+from rl.campaign import reinforcing, tasks_of
 from rl.config import SPLITS, load_train
 from rl.self_supervised import tuning
 from sandbox.types import digest
@@ -18,6 +20,18 @@ def test_so_many_tasks_of_a_split_are_the_first_of_its_tasks_in_an_order_of_hash
     assert set(few) == set(sorted(whole["train"], key=digest)[:5])
     assert few == tasks_of(config, ("train",), 5)
     assert set(few) <= set(tasks_of(config, ("train",), 9)) <= whole["train"]
+
+
+def test_a_run_has_candidates_for_all_its_updates_whatever_its_campaign_asks_at_once(tmp_path):
+    """A task's round is whole groups, as many as its campaign's proposals take."""
+    (tmp_path / "wide.yaml").write_text("tasks: [builtin]\nproposals_per_round: 30\n")
+    config = load_train(
+        "cpu", campaign=str(tmp_path / "wide.yaml"), tasks=["builtin"], device="cpu"
+    )
+    rl = replace(config.rl, group=8, updates=3, resample=1)
+    settings = reinforcing("cpu", replace(config, rl=rl), tmp_path, None)
+    assert settings.max_updates == 3
+    assert settings.max_candidates_per_task == 3 * 2 * 32
 
 
 def test_a_round_of_self_supervision_has_steps_of_its_own_size():

@@ -1,0 +1,48 @@
+"""An update is told once, in the journal that its curves are drawn from."""
+
+from dataclasses import replace
+
+from agent.journal import Journal
+from agent.learner import LEARN, POLICY_VERSION, Lesson, learn_from
+from agent.scripted import scripted_evaluation
+from agent.types import Proposal
+from rewards import speedup
+from sandbox.types import EvalConfig, Status
+from tests.agent.scripts import candidate, make_task, script
+
+
+class Equal:
+    """Finds all replies worth the same (agent.learner.Learner)."""
+
+    name, version, turns, reward_name = "equal", 0, 1, "speedup"
+
+    def reward(self, evaluation, reply):
+        return speedup.reward(evaluation)
+
+    def again(self, rollouts):
+        return frozenset()
+
+    def learn(self, rollouts):
+        fresh = [r for r in rollouts if r.version == self.version]
+        return Lesson(self.version, len(fresh), 0, 1, {"correct": 1.0})
+
+
+def judged(journal: Journal, number: int) -> None:
+    source = candidate("a", script(number))
+    row = Proposal(source, "equal@0", "contrastive", prompt="[]", reply=source.source)
+    journal.record_proposals(number, [replace(row, features={POLICY_VERSION: 0})])
+    found = scripted_evaluation(source, EvalConfig(), Status.PASSED, 2.0)
+    journal.record_evaluation(make_task("a"), found, reward=speedup.reward(found))
+
+
+def test_a_run_that_is_called_again_does_not_tell_its_last_lesson_again(tmp_path):
+    """Each call drew one more point on the same rollouts."""
+    with Journal(tmp_path) as journal:
+        journal.record_task(make_task("a"))
+        judged(journal, 0)
+        for _ in range(3):
+            learn_from(journal, Equal())
+        assert len(journal.events(LEARN)) == 1
+        judged(journal, 1)
+        learn_from(journal, Equal())
+        assert len(journal.events(LEARN)) == 2
