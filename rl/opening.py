@@ -45,6 +45,8 @@ def local_policy(
     train = open_training(config.train)
     if config.learn:
         refuse_evaluated(config.tasks, train.transductive)
+        if train.sampling.greedy:
+            raise ConfigError("sampling.greedy makes all replies of a group equal; leave it out")
     from rl.campaign import learning, open_policy
     from rl.ranks import joined
 

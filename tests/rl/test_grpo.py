@@ -14,6 +14,7 @@ import torch
 from agent.learner import Rollout
 from agent.prompts.message import Message
 from agent.scripted import scripted_evaluation
+from rewards.terms import RewardConfig
 from rl.config import GrpoConfig, LoraConfig, SamplingConfig, ShapeConfig, TrainConfig
 from rl.grpo import GrpoLearner, versions
 from rl.policy import Policy, new_policy
@@ -88,6 +89,23 @@ def test_a_learner_goes_on_from_its_newest_complete_checkpoint(start, tmp_path):
         learner.learn(generation(1))
     assert torch.equal(weights(one), weights(again))
     assert sorted(versions(folder)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("differs", "key"),
+    [
+        ({"reward": RewardConfig(kind="log")}, "reward.kind was milestones and is log now"),
+        ({"rl": replace(CONFIG.rl, learning_rate=1e-6)}, "rl.learning_rate was 0.001"),
+        ({"lora": LoraConfig(rank=2)}, None),
+    ],
+)
+def test_a_run_does_not_go_on_in_another_way_than_it_began(start, tmp_path, differs, key):
+    """Its file may have been edited: half of a curve would then be of another reward."""
+    GrpoLearner(tmp_path, start, CONFIG, "cpu").learn(generation(0))
+    with pytest.raises(ConfigError, match=key or "lora was None"):
+        GrpoLearner(tmp_path, start, replace(CONFIG, **differs), "cpu")
+    less = replace(CONFIG, rl=replace(CONFIG.rl, batch=2, updates=9))
+    assert GrpoLearner(tmp_path, start, less, "cpu").version == 1
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2, alpha=4)], ids=["whole", "adapters"])

@@ -119,7 +119,7 @@ def test_a_request_leaves_no_choice_to_the_servers_defaults(start, tmp_path):
     with VllmServer(base=start) as server:
         GrpoLearner(tmp_path, start, served_by(server), "cpu").model.complete(ASKED, 2)
         greedy = served_by(server, greedy=True)
-        GrpoLearner(tmp_path, start, greedy, "cpu").model.complete(ASKED, 1)
+        GrpoLearner(tmp_path / "greedy", start, greedy, "cpu").model.complete(ASKED, 1)
     *drawn, likeliest = [r.body for r in server.requests if r.path == "/v1/completions"]
     assert len(drawn) == 2
     assert drawn[0]["seed"] != drawn[1]["seed"]

@@ -6,9 +6,12 @@ import pytest
 
 pytest.importorskip("trl", reason="needs the train extra")
 
+from agent.config import load_optimize
 from rl.campaign import reinforcing, tasks_of
 from rl.config import SPLITS, load_train
+from rl.opening import local_policy
 from rl.self_supervised import tuning
+from sandbox.errors import ConfigError
 from sandbox.types import digest
 
 
@@ -39,3 +42,12 @@ def test_a_round_of_self_supervision_has_steps_of_its_own_size():
     tuned = tuning(config).sft
     assert tuned.batch == config.self_supervised.batch < config.sft.batch
     assert (tuned.warmup_share, tuned.adam_beta2) == (0.0, config.sft.adam_beta2)
+
+
+def test_nothing_is_learned_from_replies_that_are_all_equal(tmp_path):
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "greedy.yaml").write_text("sampling: {greedy: true}\n")
+    train = str(tmp_path / "greedy.yaml")
+    config = load_optimize(model=f"local:{tmp_path / 'policy'}", learn=True, train=train)
+    with pytest.raises(ConfigError, match="all replies of a group equal"), local_policy(config):
+        pass
