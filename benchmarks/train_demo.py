@@ -44,6 +44,7 @@ from rl.data import load_examples, split_of  # noqa: E402
 from rl.grpo import FOLDER, versions  # noqa: E402
 from rl.judging import judged  # noqa: E402
 from rl.policy import FILE  # noqa: E402
+from sandbox.errors import ConfigError  # noqa: E402
 from sandbox.records import to_record  # noqa: E402
 from sandbox.types import Evaluation  # noqa: E402
 
@@ -80,7 +81,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     given.to.mkdir(parents=True, exist_ok=True)
-    demo = Demo(given)
+    try:
+        demo = Demo(given)
+    except ConfigError as error:
+        sys.exit(f"train_demo: {error}")
 
     def clear(step: Step) -> None:
         if step.name == "data":  # A kill left it half written.

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("trl", reason="needs the train extra")
 
 from benchmarks.staged import Failed, Step, run_steps, seconds_of
-from benchmarks.train_demo import ABLATION, Demo
+from benchmarks.train_demo import ABLATION, Demo, main
 from benchmarks.waiting import Relay
 from rl.config import load_train
 from rl.policy import FILE
@@ -122,3 +122,11 @@ def test_commands_follow_each_other_in_interpreters_that_waited(
     told = capfd.readouterr()
     assert "optimize" in told.out
     assert "nonsense" in told.err
+
+
+def test_a_config_that_cannot_be_read_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train_demo", "--config", "nosuch", "--to", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"^train_demo: nosuch: no such file, and no train preset"):
+        main()
