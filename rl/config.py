@@ -179,7 +179,9 @@ class GrpoConfig:
         for name in ("iterations", "updates", "tasks", "smooth_window"):
             if (count := getattr(self, name)) is not None and count < 1:
                 raise ValueError(f"{name} is {count}; expected at least 1")
-        for name in ("learning_rate", "epsilon", "epsilon_high", "max_grad_norm", "smooth_clip"):
+        if self.learning_rate < 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}; expected at least 0")
+        for name in ("epsilon", "epsilon_high", "max_grad_norm", "smooth_clip"):
             if (size := getattr(self, name)) is not None and size <= 0:
                 raise ValueError(f"{name} is {size}; expected above 0")
         if not 1 <= self.turns <= 4 or not 0 <= self.discount <= 1:

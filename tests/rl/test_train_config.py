@@ -31,7 +31,7 @@ def test_every_preset_loads_with_its_campaign(name):
         ("sft: {epochs: 0}", "expected epochs and learning_rate above 0"),
         ("self_supervised: {rounds: 0}", "expected rounds"),
         ("self_supervised: {tasks: 0}", "expected rounds, tasks"),
-        ("rl: {learning_rate: -1.0e-4}", "learning_rate is -0.0001; expected above 0"),
+        ("rl: {learning_rate: -1.0e-4}", "learning_rate is -0.0001; expected at least 0"),
         ("rl: {updates: 0}", "updates is 0; expected at least 1"),
         ("rl: {smooth_clip: 0}", "smooth_clip is 0.0; expected above 0"),
         ("held_out: {families: 3}", "which are shares, in 0..1"),
