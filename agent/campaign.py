@@ -38,7 +38,7 @@ from agent.idle import Idle
 from agent.jobs import Jobs
 from agent.journal import Journal
 from agent.lanes import LaneLost
-from agent.learner import Learner, learn_from, reward_of, rollouts, taught
+from agent.learner import Learner, catch_up, learn_from, reward_of, rollouts, taught
 from agent.model import AwaitingReplies, ModelError
 from agent.outcome import CampaignResult, Stage, TaskReport, report
 from agent.recorded import Purpose, Recorded
@@ -78,6 +78,7 @@ def run_campaign(
     runs = examine(tasks, proposers, interrupted)
     able_runs = [run for run in runs if run.proposers]
     waves = Waves(journal, config)
+    catch_up(journal, learner)
     for run, share in zip(able_runs, first_candidates(config, len(able_runs)), strict=True):
         run.budget = share + waves.granted(run.task.id)
         run.taught = taught(learner, config.max_updates)

@@ -78,6 +78,11 @@ class Learner(Protocol):
         ...
 
     @property
+    def last(self) -> Lesson | None:
+        """What made the weights that it was opened with, where that was an update of this run."""
+        ...
+
+    @property
     def turns(self) -> int:
         """Rounds between two updates: of an episode, in which failures are repaired."""
         ...
@@ -157,6 +162,14 @@ def learn_from(journal: Journal, learner: Learner | None, verify: bool = False) 
     if lesson is not None:
         detail = json.dumps(to_record(lesson), sort_keys=True)
         journal.record_event(LEARN, seconds=time.monotonic() - began_s, detail=detail)
+
+
+def catch_up(journal: Journal, learner: Learner | None) -> None:
+    """Keep an update whose process was killed once the weights were on disk and before that."""
+    last = None if learner is None else learner.last
+    told = [json.loads(detail)["version"] for detail in journal.events(LEARN)]
+    if last is not None and last.version > max(told, default=0):
+        journal.record_event(LEARN, detail=json.dumps(to_record(last), sort_keys=True))
 
 
 def _barren(detail: str) -> tuple[int, int] | None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import ast
 import math
+import os
 import random
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -222,9 +224,13 @@ def build_dataset(
 
 
 def save_dataset(dataset: DatasetDict, folder: Path) -> None:
+    """Under another name first: a folder of that name is complete."""
     if folder.exists():
         raise ConfigError(f"{folder}: exists already; name another folder")
-    dataset.save_to_disk(folder)
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    dataset.save_to_disk(partial)
+    os.replace(partial, folder)
 
 
 def load_examples(folder: Path, split: str = TRAIN) -> list[Example]:

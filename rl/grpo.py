@@ -33,11 +33,14 @@ from rl.ranks import Ranks
 from rl.replica import Replica
 from rl.served import ServedPolicy
 from rl.trainers import Group
+from sandbox.records import from_record, to_record
 from sandbox.types import Evaluation, digest
 from sandbox.words import number_of
 
 FOLDER = "learner"
 TOKENS = "tokens.jsonl"
+LESSON = "lesson.json"
+"""In a checkpoint: the update that made it, for a journal that a kill kept from telling it."""
 KEPT = 2
 """Newest versions kept on disk."""
 
@@ -73,6 +76,10 @@ class GrpoLearner:
         self.model = LocalModel(
             self.policy, config.sampling, config.seed, tokens, sampler, replicas
         )
+        known = None if checkpoint is None else checkpoint / LESSON
+        self.last: Lesson | None = None
+        if known is not None and known.is_file():
+            self.last = from_record(Lesson, json.loads(known.read_text()))
         self._since: tuple[float, float] | None = None
         """When the last update ended (time.monotonic), and for how long it had sampled by then."""
 
@@ -121,7 +128,7 @@ class GrpoLearner:
             told = self.ranks.update(groups)
             figures |= {f"trl/{key}": value for key, value in told.items()}
             shutil.rmtree(self.scratch, ignore_errors=True)
-            self._save()
+            self._save(Lesson(self.version, len(fresh), len(groups), len(seen), figures))
         figures["seconds"] = time.monotonic() - began_s
         figures |= self._idle(figures["seconds"])
         write_curves(self.folder, self.version, figures, fresh)
@@ -185,11 +192,13 @@ class GrpoLearner:
             self.policy, self.config.sampling, self.folder, lambda: self.folder / str(self.version)
         )
 
-    def _save(self) -> None:
+    def _save(self, lesson: Lesson | None = None) -> None:
         """Under another name first: a folder named after a version is complete."""
         partial = self.folder / "partial"
         shutil.rmtree(partial, ignore_errors=True)
         self.ranks.replica.save(partial)
+        if lesson is not None:
+            (partial / LESSON).write_text(json.dumps(to_record(lesson)))
         os.replace(partial, self.folder / str(self.version))
         for old in sorted(versions(self.folder))[:-KEPT]:
             shutil.rmtree(self.folder / str(old))

@@ -299,6 +299,7 @@ class CountingLearner:
     """Counts updates (agent.learner.Learner)."""
 
     name, version, turns, reward_name, calls = "counting", 0, 1, "speedup", 0
+    last = None
 
     def reward(self, evaluation, reply):
         return speedup.reward(evaluation)

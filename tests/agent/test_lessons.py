@@ -1,9 +1,10 @@
 """An update is told once, in the journal that its curves are drawn from."""
 
+import json
 from dataclasses import replace
 
 from agent.journal import Journal
-from agent.learner import LEARN, POLICY_VERSION, Lesson, learn_from
+from agent.learner import LEARN, POLICY_VERSION, Lesson, catch_up, learn_from
 from agent.scripted import scripted_evaluation
 from agent.types import Proposal
 from rewards import speedup
@@ -15,6 +16,7 @@ class Equal:
     """Finds all replies worth the same (agent.learner.Learner)."""
 
     name, version, turns, reward_name = "equal", 0, 1, "speedup"
+    last: Lesson | None = None
 
     def reward(self, evaluation, reply):
         return speedup.reward(evaluation)
@@ -46,3 +48,16 @@ def test_a_run_that_is_called_again_does_not_tell_its_last_lesson_again(tmp_path
         judged(journal, 1)
         learn_from(journal, Equal())
         assert len(journal.events(LEARN)) == 2
+
+
+def test_an_update_that_a_kill_kept_from_being_told_is_told_by_the_next_call(tmp_path):
+    """The weights were on disk, and the journal did not have the update that made them."""
+    learner = Equal()
+    with Journal(tmp_path) as journal:
+        catch_up(journal, learner)
+        assert journal.events(LEARN) == []
+        learner.last = Lesson(1, 4, 1, 1, {"correct": 1.0})
+        for _ in range(2):
+            catch_up(journal, learner)
+        [detail] = journal.events(LEARN)
+    assert json.loads(detail)["version"] == 1

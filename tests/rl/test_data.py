@@ -136,3 +136,20 @@ def test_a_data_set_of_another_version_is_named(journal, tmp_path):
     save_dataset(dataset, tmp_path / "data")
     with pytest.raises(ConfigError, match="make it again"):
         load_examples(tmp_path / "data")
+
+
+class Torn:
+    """A data set in the midst of whose writing the process ends."""
+
+    def save_to_disk(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "dataset_dict.json").write_text('{"splits": ["train"]}')
+        raise KeyboardInterrupt
+
+
+def test_a_data_set_that_was_half_written_is_made_anew_by_the_same_command(journal, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        save_dataset(Torn(), tmp_path / "data")
+    dataset = build_dataset(examples_of(journal), EVERYTHING)
+    save_dataset(dataset, tmp_path / "data")
+    assert len(load_examples(tmp_path / "data")) == len(dataset["train"])

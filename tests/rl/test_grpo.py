@@ -85,6 +85,9 @@ def test_a_learner_goes_on_from_its_newest_complete_checkpoint(start, tmp_path):
     shutil.copytree(folder / "1", folder / "partial")  # A process was killed while it saved.
     again = GrpoLearner(tmp_path / "two", start, CONFIG, "cpu")
     assert again.version == 1
+    assert again.last is not None
+    assert (again.last.version, again.last.groups) == (1, 1)
+    assert "trl/grad_norm" in again.last.figures
     for learner in (one, again):
         learner.learn(generation(1))
     assert torch.equal(weights(one), weights(again))
