@@ -171,7 +171,7 @@ class LanePool(Generic[L]):
         """The next job for this lane; None where the lane or the pool has come to its end."""
         with self._wake:
             while True:
-                if self._closed or lane.lost:
+                if self._closed or lane.lost or lane.value is None:
                     return None
                 job = None if lane.alone else self._choose(lane)
                 if job is None:
@@ -237,11 +237,14 @@ class LanePool(Generic[L]):
         job.lost += 1
         log.warning("lane lost (%d of %d for this job): %s", job.lost, MAX_LOST, error)
         with self._wake:
-            if job.lost < MAX_LOST and not self._closed:
+            failure = self._failure  # meanwhile the last lane may have failed to open
+            if job.lost < MAX_LOST and not self._closed and failure is None:
                 self._jobs.insert(0, job)
                 self._wake.notify_all()
                 return
-        if job.fallback is not None:
+        if failure is not None:
+            job.future.set_exception(failure)
+        elif job.fallback is not None:
             job.future.set_result(job.fallback(error))
         else:
             job.future.set_exception(error)

@@ -1,5 +1,7 @@
 """Lanes: results, faults, and what happens when one is lost."""
 
+import logging
+import sys
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -225,4 +227,69 @@ def test_every_job_of_a_lost_deep_lane_is_done_again():
     pool, gate = LanePool("test", [Shared], depth=3), threading.Barrier(3)
     jobs = [pool.submit(lambda lane: lane.work(gate)) for _ in range(3)]
     assert [job.result(10) for job in jobs] == [1, 1, 1]
+    pool.close()
+
+
+class Doomed:
+    """A lane that every job loses, and that cannot be opened again."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.ended = threading.Event()
+
+    def open(self) -> "Doomed":
+        self.opened += 1
+        if self.opened == 1:
+            return self
+        self.ended.set()
+        raise LaneLost("its node is gone")
+
+    def work(self, gate: threading.Barrier) -> None:
+        gate.wait(10)
+        raise LaneLost("gone")
+
+    def close(self) -> None: ...
+
+
+class SlowLog(logging.Handler):
+    """Time between the loss of a lane and what becomes of the job, one job after the other."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        time.sleep(0.1)
+
+
+def test_a_job_that_comes_back_once_the_last_lane_has_ended_is_told_so():
+    logger, slow = logging.getLogger("agent.lanes"), SlowLog()
+    slow.addFilter(lambda record: str(record.msg).startswith("lane lost"))
+    logger.addHandler(slow)
+    try:
+        pool, gate = LanePool("test", [Doomed().open], depth=2), threading.Barrier(2)
+        for job in [pool.submit(lambda lane: lane.work(gate)) for _ in range(2)]:
+            with pytest.raises(NoLaneLeft, match="node is gone"):
+                job.result(10)
+    finally:
+        logger.removeHandler(slow)
+    pool.close()
+
+
+class Late(NoLane):
+    def work(self, gate: threading.Barrier) -> str:
+        return "done"
+
+
+def test_a_thread_that_slept_while_its_lane_came_to_its_end_takes_no_job():
+    doomed, alone = Doomed(), threading.Barrier(1)
+
+    def late() -> Late:
+        doomed.ended.wait(10)
+        time.sleep(0.1)
+        return Late()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(5)  # whoever is woken sleeps on while the one that woke it can go on
+    try:
+        pool = LanePool("test", [late, doomed.open], depth=2)
+        assert pool.submit(lambda lane: lane.work(alone)).result(10) == "done"
+    finally:
+        sys.setswitchinterval(interval)
     pool.close()
