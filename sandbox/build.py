@@ -8,17 +8,17 @@ built once, also by several processes at a time: the others wait.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from sandbox import copying
+from sandbox.build_report import BuildReport, read_report, write_file, write_report
 from sandbox.cache import LIMITS, Shelf, cache_root, discard, locked, temporary_of
 from sandbox.cleanup import on_failure
 from sandbox.device import arch_list
@@ -48,22 +48,6 @@ LIBRARY_LIMIT_BYTES = 256 << 20
 MAX_LIBRARIES = 16
 SAID = 4000
 """Characters that are kept of why an extension does not compile that is built late."""
-
-
-@dataclass(frozen=True)
-class BuildReport:
-    """What a build made; `failure` is the candidate's fault."""
-
-    seconds: float
-    failure: Failure | None = None
-    log: str = ""
-    artifacts: Path | None = None
-    """Folder of numbered `load_inline` results for the run's private copy; None if there are
-    none.
-    """
-    kernels: Path | None = None
-    """Triton's cache with what could be compiled ahead; the rest is compiled in the run."""
-    cached: bool = False
 
 
 class Builder:
@@ -140,7 +124,7 @@ class Builder:
         if found is None:
             return None
         try:
-            return _read_report(found)
+            return read_report(found)
         except (OSError, ValueError, KeyError, TypeError):
             discard(found)  # damaged: build again
             return None
@@ -176,7 +160,6 @@ class Builder:
         """Whatever goes wrong here says nothing: the run compiles, and has its own errors. It would
         go wrong again, so that what there is, if anything, is kept.
         """
-        (staging / "report.json").write_text(json.dumps({"failure": None, "log": ""}))
         calls = self._calls(task, config)
         if calls is not None:
             worker = self._worker(self._foreseeing, config)
@@ -197,7 +180,8 @@ class Builder:
             finally:
                 with self._quiet.noise():
                     worker.close()
-        return replace(_read_report(self._shelf.put(key, staging)), cached=False)
+        write_report(staging, None, "")
+        return replace(read_report(self._shelf.put(key, staging)), cached=False)
 
     def _calls(self, task: Task, config: EvalConfig) -> list[Any] | None:
         """What calls of the task are made from, found once; None where that cannot be told."""
@@ -271,9 +255,8 @@ class Builder:
         if failure is not None and _by_chance(failure):
             shutil.rmtree(staging, ignore_errors=True)
             return BuildReport(0.0, failure, log)
-        record = {"failure": None if failure is None else asdict(failure), "log": log}
-        (staging / "report.json").write_text(json.dumps(record))
-        return replace(_read_report(self._shelf.put(key, staging)), cached=False)
+        write_report(staging, failure, log)
+        return replace(read_report(self._shelf.put(key, staging)), cached=False)
 
     def _rehearse(
         self,
@@ -315,15 +298,15 @@ class Builder:
             self._refuse_full_disk(source)
         for position, item in enumerate(list(reply["artifacts"])[:MAX_LIBRARIES], known):
             folder = target / ARTIFACTS / str(position)
-            _write(folder / "key", str(item["key"])[:64].encode(errors="replace"))
+            write_file(folder / "key", str(item["key"])[:64].encode(errors="replace"))
             if "failed" in item:
-                _write(folder / "failed", str(item["failed"])[:SAID].encode(errors="replace"))
+                write_file(folder / "failed", str(item["failed"])[:SAID].encode(errors="replace"))
                 continue
             with copying.opened_folder(source, f"{ARTIFACTS}/{position}") as made:
                 for name in list(item["libraries"])[:MAX_LIBRARIES]:
                     plain = Path(str(name)).name
                     library = copying.read_regular(made, plain, LIBRARY_LIMIT_BYTES)
-                    _write(folder / plain, library)
+                    write_file(folder / plain, library)
 
     def _refuse_full_disk(self, scratch: Path) -> None:
         """A compiler that finds no room fails like one that finds an error: that is looked at here,
@@ -339,32 +322,6 @@ class Builder:
 def _by_chance(failure: Failure) -> bool:
     """Whether it may be another's doing, as a time-out is on a busy machine: tried anew."""
     return failure.kind is not FailureKind.CLAIMED or was_killed(failure.message)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Into our cache: what fails here is no fault of the build's."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    except OSError as error:
-        raise SandboxFault(f"{path.parent}: a library cannot be kept ({error.strerror})") from error
-
-
-def _read_report(folder: Path) -> BuildReport:
-    record = json.loads((folder / "report.json").read_text())
-    failure = record["failure"]
-    if failure is not None:
-        kind, types = FailureKind(failure["kind"]), tuple(failure["types"])
-        failure = Failure(**{**failure, "kind": kind, "types": types})
-    artifacts, kernels = (folder / name for name in (ARTIFACTS, "kernels"))
-    return BuildReport(
-        0.0,
-        failure,
-        record["log"],
-        artifacts if artifacts.is_dir() else None,
-        kernels if kernels.is_dir() else None,
-        cached=True,
-    )
 
 
 def _log_of(failure: Failure | None, printed: str, limit: int) -> str:

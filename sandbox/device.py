@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -72,6 +73,7 @@ def fingerprint(device: str) -> dict[str, str]:
     facts = {
         "device": device,
         "cpu": _cpu_name(),
+        "instructions": instructions(Path("/proc/cpuinfo").read_text()),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "system": f"{platform.system()} {platform.release()}",
@@ -205,6 +207,20 @@ def _cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+PROCESSOR = re.compile(
+    r"^(?:vendor_id|cpu family|model|stepping|flags|Features|CPU \w+)\s*:.*$", re.MULTILINE
+)
+"""Lines of /proc/cpuinfo that tell one processor from another, on x86-64 and aarch64."""
+
+
+def instructions(cpuinfo: str) -> str:
+    """A digest of which processor the first one is and what it can do: virtual machines call unlike
+    ones by one name, aarch64 none by any, and what is built with `-march=native` on one may be an
+    illegal instruction on another that shares the cache.
+    """
+    return digest(PROCESSOR.findall(cpuinfo.strip().partition("\n\n")[0]))
 
 
 def _last_level_cache() -> int:

@@ -20,6 +20,7 @@ import torch
 
 from sandbox.cache import cache_root
 from sandbox.errors import ConfigError, DeviceError, SandboxFault, install
+from sandbox.toolchain import nvcc
 from sandbox.walls.enclose import Grade
 from sandbox.walls.probe import probe
 
@@ -53,8 +54,9 @@ def examine(runs: Path) -> list[Finding]:
             "nvcc",
             "--version",
             "only for language cuda_inline",
-            "install the CUDA toolkit and put its bin folder on PATH",
+            "install the CUDA toolkit and put its bin folder on PATH, or its own into CUDA_HOME",
             False,
+            nvcc(),
         ),
         _package("cupy", install(_cuda_extra()), "language cuda"),
         _package("triton", "pip install triton", "language triton"),
@@ -135,8 +137,11 @@ def _cuda_extra() -> str:
     return "cuda13" if series.isdigit() and int(series) >= CUDA13_DRIVER else "cuda12"
 
 
-def _tool(name: str, flag: str, use: str, remedy: str, needed: bool) -> Finding:
-    path = shutil.which(name)
+def _tool(
+    name: str, flag: str, use: str, remedy: str, needed: bool, place: str | None = None
+) -> Finding:
+    """`place`: where it has to be, whatever is on PATH."""
+    path = shutil.which(place or name)
     if path is None:
         return Finding(name, False, f"not found; {use}", remedy, needed)
     out = subprocess.run([path, flag], capture_output=True, text=True, check=False).stdout

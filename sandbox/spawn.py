@@ -221,6 +221,9 @@ def zygote_environment(device: str, index: int, threads: int) -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(MAPPED_BYTES),
         "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
         "MAX_JOBS": str(max(threads, 2)),
+        # torch puts ccache or sccache before compilers where they are installed: they would find an
+        # empty folder, and the latter's server no network.
+        "TORCH_NO_COMPILER_WRAPPER": "1",
         # Else Inductor may start a pool of processes, and threads for it, when it is imported.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",

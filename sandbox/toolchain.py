@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,24 +21,40 @@ from sandbox.light import Ways
 from sandbox.types import SCHEMA_VERSION, Language
 from sandbox.worker.extension_keys import SCHEME
 
+CXX = "c++"
+"""What torch compiles host sources with: no CXX reaches a build."""
+
+
+def nvcc() -> str:
+    """The one that torch takes (its `_find_cuda_home`): of the toolkit that the environment names,
+    whatever is on PATH.
+    """
+    named, found = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"), shutil.which("nvcc")
+    home = Path(named) if named else Path(found).parents[1] if found else Path("/usr/local/cuda")
+    return str(home / "bin" / "nvcc")
+
 
 def require_compilers(language: Language) -> None:
     """Raise DeviceError, with the remedy, unless this language can be compiled here."""
     if language is Language.TRITON:
         return  # it says itself what it misses
-    if shutil.which("g++") is None:
-        raise DeviceError("g++ not found: install a C++ compiler (Debian: apt-get install g++)")
-    if language is Language.CUDA_INLINE and shutil.which("nvcc") is None:
-        raise DeviceError("nvcc not found: install the CUDA toolkit, or use language cuda (NVRTC)")
+    if shutil.which(CXX) is None:
+        raise DeviceError(f"{CXX} not found: install a C++ compiler (Debian: apt-get install g++)")
+    if language is Language.CUDA_INLINE and shutil.which(nvcc()) is None:
+        raise DeviceError(
+            f"{nvcc()} not found: install the CUDA toolkit (CUDA_HOME, where it is set, names its "
+            "folder), or use language cuda (NVRTC)"
+        )
 
 
 def toolchain(arch: str | None, ways: Ways) -> dict[str, Any]:
     """Everything a library depends on beside its source: compilers, headers, flags, machine."""
+    machine = fingerprint("cpu")
     return {
-        "machine": fingerprint("cpu"),  # -march=native; Python's and torch's versions
-        "cxx": version_line("g++"),
-        "nvcc": version_line("nvcc"),
-        "cuda_home": os.environ.get("CUDA_HOME"),
+        # -march=native; Python's and torch's versions. Not how many cores it may use, nor a kernel.
+        "machine": {key: machine[key] for key in ("cpu", "instructions", "python", "torch")},
+        "cxx": [version_line(CXX), version_line("g++")],  # nvcc's is the latter
+        "nvcc": [nvcc(), version_line(nvcc())],
         "torch": [torch.__file__, str(torch.version.git_version), str(torch.version.cuda)],
         "arch": arch,
         "triton": version_of("triton"),

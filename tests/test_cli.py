@@ -291,14 +291,15 @@ def test_doctor_says_what_is_missing_and_what_mends_it(tmp_path, cli, monkeypatc
 
 
 def test_doctor_shows_nvccs_version_and_not_its_build(tmp_path, cli, monkeypatch):
-    nvcc = tmp_path / "nvcc"
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
     nvcc.write_text(
         "#!/bin/sh\n"
         "echo 'Cuda compilation tools, release 13.0, V13.0.88'\n"
         "echo Build cuda_13.0.r13.0/compiler.364247\n"
     )
     nvcc.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("PATH", str(nvcc.parent), prepend=os.pathsep)
     monkeypatch.setenv("COLUMNS", "200")
     done = cli(tmp_path, "doctor")
     assert f"13.0 ({tmp_path}" in done.out.replace("\n", "")

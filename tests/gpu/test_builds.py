@@ -15,7 +15,8 @@ import torch
 from agent.export.inline.convert import converted
 from benchmarks.candidates.extensions import TEMPLATES
 from benchmarks.candidates.extensions import source as extension
-from sandbox.build import Builder, BuildReport
+from sandbox.build import Builder
+from sandbox.build_report import BuildReport
 from sandbox.evaluator import LocalEvaluator
 from sandbox.light import Ways
 from sandbox.types import Candidate, EvalConfig, Language, Status

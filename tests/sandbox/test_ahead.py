@@ -16,6 +16,7 @@ import pytest
 
 from sandbox import build
 from sandbox.build import Builder
+from sandbox.build_report import BuildReport
 from sandbox.toolchain import capability
 from sandbox.types import Candidate, Language, Shape, Task
 from tests.sandbox.conftest import FAST
@@ -98,7 +99,7 @@ def triton(source: str, task: Task = TASK) -> Candidate:
     return Candidate(task.id, Language.TRITON, source)
 
 
-def binaries(report: build.BuildReport) -> list[str]:
+def binaries(report: BuildReport) -> list[str]:
     assert report.failure is None
     return [] if report.kernels is None else sorted(p.name for p in report.kernels.rglob("*.cubin"))
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from sandbox.build import Builder
+from sandbox.build_report import BuildReport
 from sandbox.errors import SandboxFault
 from sandbox.evaluator import LocalEvaluator
 from sandbox.observation import FailureKind
@@ -50,6 +51,23 @@ def test_a_build_is_made_once(builder: Builder) -> None:
     assert (first.artifacts / "0" / "one.so").read_bytes()[:4] == b"\x7fELF"
     again = builder.build(candidate(INLINE.format(value=1)), FAST)
     assert (again.cached, again.artifacts) == (True, first.artifacts)
+
+
+@pytest.mark.parametrize("left", [0, 100])
+def test_a_library_that_is_not_whole_is_built_again(builder: Builder, left: int) -> None:
+    source = INLINE.format(value=100 + left)
+    library = _artifacts(builder.build(candidate(source), FAST)) / "0" / "one.so"
+    whole = library.read_bytes()
+    library.write_bytes(whole[:left])
+    again = builder.build(candidate(source), FAST)
+    assert not again.cached
+    assert (_artifacts(again) / "0" / "one.so").read_bytes()[:4] == b"\x7fELF"
+    assert builder.build(candidate(source), FAST).cached
+
+
+def _artifacts(report: BuildReport) -> Path:
+    assert report.artifacts is not None
+    return report.artifacts
 
 
 def test_an_error_is_remembered_with_the_compilers_words(builder: Builder) -> None:
