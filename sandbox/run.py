@@ -10,13 +10,16 @@ from pathlib import Path
 
 from sandbox import copying, layers
 from sandbox.build import CACHE_LIMIT
-from sandbox.errors import DeviceError, InvalidReference
+from sandbox.errors import DeviceError, InvalidReference, SandboxFault
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import NoRoom
 from sandbox.judge import judge_case
+from sandbox.killed import oom_kills, was_killed
 from sandbox.machine_code import digest_of
 from sandbox.observation import (
     CaseObservation,
+    Failure,
+    FailureKind,
     Observation,
     Provenance,
 )
@@ -62,6 +65,20 @@ class Run(Timed):
         """Verify and time what was loaded, if anything, up to the first failure."""
         with self.stage.other():
             self._measure(preparation, to_beat)
+        self.spare()
+
+    def spare(self) -> None:
+        """What was killed while the host ran out of memory may have room another time, with less
+        beside it; the second time it is out of memory. Raises SandboxFault the first time.
+        """
+        failure = self.observation.failure
+        if failure is None or oom_kills() == self.oom_kills:
+            return
+        if failure.kind is FailureKind.DIED or was_killed(failure.message):
+            words = f"{failure.message}, while the host had no memory left"
+            if not self.again:
+                raise SandboxFault(f"{self.task.id}: {failure.stage}: {words}")
+            self.note(failure=Failure(failure.stage, FailureKind.MEMORY, message=words))
 
     def _measure(self, preparation: Preparation, to_beat: float | None) -> None:
         self.preparation = preparation

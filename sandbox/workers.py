@@ -14,6 +14,7 @@ from pathlib import Path
 from sandbox.build import Builder
 from sandbox.cleanup import on_failure
 from sandbox.device import DeviceFacts, free_bytes
+from sandbox.killed import oom_kills
 from sandbox.observation import Observation
 from sandbox.prepare import ROOM_SHARE, Preparer
 from sandbox.room import own_bytes, refuse_hoard, room_beside
@@ -53,6 +54,7 @@ class Workers:
         self.candidate = candidate
         self.config = config
         self.again = again
+        self.oom_kills = oom_kills()
         self.stage = Stages()
         self.observation = Observation(task.id, candidate.id, language=candidate.language)
         self.preload: list[tuple[Path, str]] = []
