@@ -53,10 +53,16 @@ def read_json(path: Path) -> Any:
     """What `write_json` kept there; None for a miss."""
     try:
         value = json.loads(path.read_text())
-        os.utime(path)
     except (OSError, ValueError):
         return None
+    _used(path)
     return value
+
+
+def _used(path: Path) -> None:
+    """Note that, where it may be noted: a cache may be another user's, or on a read-only disk."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -99,11 +105,8 @@ class Shelf:
     def find(self, name: str) -> Path | None:
         """The entry, now the one used last; None for a miss."""
         path = self.folder / name
-        try:
-            os.utime(path)
-        except OSError:
-            return None
-        return path
+        _used(path)
+        return path if path.exists() else None
 
     def put(self, name: str, made: Path) -> Path:
         """Move a finished entry in, made beside it by `temporary_of`; the first of two stays."""

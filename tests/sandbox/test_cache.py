@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -100,6 +102,33 @@ def hold(path: str, log: str) -> None:
             with open(log, "a") as file:
                 file.write(word + "\n")
             time.sleep(0.05)
+
+
+READ_ONLY = """
+mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" || exit 77
+exec "$2" -c '
+import sys
+from pathlib import Path
+from sandbox.cache import Shelf, read_json
+folder = Path(sys.argv[1])
+print(read_json(folder / "value.json"), Shelf(folder, 1).find("entry"), Shelf(folder, 1).find("no"))
+' "$1"
+"""
+
+
+def test_a_cache_that_may_only_be_read_is_read(tmp_path: Path) -> None:
+    write_json(tmp_path / "value.json", 5)
+    found = entry(Shelf(tmp_path, 100), "entry", 40, age_s=3600)
+    namespace = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+    done = subprocess.run(
+        [*namespace, "sh", "-c", READ_ONLY, "sh", str(tmp_path), sys.executable],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    if "Traceback" not in done.stderr and done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr}")
+    assert done.stdout.split() == ["5", str(found), "None"], done.stderr
 
 
 def test_a_lock_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
