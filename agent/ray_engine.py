@@ -103,21 +103,31 @@ class RayLane:
             ) from error
 
     def environment(self) -> Mapping[str, str]:
-        found = _get(self._actor.environment.remote())
+        found = self._answer(self._actor.environment.remote())
         assert isinstance(found, Mapping)
         return found
 
     def prepare(self, task: Task, config: EvalConfig) -> Measured:
-        measured = _get(self._actor.prepare.remote(task, config))
+        measured = self._answer(self._actor.prepare.remote(task, config))
         assert isinstance(measured, Measured)
         return measured
 
     def evaluate(
         self, task: Task, candidate: Candidate, config: EvalConfig, to_beat: float | None
     ) -> Evaluation:
-        evaluation = _get(self._actor.evaluate.remote(task, candidate, config, to_beat))
+        evaluation = self._answer(self._actor.evaluate.remote(task, candidate, config, to_beat))
         assert isinstance(evaluation, Evaluation)
         return evaluation
+
+    def _answer(self, reference: Any) -> Any:
+        """What it answers. Where the lane is lost the actor is ended, which may live, out of reach
+        for a moment: it would hold the device that the lane is opened on again.
+        """
+        try:
+            return _get(reference)
+        except LaneLost:
+            ray.kill(self._actor)
+            raise
 
     def close(self) -> None:
         try:

@@ -133,6 +133,47 @@ def test_what_is_being_prepared_ends_with_a_campaign_that_is_stopped(tmp_path):
     assert not any(psutil.pid_exists(pid) for pid in workers)
 
 
+def refuse():
+    raise RuntimeError("cannot be read")
+
+
+class Unreadable:
+    """As an answer that is lost on its way from an actor that lives."""
+
+    def __reduce__(self):
+        return refuse, ()
+
+
+class Garbled(ScriptedEvaluator):
+    """Answers so that it cannot be read, once."""
+
+    def evaluate(self, task, candidate, config, *, to_beat=None):
+        if not self.log.exists():
+            self.log.touch()
+            return Unreadable()
+        return super().evaluate(task, candidate, config, to_beat=to_beat)
+
+
+@pytest.mark.slow
+def test_a_lane_whose_answer_is_lost_gives_its_device_back(tmp_path):
+    asks = f"""
+from functools import partial
+from pathlib import Path
+from agent.ray_engine import RayEngine
+from sandbox.types import EvalConfig
+from tests.agent.scripts import candidate, make_task, script
+from tests.agent.test_engine_ray import Garbled
+engine = RayEngine(partial(Garbled, log=Path({str(tmp_path / "log")!r})), cpus=1)
+one = candidate("a", script(1))
+print(engine.submit_evaluate(make_task("a"), one, EvalConfig(), None).result(60).status.value)
+engine.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", asks], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == ["PASSED"], done.stderr
+
+
 KEEPS = """
 import os, sys, time
 from concurrent.futures import wait
