@@ -27,7 +27,7 @@ from kernelbench.suite import load_tasks
 from sandbox.doctor import gpu_count
 from sandbox.evaluator import LocalEvaluator
 from sandbox.many import ahead
-from sandbox.types import Evaluation, Task
+from sandbox.types import Evaluation, Status, Task
 
 
 def main() -> None:
@@ -41,7 +41,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     stop_cleanly()
-    numbers = [int(gpus) for gpus in options.gpus.split(",")]
+    try:
+        numbers = [int(gpus) for gpus in options.gpus.split(",")]
+    except ValueError:
+        parser.error(f"--gpus {options.gpus}: expected numbers, as in 1,2,4")
     if options.device == "cuda" and max(numbers) > gpu_count():
         parser.error(f"--gpus {options.gpus}: this machine has {gpu_count()}")
     # In a process that ends: its context would lie on the first lane's GPU, as a stranger's.
@@ -79,7 +82,8 @@ def run(
 ) -> dict[str, Any]:
     """One pass over all samples on that many lanes; the clock starts once every lane has worked.
 
-    What is not judged within `limit_s`, or whose lane was lost, is counted and left out.
+    What is not judged within `limit_s`, by a fault of ours or since its lane was lost, is counted
+    and left out.
     """
     engine = RayEngine(
         partial(LocalEvaluator, device),
@@ -96,7 +100,7 @@ def run(
             engine.submit_evaluate(sample.task, sample.candidate, CONFIG, 1.0) for sample in samples
         ]
         wait(futures, limit_s)
-        judged = [(s, f.result()) for s, f in zip(samples, futures, strict=True) if answered(f)]
+        judged = [(s, f.result()) for s, f in zip(samples, futures, strict=True) if has_verdict(f)]
         wall_s = time.monotonic() - began
     finally:
         engine.close()
@@ -116,9 +120,11 @@ def run(
     }
 
 
-def answered(future: Future[Evaluation]) -> bool:
-    """Whether it holds an evaluation by now."""
-    return future.done() and not future.cancelled() and future.exception() is None
+def has_verdict(future: Future[Evaluation]) -> bool:
+    """Whether it holds a verdict by now."""
+    if not future.done() or future.cancelled() or future.exception() is not None:
+        return False
+    return future.result().status is not Status.SANDBOX_ERROR
 
 
 if __name__ == "__main__":

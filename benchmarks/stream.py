@@ -26,7 +26,7 @@ from kernelbench.suite import load_tasks
 from sandbox.errors import InvalidReference, SandboxFault
 from sandbox.evaluator import LocalEvaluator
 from sandbox.many import ahead, evaluate_many
-from sandbox.types import EvalConfig, Evaluation, Request, Task
+from sandbox.types import EvalConfig, Evaluation, Request, Status, Task
 
 KEPT_EVERY = 20
 """Candidates between two writes of the record."""
@@ -141,20 +141,23 @@ def row(sample: Sample, found: Evaluation, at_s: float) -> dict[str, Any]:
 
 
 def figures(rows: Sequence[dict[str, Any]], wall_s: float, most: int) -> dict[str, Any]:
-    """What the stream shows."""
+    """What the stream shows. What came to no verdict, by a fault of ours, counts as no candidate a
+    minute, nor for what one costs.
+    """
+    judged = [one for one in rows if one["status"] != Status.SANDBOX_ERROR.value]
     stages: Counter[str] = Counter()
     for one in rows:
         stages.update(one["seconds"])
-    full = [one["at_s"] for one in rows[2 * most :]]
+    full = [one["at_s"] for one in judged[2 * most :]]
     steady_s = (full[-1] - full[0]) / (len(full) - 1) if len(full) > 1 else None
-    held = [sum(one["seconds"].get(stage, 0.0) for stage in BUSY) for one in rows]
+    held = [sum(one["seconds"].get(stage, 0.0) for stage in BUSY) for one in judged]
     # None of a candidate whose reference turned out invalid.
-    totals = [one["seconds"]["total"] for one in rows if "total" in one["seconds"]]
+    totals = [one["seconds"]["total"] for one in judged if "total" in one["seconds"]]
     return {
         "candidates": len(rows),
         "wall_s": round(wall_s, 2),
         "amortised_s": None if steady_s is None else round(steady_s, 4),
-        "per_minute": round(60 * len(rows) / wall_s, 1),
+        "per_minute": round(60 * len(judged) / wall_s, 1),
         "busy_share": round(sum(held) / wall_s, 3),
         "median_device_s": round(statistics.median(held), 4) if held else None,
         "median_latency_s": round(statistics.median(totals), 3) if totals else None,

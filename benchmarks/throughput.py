@@ -162,7 +162,11 @@ class Rows:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         known = read(path) if path.exists() else []
-        self._done = {json.dumps(row["key"]) for row in known if row["kind"] == "row"}
+        self._done = {
+            json.dumps(row["key"])
+            for row in known
+            if row["kind"] == "row" and row["verdict"] != Status.SANDBOX_ERROR.value
+        }
 
     def has(self, job: Job) -> bool:
         return json.dumps(job.key) in self._done

@@ -10,6 +10,8 @@ from typing import Any
 Row = dict[str, Any]
 LARGE_BYTES = 1 << 30
 HOUR_S = 3600.0
+FAULT = "SANDBOX_ERROR"
+"""Of ours: no verdict, which may have cost next to nothing."""
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -68,9 +70,12 @@ def paired(rows: Iterable[Row]) -> dict[str, dict[str, Row]]:
 
 
 def costs(rows: Sequence[Row], sized: dict[str, int]) -> str:
-    """Median seconds by group; the ratio is the median of the candidates' own ratios."""
+    """Median seconds by group; the ratio is the median of the candidates' own ratios. What came to
+    no verdict of ours is left out of both sides.
+    """
     groups: dict[str, list[dict[str, Row]]] = defaultdict(list)
-    for sides in paired(rows).values():
+    judged = [sides for sides in paired(rows).values() if sides["ours"]["verdict"] != FAULT]
+    for sides in judged:
         groups[group_of(sides["ours"], sized)].append(sides)
     groups["all"] = [sides for group in list(groups.values()) for sides in group]
     lines = [
@@ -89,6 +94,8 @@ def costs(rows: Sequence[Row], sized: dict[str, int]) -> str:
             f"| {per_hour(theirs, sum(r['gpu_s'] for r in theirs))}, "
             f"{per_hour(ours, sum(r['gpu_s'] for r in ours))}, {per_hour(ours, whole)} |"
         )
+    if faults := len(paired(rows)) - len(judged):
+        lines.append(f"\nWithout a verdict of ours, and left out: {faults}.")
     return "\n".join(lines)
 
 
@@ -120,7 +127,7 @@ def verdicts(rows: Sequence[Row]) -> str:
 
 def spreads(rows: Sequence[Row]) -> str:
     """How far the reported speedup of one candidate goes over repetitions: (largest - smallest) /
-    median.
+    median; below the table over those of which every side has figures.
     """
     groups: dict[tuple[str, ...], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -131,7 +138,9 @@ def spreads(rows: Sequence[Row]) -> str:
         "|---|---|---|---|---|",
     ]
     worst: dict[str, list[float]] = defaultdict(list)
+    compared = 0
     for what, sides in groups.items():
+        mine: dict[str, float] = {}
         cells = [" ".join(what), call_us(sides)]
         for part in ("harness", "ours"):
             speedups = [row["speedup"] for row in sides[part] if row.get("speedup")]
@@ -140,8 +149,12 @@ def spreads(rows: Sequence[Row]) -> str:
                 continue
             middle = statistics.median(speedups)
             spread = (max(speedups) - min(speedups)) / middle
-            worst[part].append(spread)
+            mine[part] = spread
             cells.append(f"{middle:.3f}x, {100 * spread:.1f} % of {len(speedups)}")
+        if len(mine) == len({part for each in groups.values() for part in each}):
+            compared += 1
+            for part, spread in mine.items():
+                worst[part].append(spread)
         flips = [len({row["passed"] for row in sides[p]}) > 1 for p in ("harness", "ours")]
         cells.append(", ".join(n for n, f in zip(("theirs", "ours"), flips, strict=True) if f))
         lines.append(f"| {' | '.join(cells)} |")
@@ -149,7 +162,8 @@ def spreads(rows: Sequence[Row]) -> str:
         if worst[part]:
             middle, most = statistics.median(worst[part]), max(worst[part])
             lines.append(
-                f"\nSpread, {name}: median {100 * middle:.1f} %, worst {100 * most:.1f} %."
+                f"\nSpread over {compared} candidates, {name}: median {100 * middle:.1f} %, "
+                f"worst {100 * most:.1f} %."
             )
     return "\n".join(lines)
 

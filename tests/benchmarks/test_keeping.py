@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 BENCHMARK = """
 import sys, time
@@ -36,3 +38,25 @@ def test_sigterm_ends_a_benchmark_with_its_results_kept(tmp_path: Path) -> None:
         child.terminate()
         assert child.wait(20) == 128 + signal.SIGTERM
     assert out.read_text().split() == ["[", "1,", "2", "]"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("scaling", "--gpus", "one"), "--gpus one: expected numbers"),
+        (("stream", "--device", "cpu", "--suite", "no such"), "unknown task 'no such'"),
+    ],
+)
+def test_what_a_user_can_mend_is_told_without_a_traceback(
+    tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{arguments[0]}", *arguments[1:]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "WARPSMITH_CACHE": str(tmp_path)},
+    )
+    assert done.returncode != 0
+    assert words in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

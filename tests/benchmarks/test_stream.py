@@ -66,3 +66,14 @@ def test_a_record_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write_text(tmp_path / "a" / "other.txt", "x")
     assert json.loads((tmp_path / "a" / "record.json").read_text()) == {"rows": [1]}
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["other.txt", "record.json"]
+
+
+def test_a_fault_of_ours_is_no_candidate_a_minute() -> None:
+    fault = {"seconds": {"total": 0.01}, "status": "SANDBOX_ERROR", "expected": False}
+    found = stream.figures(
+        [one | {"at_s": 1.0, "task": "", "kind": "", "detail": ""} for one in (ROW, fault, fault)],
+        wall_s=60.0,
+        most=1,
+    )
+    assert (found["candidates"], found["per_minute"], found["median_device_s"]) == (3, 1.0, 0.1)
+    assert found["statuses"] == {"PASSED": 1, "SANDBOX_ERROR": 2}

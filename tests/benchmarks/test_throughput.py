@@ -103,7 +103,7 @@ def test_the_stream_is_mixed_and_the_repeated_are_twenty_right_ones() -> None:
 
 def test_what_is_in_the_file_is_not_run_again(tmp_path: Path) -> None:
     first, second = (Job("ours", False, probe, 0, False) for probe in stream()[:2])
-    Rows(tmp_path / "rows").add({"kind": "row", "key": first.key})
+    Rows(tmp_path / "rows").add({"kind": "row", "key": first.key, "verdict": "PASSED"})
     rows = Rows(tmp_path / "rows")
     assert (rows.has(first), rows.has(second)) == (True, False)
 
@@ -127,6 +127,30 @@ def test_the_summary_pairs_candidates_and_names_disagreement() -> None:
     assert "1 of 2 agree" in text
     assert "Right for ours: 2 of 2" in text
     assert "| level1/12 cuda b | PASSED | WRONG_VALUE | PASSED |" in text
+
+
+def test_a_fault_of_ours_costs_nothing_and_is_no_candidate(tmp_path: Path) -> None:
+    rows = [row("harness", "a", 10.0, True), row("ours", "a", 1.0, True)]
+    rows += [row("harness", "b", 10.0, True)]
+    rows += [row("ours", "b", 0.0, False) | {"verdict": "SANDBOX_ERROR"}]
+    text = summary([{"kind": "run", "date": "2026-01-01T", "kernelbench": "abc"}, *rows])
+    assert "| all | 1 | 10.00, 10.00 | 1.00, 1.00 | 10.0 (10.0) | 360, 3600, 1800 |" in text
+    assert "left out: 1" in text
+    job = Job("ours", False, stream()[0], 0, False)
+    Rows(tmp_path / "rows").add({"kind": "row", "key": job.key, "verdict": "SANDBOX_ERROR"})
+    assert not Rows(tmp_path / "rows").has(job)
+
+
+def test_spreads_are_compared_over_the_same_candidates() -> None:
+    rows: list[dict[str, Any]] = [{"kind": "run", "date": "2026-01-01T", "kernelbench": "abc"}]
+    for n, (both, alone) in enumerate(((1.0, 1.0), (1.1, 2.0))):
+        for part in ("harness", "ours"):
+            rows.append(row(part, "both", 1.0, True, kind="repeat", n=n, speedup=both))
+        rows.append(row("harness", "theirs alone", 1.0, True, kind="repeat", n=n, speedup=alone))
+    text = summary(rows)
+    for name in ("theirs", "ours"):
+        assert f"Spread over 1 candidates, {name}: median 9.5 %, worst 9.5 %." in text
+    assert "1.500x, 66.7 % of 2" in text
 
 
 def test_the_summary_gives_the_spread_over_repetitions() -> None:
