@@ -263,8 +263,8 @@ def own_flags(cflags: str) -> list[str]:
 
 
 def prelude_key(cxx: str, cflags: str) -> str:
-    """Names a precompiled prelude: the compiler, its flags but for the extension's name, the text
-    of what is compiled and torch's build.
+    """Names a precompiled prelude: the compiler and its version, its flags but for the extension's
+    name, the text of what is compiled and torch's build.
     """
     flags = re.sub(r"-DTORCH_EXTENSION_NAME=\S+", "", cflags).split()
     build = [str(torch.__version__), str(torch.version.git_version)]

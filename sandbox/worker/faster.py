@@ -70,7 +70,7 @@ class Hurry:
         light.write_tree(shadow, {**light.shadow_tree(), **tree})
         prelude = shadow / light.PRELUDE
         if self.ways.precompiled and self.precompiled is not None and made.cflags:
-            key = light.prelude_key(cpp_extension.get_cxx_compiler(), made.cflags)
+            key = light.prelude_key(compiler(), made.cflags)
             if (self.precompiled / key / GCH).is_file():
                 prelude = self.precompiled / key / light.PRELUDE
             else:
@@ -88,6 +88,18 @@ class Hurry:
             yield
         finally:
             self.enabled = True
+
+
+def compiler() -> str:
+    """The host compiler's name and version: it reads no other's precompiled headers, and says
+    nothing of that.
+    """
+    cxx = cpp_extension.get_cxx_compiler()
+    try:
+        said = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False)
+    except OSError:  # a candidate may name any; what comes of it is ninja's to say
+        return str(cxx)
+    return f"{cxx} {said.stdout}"
 
 
 def precompile(folder: Path, flags: list[str], cuda: bool) -> dict[str, Any]:
@@ -124,4 +136,4 @@ def precompile(folder: Path, flags: list[str], cuda: bool) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(done.stderr[-4000:])
-    return {"key": light.prelude_key(cxx, found["cflags"]), "file": f"prelude/{GCH}"}
+    return {"key": light.prelude_key(compiler(), found["cflags"]), "file": f"prelude/{GCH}"}

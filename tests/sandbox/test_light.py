@@ -16,6 +16,7 @@ from sandbox.preludes import Preludes
 from sandbox.quiet import Quiet
 from sandbox.spawn import Worker, Zygote
 from sandbox.types import Candidate, Language
+from sandbox.worker import faster
 from sandbox.worker.faster import GCH, OPERATORS
 from tests.sandbox.conftest import FAST
 
@@ -112,6 +113,20 @@ def test_a_preludes_key_forgets_the_extensions_name_and_nothing_else() -> None:
     assert light.prelude_key("c++", flags) == light.prelude_key("c++", flags.replace("one", "two"))
     assert light.prelude_key("c++", flags) != light.prelude_key("c++", flags + " -O3")
     assert light.prelude_key("c++", flags) != light.prelude_key("g++-14", flags)
+
+
+def test_another_version_of_a_compiler_has_preludes_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would not read the old one's, which would be taken for ready-made for ever."""
+    known = faster.compiler()
+    (tmp_path / "c++").write_text("#!/bin/sh\necho c++ 99.1\n")
+    (tmp_path / "c++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert "99.1" in faster.compiler()
+    assert light.prelude_key(faster.compiler(), "-O3") != light.prelude_key(known, "-O3")
+    monkeypatch.setenv("CXX", "no such compiler")
+    assert faster.compiler() == "no such compiler"
 
 
 SOURCE = """
