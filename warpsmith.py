@@ -20,7 +20,6 @@ if sys.version_info < (3, 11) or sys.platform != "linux":
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,15 +86,15 @@ def optimize(
     several processes that a launcher started for one that learns, only the first returns.
     """
     from agent.config import OptimizeConfig, load_optimize
+    from agent.device import resolved
     from agent.launch import launch
     from agent.runs import new_name
     from rl.opening import local_policy
-    from sandbox.doctor import resolve_device
 
     if not isinstance(config, OptimizeConfig):
         chosen = tuple(tasks) if tasks else None
         config = load_optimize(config, typed=False, tasks=chosen, **overrides)
-    config = replace(config, device=resolve_device(config.device))
+    config = resolved(config)
     with local_policy(config) as (config, policy):
         return launch(
             config,

@@ -101,10 +101,9 @@ def open_engine(config: OptimizeConfig, kept: int = 0) -> LaneEngine:
     if kept and config.ray_address is None:
         refuse_none_left(config.device, kept)
     make_evaluator = partial(LocalEvaluator, config.device)
-    depth = ahead(config.device)
     if config.engine == "local":
         lanes = config.lanes or (gpu_count() if config.device == "cuda" else 1)
-        return LocalEngine(make_evaluator, build, lanes=lanes, depth=depth)
+        return LocalEngine(make_evaluator, build, lanes=lanes, depth=ahead(config.device))
     try:
         from agent.ray_engine import RayEngine
     except ImportError as error:
@@ -116,7 +115,7 @@ def open_engine(config: OptimizeConfig, kept: int = 0) -> LaneEngine:
         address=config.ray_address,
         gpu_type=config.gpu_type,
         kept_gpus=kept,
-        depth=depth,
+        depth=None,
     )
 
 

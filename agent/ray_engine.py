@@ -27,6 +27,7 @@ from agent.types import Measured
 from sandbox.cleanup import on_failure
 from sandbox.doctor import gpu_count
 from sandbox.errors import DeviceError
+from sandbox.many import ahead
 from sandbox.types import Candidate, EvalConfig, Evaluation, Task
 
 # Before the import: without it Ray 2.60 writes ~/.ray/auth_token and prints about it.
@@ -151,10 +152,11 @@ class RayEngine(LaneEngine):
         cpus: int | None = None,
         gpus: int | None = None,
         kept_gpus: int = 0,
-        depth: int = 1,
+        depth: int | None = 1,
     ) -> None:
         """`cpus` and `gpus` limit what Ray started here may use of this machine, whose first
-        `kept_gpus` it does not see.
+        `kept_gpus` it does not see. `depth`: None for what suits the cores of the lanes' nodes,
+        which may be others than this one.
         """
         self._own = not ray.is_initialized()
         if self._own:
@@ -163,11 +165,14 @@ class RayEngine(LaneEngine):
         self._reaper: Reaper | None = None
         if self._own and address is None:
             self._reaper = Reaper(ray.get_runtime_context().get_node_id())
-        placements = _gpu_lanes(gpu_type) if device == "cuda" else _cpu_lanes()
+        nodes = _nodes(device, gpu_type)
+        placements = _gpu_lanes(nodes, gpu_type) if device == "cuda" else _cpu_lanes(nodes)
         if not placements:
             self._shut_down()
             wanted = f"GPU of type {gpu_type}" if gpu_type else "GPU" if device == "cuda" else "CPU"
             raise DeviceError(f"the Ray cluster has no {wanted}; `ray status` shows what it has")
+        if depth is None:
+            depth = ahead(device, min(int(n["Resources"].get("CPU", 1)) for n in nodes))
         self._actors: list[Any] = []
         openers: list[Callable[[], Lane]] = [
             partial(RayLane, make_evaluator, options | {"max_concurrency": depth + 1}, self._actors)
@@ -266,25 +271,28 @@ def _knock(address: str) -> None:
         raise OSError("what listens there is no Ray")
 
 
-def _gpu_lanes(gpu_type: str | None) -> list[dict[str, Any]]:
+def _nodes(device: str, gpu_type: str | None) -> list[dict[str, Any]]:
+    """Those that have what lanes are for."""
+    resource = "CPU" if device == "cpu" else "GPU"
+    if device != "cpu" and gpu_type is not None:
+        resource = f"accelerator_type:{gpu_type}"
+    return [n for n in ray.nodes() if n["Alive"] and n["Resources"].get(resource, 0) > 0]
+
+
+def _gpu_lanes(nodes: list[dict[str, Any]], gpu_type: str | None) -> list[dict[str, Any]]:
     """Not bound to a node: a lane that is lost may be opened again wherever a GPU is free."""
-    resource = "GPU" if gpu_type is None else f"accelerator_type:{gpu_type}"
-    nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get(resource, 0) > 0]
     options: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1}
     if gpu_type is not None:
         options["accelerator_type"] = gpu_type
     return [options] * sum(int(n["Resources"].get("GPU", 0)) for n in nodes)
 
 
-def _cpu_lanes() -> list[dict[str, Any]]:
+def _cpu_lanes(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     lanes = []
-    for node in ray.nodes():
-        if node["Alive"] and node["Resources"].get("CPU", 0) > 0:
-            reserve = f"node:{node['NodeManagerAddress']}"
-            strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            lanes.append(
-                {"num_cpus": 0, "resources": {reserve: 1.0}, "scheduling_strategy": strategy}
-            )
+    for node in nodes:
+        reserve = f"node:{node['NodeManagerAddress']}"
+        strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        lanes.append({"num_cpus": 0, "resources": {reserve: 1.0}, "scheduling_strategy": strategy})
     return lanes
 
 

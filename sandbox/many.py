@@ -14,9 +14,11 @@ AHEAD = 6
 context about 0.5 GB of its memory."""
 
 
-def ahead(device: str) -> int:
-    """Candidates that are best under way at once: one holds the device, the others are loaded."""
-    cores = len(os.sched_getaffinity(0))
+def ahead(device: str, cores: int | None = None) -> int:
+    """Candidates that are best under way at once: one holds the device, the others are loaded, on
+    so many cores (by default this machine's).
+    """
+    cores = len(os.sched_getaffinity(0)) if cores is None else cores
     return 2 if device == "cpu" else max(2, min(AHEAD, cores // 2))
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agent.asking import asking
 from agent.budget import share_candidates
 from agent.config import OptimizeConfig
+from agent.device import resolved
 from agent.model import ScriptedModel
 from agent.models.opening import check_models
 from agent.models.prices import price_of
 from agent.runs import tried_in
 from kernelbench.suite import load_suite
-from sandbox.doctor import describe, resolve_device
+from sandbox.doctor import describe
 from sandbox.types import Task
 from sandbox.words import number_of
 
@@ -47,7 +48,7 @@ def plan_run(config: OptimizeConfig, name: str) -> RequestPlan:
     """What a call of `warpsmith optimize` under this name will ask; raises ConfigError for what
     would end it before its first request.
     """
-    config = replace(config, device=resolve_device(config.device))
+    config = resolved(config)
     check_models(config)
     tasks = load_suite(config.tasks, config.device)
     return plan_requests(config, tasks, describe(config.device), tried_in(name))

@@ -193,16 +193,16 @@ class Sees(ScriptedEvaluator):
 from sandbox.errors import InvalidReference
 from sandbox.types import EvalConfig
 from tests.agent.scripts import make_task
-engine = RayEngine(Sees, device="cuda", cpus=2, gpus=2, kept_gpus=1)
+engine = RayEngine(Sees, device="cuda", cpus=8, gpus=2, kept_gpus=1, depth=None)
 asked = [engine.submit_prepare(make_task(name), EvalConfig()) for name in "ab"]
 wait(asked)
 seen = sorted(str(each.exception()) for each in asked)
-print(engine.lanes, *seen, os.environ["CUDA_VISIBLE_DEVICES"])
+print(engine.lanes, *seen, os.environ["CUDA_VISIBLE_DEVICES"], engine.depth)
 engine.close()
 """
 
 
-def test_lanes_do_not_see_the_gpus_that_are_kept(tmp_path):
+def test_lanes_do_not_see_the_gpus_that_are_kept_and_are_as_deep_as_their_nodes_cores(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", KEEPS, str(tmp_path)],
         cwd=ROOT,
@@ -212,4 +212,4 @@ def test_lanes_do_not_see_the_gpus_that_are_kept(tmp_path):
         timeout=120,
         check=True,
     )
-    assert done.stdout.split() == ["2", "5", "6", "4,5,6"]
+    assert done.stdout.split() == ["2", "5", "6", "4,5,6", "4"]

@@ -6,7 +6,8 @@ import pytest
 
 from agent import launch
 from agent.config import OptimizeConfig
-from sandbox.errors import ConfigError
+from agent.device import resolved
+from sandbox.errors import ConfigError, DeviceError
 
 
 @pytest.mark.parametrize(
@@ -49,3 +50,24 @@ def test_what_a_cluster_has_is_not_told_by_this_machine(
     else:
         launch.open_engine(config, 1)
     assert [more["kept_gpus"] for more in opened] == [1] * (not refused)
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"ray_address": "elsewhere:6379"}, False),
+        ({}, True),
+        ({"ray_address": "elsewhere:6379", "model": "local:policy"}, True),
+    ],
+    ids=["a cluster's", "this machine's", "a policy's, which samples here"],
+)
+def test_a_head_without_a_gpu_joins_a_cluster_that_has_some(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], refused: bool
+) -> None:
+    monkeypatch.setattr("sandbox.doctor.gpu_count", lambda: 0)
+    config = OptimizeConfig(device="cuda", **settings)
+    if refused:
+        with pytest.raises(DeviceError, match="no usable NVIDIA GPU"):
+            resolved(config)
+    else:
+        assert resolved(config) == config

@@ -1,0 +1,19 @@
+"""Which device a campaign measures on: this machine's, or those of a cluster that it joins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.config import OptimizeConfig
+from sandbox.doctor import resolve_device
+
+
+def resolved(config: OptimizeConfig) -> OptimizeConfig:
+    """The same with `cpu` or `cuda`. GPUs of a cluster need not be this machine's, whose part is to
+    propose and to decide, as on a head of Kubernetes; weights of ours sample here.
+
+    Raises DeviceError for a GPU that is not there, ConfigError for what is no device.
+    """
+    if config.ray_address is not None and config.device == "cuda" and config.local is None:
+        return config
+    return replace(config, device=resolve_device(config.device))
