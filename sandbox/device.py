@@ -68,12 +68,11 @@ def device_facts(device: str, cache: Path) -> DeviceFacts:
 
 def fingerprint(device: str) -> dict[str, str]:
     """Everything that a figure depends on: device, driver, libraries, compilers; of a GPU's not how
-    many cores are beside the one that launches its calls.
+    many cores are beside the one that launches its calls, nor which instructions they know.
     """
     facts = {
         "device": device,
         "cpu": _cpu_name(),
-        "instructions": instructions(Path("/proc/cpuinfo").read_text()),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "system": f"{platform.system()} {platform.release()}",
@@ -81,6 +80,7 @@ def fingerprint(device: str) -> dict[str, str]:
     }
     if device == "cpu":
         facts["threads"] = str(len(os.sched_getaffinity(0)))
+        facts["instructions"] = instructions(Path("/proc/cpuinfo").read_text())
     if device == "cuda":
         if not torch.cuda.is_available():
             raise DeviceError(

@@ -34,6 +34,7 @@ from agent.runs import find_run
 from benchmarks.keeping import keep_json
 from benchmarks.library.installed import Site, install
 from benchmarks.library.rows import NOWHERE, Row, lines
+from benchmarks.library.times import quickest_us
 from sandbox.device import fingerprint
 from sandbox.doctor import resolve_device
 from sandbox.errors import ConfigError
@@ -160,14 +161,17 @@ def checked(site: Site, row: Row, deadline: float, record: Record) -> None:
 
 
 def timed(site: Site, rows: Sequence[Row], pairs: int, deadline: float, record: Record) -> None:
-    """Every operator in `pairs` fresh processes, and in up to MORE times as many while its interval
-    is wide; one that ends its process is not asked again.
+    """Every operator in `pairs` fresh processes whose core was not slow, and in up to MORE times as
+    many while there are not so many or its interval is wide; one that ends its process is not asked
+    again.
     """
     able = {row.operator: row for row in rows if row.passed("kernel")}
     done: dict[str, list[dict[str, Any]]] = {name: [] for name in able}
     for number in range(MORE * pairs):
         waiting = [
-            name for name, row in able.items() if not row.not_timed and (number < pairs or row.wide)
+            name
+            for name, row in able.items()
+            if not row.not_timed and (row.pairs < pairs or row.wide)
         ]
         while waiting:
             left = deadline - time.monotonic()
@@ -186,8 +190,9 @@ def timed(site: Site, rows: Sequence[Row], pairs: int, deadline: float, record: 
                     done[one["operator"]].append(one)
             if waiting:  # the process ended in the first of them
                 able[waiting.pop(0)].not_timed = ended or "it said nothing"
+        quickest = quickest_us([said for each in done.values() for said in each])
         for name, row in able.items():
-            row.note_times(done[name])
+            row.note_times(done[name], quickest)
         record.write()
 
 

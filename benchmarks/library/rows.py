@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.export.artefact import ACTIVE, Artefact, against_best, beats_eager, state_of
+from benchmarks.library.times import Process, process
 from sandbox.bounds import CLASS_NORM
-from sandbox.figures import Interval, Pair
+from sandbox.figures import Interval
 from sandbox.statistics import Null, interval
 from sandbox.types import EvalConfig
 
@@ -52,8 +53,9 @@ class Row:
     reference_ms: float | None = None
     operator_ms: float | None = None
     pairs: int = 0
-    processes: list[dict[str, Any]] = field(default_factory=list)
-    """What each of them measured; `launch_ms` is the launching thread's part of a call."""
+    """Processes that count: their core was not slow."""
+    processes: list[Process] = field(default_factory=list)
+    """All of them."""
     floor: float | None = None
     """The largest log ratio that the reference showed against itself."""
     not_run: str = ""
@@ -96,21 +98,21 @@ class Row:
             missing = {"state": "not run", "detail": ended or "the process ended before it", "s": 0}
             self.checks.setdefault(name, missing)
 
-    def note_times(self, done: Sequence[dict[str, Any]]) -> None:
-        self.pairs, self.processes = len(done), [_rounded(d) for d in done]
-        if not done:
+    def note_times(self, done: Sequence[dict[str, Any]], quickest_us: float) -> None:
+        """What its processes said, on a core of that pace at best."""
+        self.processes = [process(said, quickest_us) for said in done]
+        calm = [p for p in self.processes if p.counts]
+        self.pairs, self.speedup = len(calm), None
+        if not calm:
             return
-        self.reference_ms = statistics.median(d["reference_ms"] for d in done)
-        self.operator_ms = statistics.median(d["operator_ms"] for d in done)
-        if len(done) < 2:  # of which no interval can be told
+        self.reference_ms = statistics.median(p.reference_ms for p in calm)
+        self.operator_ms = statistics.median(p.operator_ms for p in calm)
+        if len(calm) < 2:  # of which no interval can be told
             return
-        null = Null(tuple(d["log_null"] for d in done))
+        null = Null(tuple(p.log_null for p in calm))
         self.floor = null.floor
-        made = [
-            Pair(d["reference_ms"], d["operator_ms"], d["log_speedup"], d["rounds"]) for d in done
-        ]
-        config = EvalConfig(min_pairs=len(made), max_pairs=len(made))
-        self.speedup = interval(made, null, config)
+        config = EvalConfig(min_pairs=len(calm), max_pairs=len(calm))
+        self.speedup = interval([p.pair for p in calm], null, config)
 
     @property
     def wide(self) -> bool:
@@ -151,12 +153,6 @@ class Row:
     @property
     def proven(self) -> bool:
         return bool(self.checks) and not self.wrong and bool(self.agrees)
-
-
-def _rounded(said: dict[str, Any]) -> dict[str, Any]:
-    return {
-        k: round(v, 5) if isinstance(v, float) else v for k, v in said.items() if k != "operator"
-    }
 
 
 HEADER = (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -38,14 +38,25 @@ def row(campaign: tuple[float, float, float] | None = (2.0, 1.9, 2.1)) -> Row:
     return found
 
 
-def time(reference_ms: float, speedup: float) -> dict[str, Any]:
-    return {
-        "reference_ms": reference_ms,
-        "operator_ms": reference_ms / speedup,
-        "log_speedup": math.log(speedup),
-        "log_null": 0.001,
-        "rounds": 12,
-    }
+PACE_US = 10.0
+
+
+def time(
+    reference_ms: float, speedup: float, paces: Sequence[float] = (PACE_US,)
+) -> dict[str, Any]:
+    """What a process says; launching slows the operator down where its core is slow."""
+    rounds = [
+        {
+            "pace_us": pace,
+            "reference_ms": reference_ms,
+            "again_ms": reference_ms * 0.999,
+            "operator_ms": reference_ms / speedup * (1.5 if pace > 1.3 * PACE_US else 1.0),
+            "reference_launch_ms": 0.01,
+            "operator_launch_ms": 0.01,
+        }
+        for pace in paces
+    ]
+    return {"rounds": rounds, "calls": 64, "sets": 64}
 
 
 def test_the_child_and_the_record_name_the_same_checks():
@@ -67,7 +78,7 @@ def test_a_figure_agrees_within_the_campaigns_interval_or_two_per_cent_of_a_long
     reference_ms, speedup, campaign, agrees
 ):
     found = row(campaign)
-    found.note_times([time(reference_ms, speedup)] * 3)
+    found.note_times([time(reference_ms, speedup)] * 3, PACE_US)
     assert found.agrees is agrees
     assert found.proven is bool(agrees)
 
@@ -75,7 +86,7 @@ def test_a_figure_agrees_within_the_campaigns_interval_or_two_per_cent_of_a_long
 def test_what_a_dead_process_left_out_is_no_pass():
     found = row()
     found.note_checks([{"check": "clean", "state": "passed", "detail": ""}], "ended by SIGSEGV")
-    found.note_times([time(0.1, 2.0)] * 3)
+    found.note_times([time(0.1, 2.0)] * 3, PACE_US)
     assert not found.proven
     assert "kernel" in found.wrong
     assert "relu: kernel: ended by SIGSEGV" in lines([found])
@@ -145,9 +156,33 @@ def break_kernel(folder: Path, operator: str) -> None:
 
 def test_one_process_alone_tells_no_interval():
     found = row()
-    found.note_times([time(0.1, 2.0)])
+    found.note_times([time(0.1, 2.0)], PACE_US)
     assert (found.pairs, found.reference_ms, found.speedup) == (1, 0.1, None)
     assert not found.proven
+
+
+def test_rounds_and_processes_of_a_slow_core_do_not_count():
+    found = row()
+    mixed, slow = [PACE_US] * 7 + [16.0] * 5, [PACE_US] * 5 + [16.0] * 7
+    found.note_times([time(0.1, 2.0), time(0.1, 2.0, mixed), time(0.1, 2.0, slow)], PACE_US)
+    assert [(p.rounds, p.disturbed) for p in found.processes] == [(1, 0), (7, 5), (5, 7)]
+    assert found.pairs == 2
+    assert found.speedup.value == pytest.approx(2.0, rel=1e-3)
+    found.note_times([time(0.1, 2.0, [16.0])] * 3, PACE_US)
+    assert (found.pairs, found.speedup, found.proven) == (0, None, False)
+
+
+def test_processes_of_a_slow_core_are_asked_for_again():
+    paces = iter([[PACE_US], [16.0], [16.0], [PACE_US], [PACE_US]])
+
+    def ask(request: dict[str, Any], timeout_s: float) -> tuple[list[dict[str, Any]], str]:
+        return [{"operator": "relu", **time(0.1, 2.0, next(paces))}], ""
+
+    found, record = row(), SimpleNamespace(write=lambda: None)
+    site = SimpleNamespace(ask=ask)
+    timed(cast(Any, site), [found], 3, monotonic() + 60, cast(Any, record))
+    assert (found.pairs, len(found.processes)) == (3, 5)
+    assert found.agrees
 
 
 class Saying:

@@ -1,0 +1,69 @@
+"""What the processes measured of one operator, without the rounds in which their core was slow."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sandbox.figures import Pair
+
+SLOW = 1.2
+"""Times the quickest pace that was seen: in such a round calls may be bound by their launching. The
+evaluator waits for its core, too (sandbox/drift.py)."""
+FEWEST = 0.5
+"""Of a process's rounds that must be left, for it to count."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """Medians over the rounds that were not disturbed."""
+
+    reference_ms: float
+    operator_ms: float
+    reference_launch_ms: float
+    operator_launch_ms: float
+    log_speedup: float
+    log_null: float
+    pace_us: float
+    """Of all rounds."""
+    rounds: int
+    disturbed: int
+    """Rounds that are not among them."""
+    calls: int
+    sets: int
+
+    @property
+    def pair(self) -> Pair:
+        return Pair(self.reference_ms, self.operator_ms, self.log_speedup, self.rounds)
+
+    @property
+    def counts(self) -> bool:
+        return self.rounds >= FEWEST * (self.rounds + self.disturbed)
+
+
+def quickest_us(said: Sequence[dict[str, Any]]) -> float:
+    """Of every round of these processes' words."""
+    return min((r["pace_us"] for one in said for r in one["rounds"]), default=0.0)
+
+
+def process(said: dict[str, Any], quickest_us: float) -> Process:
+    """Of one process's words; with fewer than FEWEST rounds left, of all its rounds."""
+    left = [r for r in said["rounds"] if r["pace_us"] <= SLOW * quickest_us]
+    rounds = left if len(left) >= FEWEST * len(said["rounds"]) else said["rounds"]
+
+    def median(name: str) -> float:
+        return round(statistics.median(r[name] for r in rounds), 5)
+
+    def log(name: str) -> float:
+        return statistics.median(math.log(r["reference_ms"] / r[name]) for r in rounds)
+
+    return Process(
+        *(median("reference_ms"), median("operator_ms")),
+        *(median("reference_launch_ms"), median("operator_launch_ms")),
+        *(round(log("operator_ms"), 5), round(log("again_ms"), 5)),
+        round(statistics.median(r["pace_us"] for r in said["rounds"]), 2),
+        *(len(left), len(said["rounds"]) - len(left), said["calls"], said["sets"]),
+    )
