@@ -147,7 +147,9 @@ def test_a_model_gets_the_kernel_where_eager_is_what_it_must_beat(kernels):
     library = kernels()
     model, x, bias = Written().eval(), torch.randn(64, 32), torch.randn(32)
     patch = library.patch(model, x, bias, only=["bias_relu"])
-    assert patch.reasons() == {"bias_relu": f"its kernel is not used: {ALONE}"}
+    assert patch.reasons() == {
+        "bias_relu": f"its kernel is not used: {ALONE} ({SWITCH}=eager runs it)"
+    }
     library.unpatch(model)
     library.switch("bias_relu", against="eager")
     assert [p.operator for p in library.patch(model, x, bias).replaced] == ["bias_relu"]

@@ -51,6 +51,7 @@ class Dispatch:
     ) -> None:
         self.operator, self.counts = operator, Counts()
         self.on, self.against = switches.on, switches.against
+        self.variable = switches.variable
         self._package, self._folder = package, folder
         self._rows: dict[str, dict[signature.Key, records.Row]] = defaultdict(dict)
         """By machine."""

@@ -18,6 +18,7 @@ from agent.export.runtime import graphs, matching, records, signature
 from agent.export.runtime.graphs import Decomposed, Traced, Untraceable
 from agent.export.runtime.machine import machine
 from agent.export.runtime.operators import Custom
+from agent.export.runtime.switches import Against
 
 FITS = "replaced"
 
@@ -87,7 +88,11 @@ def variants(custom: Custom) -> tuple[list[Variant], str]:
         elif row.machine != machine(kind):
             reason = reason or "measured on another machine; revalidate the library here"
         elif not custom.dispatch.uses(row):
-            reason = reason or f"its kernel is not used: {row.state}"
+            variable = custom.dispatch.variable
+            remedy = (
+                f" ({variable}={Against.EAGER} runs it)" if row.beats_eager and variable else ""
+            )
+            reason = reason or f"its kernel is not used: {row.state}{remedy}"
         else:
             try:
                 found.append(_variant(custom, row, kind, str(init), parts))

@@ -31,6 +31,8 @@ class Switches:
 
     on: bool = True
     against: Against = Against.BEST
+    variable: str = ""
+    """Of the environment, that sets `against`; empty where none does."""
 
 
 DEFAULT = Switches()
@@ -44,7 +46,8 @@ def from_environment(prefix: str, name: str) -> Switches:
     off = _off(prefix)
     variable = against_name(prefix)
     word = os.environ.get(variable, "").strip()
-    return Switches(not {"all", name} & off, against(word, variable) if word else Against.BEST)
+    least = against(word, variable) if word else Against.BEST
+    return Switches(not {"all", name} & off, least, variable)
 
 
 def warn_of_strangers(prefix: str, names: Sequence[str]) -> None:
