@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kernelbench.submissions import NUMBERED
+from sandbox.best import best_baseline
 from sandbox.errors import ConfigError
 from sandbox.figures import Baseline
 from sandbox.records import from_record, to_record
@@ -177,8 +178,9 @@ def write_baselines(path: Path, by_task: Mapping[str, Sequence[Baseline]]) -> No
 
 def _cells(row: Row) -> tuple[object, ...]:
     found, timing, speedup = row.evaluation, row.evaluation.timing, row.evaluation.speedup
-    others = [(b.speedup.value, b.name) for b in found.baselines if b.speedup is not None]
-    fastest, name = max(others, default=(None, None))
+    timed = any(b.speedup is not None for b in found.baselines)
+    name, best = best_baseline(found.baselines) if timed else (None, None)
+    fastest = best.value if best is not None else 1.0 if timed else None
     peaks = (row.evaluation.peak_bytes, row.evaluation.reference_peak_bytes)
     return (
         *(row.task_id, row.sample, found.status.value, row.language.value),

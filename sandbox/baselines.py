@@ -348,7 +348,8 @@ def _figure(name: str, rival: Rival, null: Null, config: EvalConfig) -> tuple[Ba
         return Baseline(name, None, None, "every round was disturbed"), False
     latency_ms = sum(p.candidate_ms for p in pairs) / len(pairs)
     found = interval(pairs, null, config)
-    return Baseline(name, latency_ms, found), found.high <= WIDE * found.low
+    logs = tuple(p.log_speedup for p in pairs)
+    return Baseline(name, latency_ms, found, logs=logs), found.high <= WIDE * found.low
 
 
 def _loud(null: Null) -> bool:

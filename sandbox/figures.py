@@ -85,3 +85,5 @@ class Baseline:
     speedup: Interval | None
     """Of the baseline against eager; None where it failed, and `detail` says why."""
     detail: str = ""
+    logs: tuple[float, ...] = ()
+    """The log speedup of each process pair; empty in older records."""

@@ -21,6 +21,7 @@ from agent.export.overhead import operator_ms
 from agent.export.runtime.machine import machine, machine_of
 from agent.journal import Journal
 from agent.outcome import TaskReport, reports
+from sandbox.best import best_baseline
 from sandbox.errors import ConfigError
 from sandbox.evidence import Kind
 from sandbox.figures import Interval
@@ -165,16 +166,9 @@ def bound(artefact: Artefact) -> float:
     return 0.0 if interval is None else interval.low
 
 
-def best_baseline(evaluation: Evaluation) -> tuple[str, Interval | None]:
-    """B*: the fastest way to run the reference, and its speedup against eager (None: eager)."""
-    known = [(b.name, b.speedup) for b in evaluation.baselines if b.speedup is not None]
-    name, speedup = max(known, key=lambda k: k[1].value, default=("eager", None))
-    return (name, speedup) if speedup is not None and speedup.value > 1 else ("eager", None)
-
-
 def against_best(evaluation: Evaluation) -> Interval | None:
     """Speedup against B*; None where there is no figure."""
-    _, baseline = best_baseline(evaluation)
+    _, baseline = best_baseline(evaluation.baselines)
     if evaluation.speedup is None or baseline is None:
         return evaluation.speedup
     return evaluation.speedup.divided_by(baseline)
@@ -182,7 +176,7 @@ def against_best(evaluation: Evaluation) -> Interval | None:
 
 def state_of(artefact: Artefact, finding: Finding, shape: Measured) -> str:
     """`active` where the kernel may run, else why not: what a dispatch table holds."""
-    best, ratio = best_baseline(finding.evaluation)[0], against_best(finding.evaluation)
+    best, ratio = best_baseline(finding.evaluation.baselines)[0], against_best(finding.evaluation)
     found = _state(artefact, finding, shape, best, ratio)
     if found == ACTIVE or not beats_eager(artefact, finding, shape):
         return found

@@ -12,12 +12,12 @@ from agent.export.artefact import (
     Artefact,
     against_best,
     beats_eager,
-    best_baseline,
     decisive,
     state_of,
 )
 from agent.export.folder import MANIFEST, is_damaged
 from agent.export.runtime.machine import machine_of
+from sandbox.best import best_baseline
 from sandbox.errors import ConfigError
 from sandbox.records import to_record
 
@@ -103,7 +103,7 @@ def _entry(artefact: Artefact) -> dict[str, Any]:
                 "status": found.evaluation.status.value,
                 "machine": machine_of(found.evaluation.environment),
                 "speedup": to_record(found.evaluation.speedup),
-                "best_baseline": best_baseline(found.evaluation)[0],
+                "best_baseline": best_baseline(found.evaluation.baselines)[0],
                 "against_best": to_record(against_best(found.evaluation)),
                 "operator_ms": found.operator_ms,
                 "baselines": to_record(found.evaluation.baselines),

@@ -29,7 +29,6 @@ from agent.export.artefact import (
     Nothing,
     against_best,
     beats_eager,
-    best_baseline,
     state_of,
     write_artefact,
 )
@@ -40,6 +39,7 @@ from agent.export.manifest import write_manifest
 from agent.export.pages import page
 from agent.export.runtime.machine import machine_of
 from agent.export.runtime.records import LIBRARY, SCHEMA_VERSION, seal
+from sandbox.best import best_baseline
 from sandbox.errors import ConfigError
 from sandbox.figures import Interval
 from sandbox.types import Language, digest
@@ -330,7 +330,7 @@ def _row(artefact: Artefact, machine: str, finding: Finding, shape: Measured) ->
         "shape": shape.readable,
         "state": state_of(artefact, finding, shape),
         "speedup": _triple(evaluation.speedup) if timed else None,
-        "best_baseline": best_baseline(evaluation)[0],
+        "best_baseline": best_baseline(evaluation.baselines)[0],
         "against_best": _triple(against_best(evaluation)) if timed else None,
         "precision": evaluation.precision or "-",
         "checked": finding.checked,

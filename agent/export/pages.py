@@ -10,12 +10,12 @@ from agent.export.artefact import (
     Finding,
     against_best,
     beats_eager,
-    best_baseline,
     decisive,
     state_of,
 )
 from agent.export.capture import Measured
 from agent.export.runtime.machine import machine_of
+from sandbox.best import best_baseline
 
 
 def page(artefact: Artefact, package: str | None) -> str:
@@ -106,7 +106,7 @@ def _only_eager(artefact: Artefact, finding: Finding, shape: Measured) -> bool:
 
 def _measured(finding: Finding) -> str:
     evaluation = finding.evaluation
-    name, _ = best_baseline(evaluation)
+    name, _ = best_baseline(evaluation.baselines)
     cells = (
         finding.purpose,
         evaluation.status.value,

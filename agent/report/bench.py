@@ -34,9 +34,9 @@ FOOTNOTES = (
     "The headline is the geometric mean over all tasks; a failure or a missing kernel counts 1.0. "
     "Its interval is a bootstrap over tasks (95 %, 10 000 resamples, fixed seed). A task with "
     "several samples is scored by its first one.",
-    "B* is the fastest of eager and the baselines timed beside it, chosen and measured on the same "
-    "sample, which makes figures against it a little low. In the headline a kernel that is slower "
-    "than B* counts 1.0 against it: B* would be kept.",
+    "B* is the fastest of eager and the baselines timed beside it, chosen on some process pairs "
+    "and measured on others. In the headline a kernel that is slower than B* counts 1.0 against "
+    "it: B* would be kept.",
 )
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import pytest
@@ -107,6 +107,7 @@ def test_a_round_has_one_batch_of_the_reference_for_all(
     for one in found.baselines:
         assert one.speedup is not None
         assert one.speedup.low <= one.speedup.value <= one.speedup.high
+        assert math.exp(fmean(one.logs)) == pytest.approx(one.speedup.value)
         assert one.latency_ms is not None
         assert one.latency_ms > 0
     assert found.seconds[TOGETHER] > 0
