@@ -181,15 +181,18 @@ def apply(
     *,
     pairs: int = 4,
     device: str = "auto",
+    compiled: bool = True,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Application:
     """Put a library's operators into a user's model, as `warpsmith apply` does: what fits, whether
-    outputs and gradients stay right, and latency before and after over `pairs` fresh processes.
+    outputs and gradients stay right, and latency before and after over `pairs` fresh processes;
+    with `compiled` also that of the model as it is under torch.compile.
     """
     from agent.substitution.apply import apply as put_in
     from sandbox.doctor import resolve_device
 
-    return put_in(Path(model), str(library), resolve_device(device), pairs, tell)
+    where = resolve_device(device)
+    return put_in(Path(model), str(library), where, pairs, tell, compiled=compiled)
 
 
 def bench(

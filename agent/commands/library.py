@@ -80,13 +80,18 @@ def apply(
         int, typer.Option(help="Fresh processes behind the interval.", callback=bounded(Least(2)))
     ] = 4,
     device: Device = "auto",
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Time it under torch.compile too.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Put a library's operators into a model; exits with 1 if none of them stays."""
     from agent.substitution.report import lines
     from sandbox.records import to_record
 
-    found = warpsmith.apply(model, library, pairs=pairs, device=device, tell=note)
+    found = warpsmith.apply(
+        model, library, pairs=pairs, device=device, compiled=compiled, tell=note
+    )
     say([json.dumps(to_record(found))] if as_json else lines(found))
     if not found.kept:
         raise typer.Exit(warpsmith.FAILED)

@@ -15,7 +15,7 @@ from typing import Any
 from agent.extraction.child import ask
 from agent.extraction.model import check_model_file
 from agent.substitution.library import find_library
-from agent.substitution.measure import Process, summarise
+from agent.substitution.measure import COMPILED, Process, summarise
 from agent.substitution.report import Application, Latency, PlaceFound, Verified
 from sandbox.errors import ConfigError
 from sandbox.records import from_record
@@ -34,21 +34,34 @@ def apply(
     device: str,
     processes: int,
     tell: Tell = lambda line: None,
+    *,
+    compiled: bool = True,
 ) -> Application:
-    """Raises ConfigError where the model or the library cannot be used."""
+    """`compiled`: the model as it is under torch.compile is timed too. Raises ConfigError where the
+    model or the library cannot be used.
+    """
     if processes < LEAST_PROCESSES:
         raise ConfigError(f"pairs is {processes}; an interval needs at least {LEAST_PROCESSES}")
     check_model_file(model)
-    return _Applying(model, find_library(library), device, processes, tell).run()
+    return _Applying(model, find_library(library), device, processes, tell, compiled).run()
 
 
 class _Applying:
     def __init__(
-        self, model: Path, library: dict[str, str], device: str, processes: int, tell: Tell
+        self,
+        model: Path,
+        library: dict[str, str],
+        device: str,
+        processes: int,
+        tell: Tell,
+        compiled: bool,
     ) -> None:
         self.model, self.library, self.device = model, library, device
         self.processes, self.tell = processes, tell
         self.taken_back: dict[str, str] = {}
+        self.compile = compiled
+        self.compiled: Latency | None = None
+        self.not_compiled = ""
 
     def run(self) -> Application:
         self.tell("looking for places")
@@ -87,6 +100,8 @@ class _Applying:
             latency,
             alone if len(alone) > 1 or not kept else {},
             found["environment"],
+            self.compiled,
+            self.not_compiled,
         )
 
     def right(self, names: list[str]) -> tuple[Verified, list[str]]:
@@ -124,9 +139,13 @@ class _Applying:
         done = []
         for number in range(self.processes):
             self.tell(f"timing, process {number + 1} of {self.processes}")
-            reply = self.ask("measure", variants=variants, seed=1000 * (number + 1))
-            done.append(Process(reply["seconds"], reply["logs"]))
+            seed, compiled = 1000 * (number + 1), self.compile and apart
+            reply = self.ask("measure", variants=variants, seed=seed, compiled=compiled)
+            done.append(Process(**reply))
         whole = summarise(done, ALL)
+        if self.compile and apart:
+            self.not_compiled = next((p.not_compiled for p in done if p.not_compiled), "")
+            self.compiled = None if self.not_compiled else summarise(done, COMPILED)
         if not apart:
             return {}, whole
         if len(names) == 1:

@@ -111,6 +111,10 @@ class Application:
     alone: Mapping[str, Latency] = field(default_factory=dict)
     """With one operator at a time."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    compiled: Latency | None = None
+    """Of the model as it is under torch.compile."""
+    not_compiled: str = ""
+    """Why there is none; empty also where it was not asked for."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -132,6 +136,10 @@ def lines(found: Application) -> list[str]:
             f"({found.latency.pairs} fresh processes, in turns; the unpatched model against itself "
             f"was up to {found.latency.floor:.1%} off)"
         )
+    if found.compiled is not None:
+        told.append(f"instead, the model as it is under torch.compile: {found.compiled}")
+    elif found.not_compiled:
+        told.append(f"torch.compile of the model as it is failed: {found.not_compiled}")
     if found.kept:
         only = "" if not found.taken_back else f", only={list(found.kept)}"
         told.append(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,8 @@ def _worked(library: Any, user: UserModel, request: dict[str, Any]) -> dict[str,
     for name, only in request["variants"].items():
         patches[name] = library.patch(user.model, *user.inputs, only=only)
         patches[name].off()
-    done = measure(user, patches, request["device"], request["seed"])
-    return {"seconds": done.seconds, "logs": done.logs}
+    done = measure(user, patches, request["device"], request["seed"], request["compiled"])
+    return asdict(done)
 
 
 def _found(library: Any, user: UserModel) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """`apply`: what stays in a model is right end to end and not slower; the rest is taken back."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from agent.export.artefact import gather
@@ -140,6 +142,34 @@ def test_turns_tell_what_is_slower_from_what_is_not(user, monkeypatch):
     assert summarise(done, "equal").speedup.value > 2 * summarise(done, "slow").speedup.value
 
 
+def test_the_model_as_it_is_is_timed_under_torch_compile_too(user, monkeypatch):
+    monkeypatch.setattr(measure, "BATCH_S", 2e-4)
+    monkeypatch.setattr(measure, "ROUNDS", 5)
+    patches = {"slow": Repeated(user.model, 12)}
+    patched = []
+
+    def compiled(model):
+        def call(x):
+            patched.append("forward" in vars(model))
+            return torch.zeros(1)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    found = measure.measure(user, patches, "cpu", 0, compiled=True)
+    assert found.logs[measure.COMPILED] > 0 > found.logs["slow"]
+    assert not any(patched)
+    assert measure.COMPILED not in measure.measure(user, patches, "cpu", 0).logs
+
+    def failing(model):
+        raise RuntimeError("no\ncompiler")
+
+    monkeypatch.setattr(torch, "compile", failing)
+    found = measure.measure(user, patches, "cpu", 0, compiled=True)
+    assert found.not_compiled == "RuntimeError: no compiler"
+    assert set(found.logs) == {measure.AGAIN, "slow"}
+
+
 def process(log: float) -> Process:
     seconds = {name: 1e-3 for name in (measure.PLAIN, measure.AGAIN, "x")}
     return Process(seconds, {measure.AGAIN: 0.0, "x": log})
@@ -196,6 +226,19 @@ def test_the_report_says_what_was_kept_and_how_to_have_it():
     assert "no gradients were compared: no output has one" in told
     assert "1.109x [" in told
     assert "import lib; lib.patch(model, *inputs)" in told
+    assert "torch.compile" not in told
+
+
+def test_the_report_sets_torch_compile_beside_the_library():
+    latency = summarise([process(0.1), process(0.11), process(0.1)], "x")
+    found = Application("m.py", "lib", "cpu", (), {}, ("a",), latency=latency, compiled=latency)
+    assert "instead, the model as it is under torch.compile: 1.000 ms -> 1.000 ms, 1.109x" in (
+        "\n".join(lines(found))
+    )
+    failed = replace(found, compiled=None, not_compiled="RuntimeError: no compiler")
+    assert lines(failed)[2] == (
+        "torch.compile of the model as it is failed: RuntimeError: no compiler"
+    )
 
 
 def test_one_process_has_no_interval(tmp_path):
@@ -278,3 +321,5 @@ def test_a_small_model_from_places_to_an_interval(tmp_path, monkeypatch):
     assert found.latency is not None
     assert found.latency.pairs == 2
     assert not found.latency.slower
+    assert found.compiled is not None, found.not_compiled
+    assert found.compiled.pairs == 2
