@@ -70,10 +70,10 @@ INIT = '''"""{about}
 
 from pathlib import Path as _Path
 
-from .runtime.library import KernelLibrary as _KernelLibrary
+from .runtime.library import opened as _opened
 from .runtime.records import LibraryError
 
-library = _KernelLibrary(_Path(__file__).parent)
+library = _opened(_Path(__file__).parent, __name__)
 names, operator, layer = library.names, library.operator, library.layer
 patch, unpatch = library.patch, library.unpatch
 switch, counts, table = library.switch, library.counts, library.table

@@ -1,8 +1,10 @@
 """The exported package from its source tree: operators, dispatch, fallback, damage, switches."""
 
+import copy
 import gc
 import importlib
 import logging
+import pickle
 import shutil
 import subprocess
 import sys
@@ -308,6 +310,43 @@ def test_a_damaged_table_is_one_clear_error_at_import(tree, monkeypatch, damage)
         importlib.import_module(NAME)
     assert type(caught.value).__name__ == "LibraryError"
     forget()
+
+
+def test_a_damaged_table_is_one_line_on_the_command_line(tree, monkeypatch, capsys):
+    (tree / "library.json").write_text("{")
+    monkeypatch.syspath_prepend(str(tree.parent))
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-P", "-m", NAME, "verify"])
+    forget()
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(NAME)
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{NAME}: ")
+    assert line.endswith("install it again")
+    forget()
+
+
+def test_a_model_that_holds_a_layer_is_saved_whole(kernels, tree, monkeypatch):
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), kernels.layer("signs")).eval()
+    model[1].model.scale = torch.nn.Parameter(
+        torch.randn(4)
+    )  # as a reference of its own would have
+    x = torch.randn(16, 16)
+    wanted, saved = model(x), pickle.dumps(model)
+    again = copy.deepcopy(model)
+    assert torch.equal(again(x), wanted)
+    assert again[1].model.scale is not model[1].model.scale
+    forget()  # as in another process
+    loaded = pickle.loads(saved)
+    assert torch.equal(loaded(x), wanted)
+    assert not loaded.training
+    assert torch.equal(loaded[1].model.scale, model[1].model.scale)
+    assert loaded[1].model.scale.requires_grad
+    assert counts(importlib.import_module(NAME), "signs") == {"kernel": 1}
+    forget()
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tree.parent)])
+    with pytest.raises(ModuleNotFoundError, match=NAME):
+        pickle.loads(saved)
 
 
 def with_evaluation(artefact: Artefact, **changes: object) -> Artefact:

@@ -23,6 +23,19 @@ DEFINED: dict[tuple[str, str], Custom] = {}
 DEFINING = threading.RLock()
 
 
+def opened(folder: Path, package: str) -> KernelLibrary:
+    """The package's library. `python -m PACKAGE` ends with one clear line where it cannot be
+    trusted; whoever imports it gets the LibraryError.
+    """
+    try:
+        return KernelLibrary(folder)
+    except records.LibraryError as error:
+        if package in sys.orig_argv and sys.orig_argv[sys.orig_argv.index(package) - 1] == "-m":
+            print(f"{package}: {error}", file=sys.stderr)
+            sys.exit(2)
+        raise
+
+
 class KernelLibrary:
     """Raises LibraryError where `library.json` cannot be trusted."""
 

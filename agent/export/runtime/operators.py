@@ -8,6 +8,7 @@ torch's dispatcher (runtime/direct.py), with the same results.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -38,7 +39,7 @@ class Custom:
     ) -> None:
         self.operator = operator
         self.dispatch = Dispatch(package, folder, operator, switches)
-        self._package, self._folder = package, folder
+        self.package, self._folder = package, folder
         self._inputs = len(operator.inputs)
         self._kinds = (
             *(direct.KINDS[kind] for _, kind in operator.inputs),
@@ -74,7 +75,7 @@ class Custom:
             text = records.checked_source(
                 self._folder, operator.reference, operator.reference_sha256
             )
-            name = f"{self._package}._reference_{operator.namespace}"
+            name = f"{self.package}._reference_{operator.namespace}"
             path = self._folder / operator.reference
             self._kind = models.import_source(text, path, name).Model
         return self._kind
@@ -322,13 +323,30 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self._init = models.init_text(init) if init else custom.operator.init
         built = custom.reference(*models.init_values(self._init))
-        self._call = custom.call
+        self._call, self._whose = custom.call, (custom.package, custom.operator.name)
         self.model = built.to(getattr(torch, custom.operator.dtype))
         self._names = [name.split(".") for name in models.state_names(built)]
 
     def forward(self, *inputs: Any) -> Any:
         state = [_found(self.model, path) for path in self._names]
         return self._call(*inputs, *state, self._init)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and torch.save: the library is imported, and with it the reference's class,
+        before the rest is read.
+        """
+        kept = {name: value for name, value in vars(self).items() if name != "_call"}
+        return _layer, self._whose, kept
+
+
+def _layer(package: str, name: str) -> Layer:
+    """A layer that waits for what it holds."""
+    custom = importlib.import_module(package).operator(name)
+    found = Layer.__new__(Layer)
+    torch.nn.Module.__init__(found)
+    _ = custom.reference
+    found._call = custom.call
+    return found
 
 
 def _found(module: Any, path: Sequence[str]) -> Any:
