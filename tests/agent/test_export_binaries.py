@@ -184,6 +184,29 @@ def test_arguments_have_the_bytes_that_cupy_gives_them(tmp_path):
         kernel((1,), (1,), ("text",))
 
 
+@pytest.mark.parametrize(
+    "scalar",
+    [
+        numpy.int8(-3), numpy.int16(-300), numpy.int32(-(1 << 31)), numpy.int64(-(1 << 63)),
+        numpy.uint8(255), numpy.uint16(65535), numpy.uint32(0xFFFFFFFF), numpy.uint64(1 << 63),
+        numpy.float16(-0.1), numpy.float32(0.1), numpy.float32("inf"), numpy.float64(0.1),
+        numpy.bool_(True),
+    ],
+    ids=lambda s: f"{type(s).__name__} {s}",
+)  # fmt: skip
+def test_numpys_scalars_are_packed_as_they_are(tmp_path, monkeypatch, scalar):
+    def boxed(self: Packed, args: object) -> int:
+        raise AssertionError("boxing takes four times as long, at every call")
+
+    monkeypatch.setattr(Packed, "_boxed", boxed)
+    driver = FakeDriver()
+    driver.sizes = (8, scalar.nbytes, 8)
+    raw.Cupy(tmp_path, (), driver, compiler).RawKernel(CODE, "twice")((1,), (1,), (1, scalar, 2))
+    [(_, _, _, data)] = launches(driver)
+    assert data[1] == scalar.tobytes()
+    assert [data[0][:1], data[2][:1]] == [b"\x01", b"\x02"]
+
+
 def launches(driver: FakeDriver) -> list[tuple[Any, ...]]:
     return [call for call in driver.calls if call[0] == "launch"]
 

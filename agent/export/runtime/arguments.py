@@ -12,6 +12,12 @@ from typing import Any
 
 CODES: dict[type, str] = {int: "q", float: "d", bool: "?7x"}
 """Of `struct`."""
+SCALARS = {
+    "int8": "b7x", "int16": "h6x", "int32": "i4x", "int64": "q", "uint8": "B7x", "uint16": "H6x",
+    "uint32": "I4x", "uint64": "Q", "float16": "e6x", "float32": "f4x", "float64": "d",
+    "bool": "?7x", "bool_": "?7x",
+}  # fmt: skip
+"""Of numpy's by name: a kernel brings numpy, this module does not."""
 
 
 class Packed(threading.local):
@@ -28,9 +34,10 @@ class Packed(threading.local):
         kinds = tuple(map(type, args))
         found = self._known.get(kinds)
         if found is None:
-            if not CODES.keys() >= set(kinds):
+            codes = [code_of(kind) for kind in kinds]
+            if None in codes:
                 return self._boxed(args)
-            found = self._known.setdefault(kinds, _room(kinds))
+            found = self._known.setdefault(kinds, _room("".join(filter(None, codes)), len(kinds)))
         try:
             found[0](found[1], 0, *args)
         except struct.error:  # over 63 bits
@@ -44,12 +51,17 @@ class Packed(threading.local):
         return ctypes.addressof(pointers)
 
 
-def _room(kinds: Sequence[type]) -> tuple[Callable[..., None], Any, int, Any]:
+def code_of(kind: type) -> str | None:
+    """Of an argument's type, eight bytes; None where it has to be boxed."""
+    return SCALARS.get(kind.__name__) if kind.__module__ == "numpy" else CODES.get(kind)
+
+
+def _room(codes: str, count: int) -> tuple[Callable[..., None], Any, int, Any]:
     """What packs such arguments, eight bytes each, where to, and where their addresses are."""
-    packer = struct.Struct("=" + "".join(CODES[kind] for kind in kinds))
+    packer = struct.Struct("=" + codes)
     buffer = ctypes.create_string_buffer(max(8, packer.size))
     first = ctypes.addressof(buffer)
-    pointers = (ctypes.c_void_p * len(kinds))(*(first + 8 * i for i in range(len(kinds))))
+    pointers = (ctypes.c_void_p * count)(*(first + 8 * i for i in range(count)))
     return packer.pack_into, buffer, ctypes.addressof(pointers), pointers
 
 
