@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from agent.export.runtime.switches import Against, against_name
-from benchmarks.library.child import MARK
+from benchmarks.library.inside import MARK
 from sandbox.cores import launching_core
 from sandbox.errors import ConfigError
 from sandbox.spawn import visible_device, zygote_environment
 
-CHILD = Path(__file__).with_name("child.py")
+HERE = Path(__file__).parent
+PROGRAM = ("-m", "inside")
+"""In that folder, from which nothing of the project can be imported."""
 INSTALL_S = 120
 MEASURED = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 """What the evaluator sets where it measures, as it sets it."""
@@ -50,7 +52,7 @@ class Site:
         """What the child said, and how it ended; empty if as it should."""
         whole = {**request, "package": self.package, "device": self.device, "core": self.core}
         # Without `site` no .pth file is read, and so no editable install is found.
-        command = [sys.executable, "-S", "-P", str(CHILD)]
+        command = [sys.executable, "-S", "-P", *PROGRAM]
         with subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -74,7 +76,7 @@ class Site:
         plain = {
             k: v for k, v in os.environ.items() if k not in OURS and not k.startswith("WARPSMITH")
         }
-        paths = [self.folder / "lib", sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+        paths = [self.folder / "lib", *map(sysconfig.get_path, ("purelib", "platlib")), HERE]
         programs = f"{Path(sys.executable).parent}{os.pathsep}{plain.get('PATH', '')}"
         cache = self.folder / "cache"
         here = zygote_environment(self.device, 0, len(os.sched_getaffinity(0)))

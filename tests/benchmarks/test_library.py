@@ -19,7 +19,7 @@ from agent.export.artefact import Gathered, gather, read_artefact
 from agent.export.package import export_package
 from benchmarks.library import installed
 from benchmarks.library.__main__ import MORE, timed
-from benchmarks.library.child import CHECKS
+from benchmarks.library.inside.checks import CHECKS
 from benchmarks.library.rows import CHECKS as NAMES
 from benchmarks.library.rows import Row, lines
 from sandbox.figures import Interval
@@ -214,6 +214,6 @@ def test_a_line_that_a_stopped_process_left_unfinished_spoils_nothing(tmp_path, 
     child.write_text(
         "print('CHECK {\"check\": 1}'); print('CHECK {\"che', flush=True); raise SystemExit(3)"
     )
-    monkeypatch.setattr(installed, "CHILD", child)
+    monkeypatch.setattr(installed, "PROGRAM", (str(child),))
     site = installed.Site("some", tmp_path, "cpu")
     assert site.ask({}, 60) == ([{"check": 1}], "exit status 3")

@@ -1,22 +1,11 @@
-"""Operators of an installed library, checked and timed with nothing of Warpsmith in reach.
-
-Reads one JSON request from stdin and writes a line of JSON for every check, or every operator that
-was timed, as soon as it is done: a process that dies leaves what it had found. `what` is `check`,
-with one `operator`, or `time`, with several.
-"""
+"""What an installed operator must be able to do; a check raises where it cannot."""
 
 from __future__ import annotations
 
 import copy
-import importlib
 import importlib.util
-import json
 import logging
 import math
-import os
-import random
-import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +13,8 @@ from typing import Any
 
 import torch
 
-MARK = "CHECK "
+from .subject import Subject, error, floating, listed, synchronise
+
 FOREIGN = ("warpsmith", "sandbox", "agent", "kernelbench")
 THREADS, SECONDS = 4, 1.0
 CLOSE = 1e-4
@@ -32,80 +22,12 @@ CLOSE = 1e-4
 WITH_GRADIENTS = ("test_autograd_registration", "test_aot_dispatch_dynamic")
 """What opcheck asks of gradients; the rest it asks once, without."""
 WARNED: list[str] = []
-BATCH_S, MOST_SETS, MEMORY_SHARE = 0.02, 64, 0.2
-ROUNDS, WARM_S = 12, 0.004
-LOOKS, CALLS = 7, 8
 ROOM = 4.0
 """Times the reference's own error that a result may be off, as in the campaign."""
 
 
 class Skip(Exception):
     """A check that does not apply here; the message says why."""
-
-
-class Subject:
-    """The operator with a layer of the reference's parameters, and inputs as they were measured."""
-
-    def __init__(self, request: dict[str, Any]) -> None:
-        self.package = importlib.import_module(request["package"])
-        self.name, self.device = request["operator"], torch.device(request["device"])
-        self.bound, self.seed = float(request["bound"]), int(request["seed"])
-        self.core = request.get("core")
-        self.op = self.package.operator(self.name)
-        self.source = sys.modules[self.op.reference.__module__]
-        vars(self.source).update(request["constants"])
-        torch.manual_seed(self.seed)
-        self.layer = self.package.layer(self.name).to(self.device)
-        named = dict([*self.layer.model.named_parameters(), *self.layer.model.named_buffers()])
-        self.state = [named[name].detach() for name in self.op.operator.state]
-        self.room = self.bound
-
-    def inputs(self, seed: int) -> list[Any]:
-        torch.manual_seed(self.seed + seed)
-        dtype = getattr(torch, self.op.operator.dtype)
-
-        def cast(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            return value.to(self.device, dtype if value.is_floating_point() else None)
-
-        with torch.device(self.device):  # made on the CPU they took longer than all the calls
-            return [cast(value) for value in self.source.get_inputs()]
-
-    def call(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        return self.call_of([*inputs, *self.state])
-
-    def call_of(self, everything: Sequence[Any]) -> list[torch.Tensor]:
-        return listed(self.op(*everything))
-
-    def reference(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        return listed(self.layer.model(*inputs))
-
-    def count(self, what: str = "kernel") -> int:
-        return int(self.package.counts()[self.name].get(what, 0))
-
-    def same(self, found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> str:
-        """How far apart; raises AssertionError where that is too far."""
-        apart = [error(f, w) for f, w in zip(found, wanted, strict=True)]
-        assert max(apart) <= self.room, f"{max(apart):.1e} off, {self.room:.1e} allowed"
-        return f"{max(apart):.1e} off"
-
-
-def listed(found: Any) -> list[torch.Tensor]:
-    return [found] if isinstance(found, torch.Tensor) else list(found)
-
-
-def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Relative error norm; 0 or infinite for integers."""
-    assert found.shape == wanted.shape, f"{tuple(found.shape)}, not {tuple(wanted.shape)}"
-    if not wanted.is_floating_point():
-        return 0.0 if torch.equal(found, wanted) else math.inf
-    off = float((found.double() - wanted.double()).norm())
-    size = float(wanted.double().norm())
-    return off / size if size else off
-
-
-# --- checks ---------------------------------------------------------------------------------------
 
 
 def clean(subject: Subject) -> str:
@@ -149,10 +71,6 @@ def double(subject: Subject, inputs: Sequence[Any]) -> list[torch.Tensor] | None
         return listed(model(*(i.double() if floating(i) else i for i in inputs)))
     except Exception:  # noqa: BLE001  whatever a reference raises in another dtype
         return None
-
-
-def floating(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def fallback(subject: Subject) -> str:
@@ -320,135 +238,6 @@ CHECKS: tuple[Callable[[Subject], str], ...] = (
 )  # fmt: skip
 
 
-# --- time -----------------------------------------------------------------------------------------
-
-
-def timed(subject: Subject) -> dict[str, Any]:
-    """Batches of calls over many sets of inputs, in random order: the reference twice, so that it
-    is its own null experiment, and the operator. In milliseconds a call, by round; `launch` is the
-    launching thread's part of them.
-    """
-    first = subject.inputs(0)
-    given_bytes = sum(v.nbytes for v in first if isinstance(v, torch.Tensor))
-    with torch.no_grad():
-        result_bytes = sum(f.nbytes for f in subject.call(first))
-        once, _ = batch(subject, subject.reference, [first], WARM_S)
-        most = int(MEMORY_SHARE * memory(subject) / max(1, given_bytes + result_bytes))
-        count = max(1, min(MOST_SETS, most, math.ceil(BATCH_S / once)))
-        sets = [subject.inputs(i) for i in range(count)]
-        repeats = max(1, math.ceil(BATCH_S / once / count))
-        runs = {
-            "reference": subject.reference,
-            "again": subject.reference,
-            "operator": subject.call,
-        }
-        if subject.core is not None:
-            os.sched_setaffinity(0, {subject.core})  # this thread's: the one that launches
-        chance, before = random.Random(subject.seed), subject.count()
-        rounds = []
-        for _ in range(ROUNDS):
-            taken = {"pace_us": 0.0 if subject.core is None else pace_us()}
-            for name in chance.sample(list(runs), len(runs)):
-                whole_s, launching_s = batch(subject, runs[name], sets, WARM_S, repeats)
-                taken[f"{name}_ms"] = whole_s * 1e3
-                taken[f"{name}_launch_ms"] = launching_s * 1e3
-            rounds.append(taken)
-        hits = subject.count() - before
-    assert hits >= ROUNDS * count * repeats, "not every timed call ran the kernel"
-    return {"rounds": rounds, "calls": count * repeats, "sets": count}
-
-
-def pace_us() -> float:
-    """That some calls of a tiny operator of the CPU take: the same code that launches run through.
-
-    Neighbours that nobody here sees slow a core down for seconds; sixty microseconds of a kernel
-    no longer hide the launching of the next one then.
-    """
-    spent, tiny = [], torch.zeros(8)
-    for _ in range(LOOKS):
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            torch.relu(tiny)
-        spent.append(time.perf_counter() - start)
-    return statistics.median(spent) * 1e6
-
-
-def batch(
-    subject: Subject,
-    run: Callable[[Any], Any],
-    sets: Sequence[Any],
-    warm_s: float,
-    repeats: int = 1,
-) -> tuple[float, float]:
-    """Seconds a call, after a warm-up on the last set, and those of it that the launching thread
-    took. Results stay until their set is called again, as in a campaign: memory that was let go of
-    just now is written faster.
-    """
-    end = time.perf_counter() + warm_s
-    while True:
-        run(sets[-1])
-        synchronise(subject)  # else so many calls wait in the queue as can be launched meanwhile
-        if time.perf_counter() > end:
-            break
-    held: list[Any] = [None] * len(sets)
-    start = time.perf_counter()
-    for _ in range(repeats):
-        for number, inputs in enumerate(sets):
-            held[number] = run(inputs)
-    launched, calls = time.perf_counter(), repeats * len(sets)
-    synchronise(subject)
-    return (time.perf_counter() - start) / calls, (launched - start) / calls
-
-
-def synchronise(subject: Subject) -> None:
-    if subject.device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def memory(subject: Subject) -> int:
-    """Bytes that are free, on a GPU; 2 GiB on the CPU."""
-    return int(torch.cuda.mem_get_info()[0]) if subject.device.type == "cuda" else 2 << 30
-
-
-# --- the exchange ---------------------------------------------------------------------------------
-
-
 def told(failure: BaseException) -> str:
     lines = str(failure).strip().splitlines() or [""]
     return f"{type(failure).__name__}: {lines[0][:300]}"
-
-
-def say(**fields: Any) -> None:
-    print(f"\n{MARK}{json.dumps(fields)}", flush=True)
-
-
-def main() -> None:
-    logging.getLogger().addHandler(Heard(logging.WARNING))
-    request = json.load(sys.stdin)
-    if request["what"] == "check":
-        check(Subject(request))
-        return
-    for one in request["operators"]:  # in one process: the library as a program uses it
-        try:
-            say(operator=one["operator"], **timed(Subject({**request, **one})))
-        except Exception as failure:  # noqa: BLE001  one operator says nothing of the next
-            say(operator=one["operator"], failed=told(failure))
-        if request["device"] == "cuda":
-            torch.cuda.empty_cache()
-
-
-def check(subject: Subject) -> None:
-    for one in CHECKS:
-        start, state, detail = time.perf_counter(), "passed", ""
-        try:
-            detail = one(subject)
-        except Skip as reason:
-            state, detail = "skipped", str(reason)
-        except Exception as failure:  # noqa: BLE001  one check says nothing of the next
-            state, detail = "failed", told(failure)
-        seconds = round(time.perf_counter() - start, 2)
-        say(check=one.__name__, state=state, detail=detail, s=seconds)
-
-
-if __name__ == "__main__":
-    main()
