@@ -35,7 +35,7 @@ from sandbox.invalid import NoRoom, reference_failed
 from sandbox.language import no_gpu
 from sandbox.observation import FailureKind
 from sandbox.prepare import Figures, Preparation, Preparer
-from sandbox.prepared import Prepared, valid
+from sandbox.prepared import Prepared, Refused, valid
 from sandbox.quiet import Quiet, Turns
 from sandbox.run import Run
 from sandbox.spawn import Zygote
@@ -58,6 +58,7 @@ INDUCTOR = ("torch._dynamo", "torch._inductor.compile_fx")
 VECTORS = "sandbox.worker.vectors"
 ATTEMPTS = 2
 """A fault of ours is retried once before it is reported as SANDBOX_ERROR."""
+LACKING = (Shortage, memory.OutOfMemoryError, torch.OutOfMemoryError)
 
 
 class LocalEvaluator:
@@ -100,7 +101,8 @@ class LocalEvaluator:
         self._turns = Turns()
         self._quiet = Quiet(same_cores=device == "cpu")
         self._builder = Builder(cache, quiet=self._quiet)
-        self._stand = Stand(self._zygote, self._quiet, self._ready(ready), self._used())
+        waiting = min(READY, self._used()) if ready is None else ready
+        self._stand = Stand(self._zygote, self._quiet, waiting, self._used())
         self._compiling = Zygote(
             device,
             device_index,
@@ -126,14 +128,10 @@ class LocalEvaluator:
         self._admitted: set[str] = set()
         """Tasks that were prepared once: no later failure says anything of the task."""
 
-    def _ready(self, asked: int | None) -> int:
-        """Workers of each side that are kept waiting: on the CPU a fork is quick enough."""
-        if asked is not None:
-            return asked
-        return min(READY, self._used())
-
     def _used(self) -> int:
-        """Workers that may wait once their task is over; nor are as many kept ready."""
+        """Workers that may wait once their task is over; nor are as many kept ready. On the CPU a
+        fork is quick enough.
+        """
         contexts = READY_SHARE * self._facts.memory_bytes / CONTEXT_BYTES
         return 0 if self.device == "cpu" else int(contexts / 2)
 
@@ -214,10 +212,11 @@ class LocalEvaluator:
             except InvalidReference as error:
                 self._settle()
                 invalid = Evaluation(task.id, candidate.id, config.id, Status.INVALID_REFERENCE)
-                return replace(invalid, detail=str(error))
+                return replace(invalid, detail=str(error), no_room=isinstance(error, NoRoom))
             except (SandboxFault, DeviceError, OSError, torch.OutOfMemoryError) as error:
-                result = judge.fault(task.id, candidate.id, config, str(error))
-                short = isinstance(error, DeviceError | Shortage | torch.OutOfMemoryError)
+                lacked = isinstance(error, LACKING) and not self._had_room(task, config)
+                result = judge.fault(task.id, candidate.id, config, str(error), no_room=lacked)
+                short = isinstance(error, (DeviceError, *LACKING))
                 crowded = isinstance(error, Crowded)
             if short and self.device == "cuda" and attempt + 1 < ATTEMPTS:
                 self._make_room(cases=not crowded)  # out here: the exception's frames hold those
@@ -348,25 +347,28 @@ class LocalEvaluator:
         """What is kept, or prepared now; the device is held."""
         found = self._prepared.use(key)
         if found is None:
-            # With nothing to be timed, that all is known says nothing of the task.
-            timed = not config.verify_only and self._preparer.is_timed(task, config)
-            crowded = False
+            had_room = self._had_room(task, config)
             try:
                 found = self._preparer.prepare(task, config, started)
-            except InvalidReference as error:
-                found = str(error)  # the exception's frames hold gigabytes of cases
-                crowded = isinstance(error, NoRoom)
-            if isinstance(found, str) and self.device == "cuda":
-                torch.cuda.empty_cache()
-            if isinstance(found, str) and (key in self._admitted or (timed and crowded)):
-                kind = Shortage if crowded else SandboxFault
-                raise kind(f"it was valid before: {found}")
-            if isinstance(found, Preparation):
                 self._admitted.add(key)
+            except InvalidReference as error:
+                found = Refused(str(error), isinstance(error, NoRoom))
+            if isinstance(found, Refused):
+                if self.device == "cuda":
+                    torch.cuda.empty_cache()
+                if key in self._admitted or (had_room and found.no_room):
+                    raise found.ours
             self._prepared.keep(key, found)
         elif started is not None:
             self._stand.retire(started)
         return valid(found)
+
+    def _had_room(self, task: Task, config: EvalConfig) -> bool:
+        """Whether it was prepared once, here or by another process: with nothing to be timed, that
+        all is known says nothing of it.
+        """
+        timed = not config.verify_only and self._preparer.is_timed(task, config)
+        return timed or f"{task.hash}-{config.id}" in self._admitted
 
     def _prepare_beside(self, key: str, task: Task, config: EvalConfig) -> Preparation:
         """Its reference is loaded while others hold the device."""
@@ -377,8 +379,7 @@ class LocalEvaluator:
                 return self._preparation(key, task, config, started)
         except WorkerFailed as failed:
             error = reference_failed(task, failed)
-            # It was valid, and had room, when it was timed.
-            known = not config.verify_only or key in self._admitted
+            known = self._had_room(task, config)
             if known and isinstance(error, NoRoom):
                 raise Shortage(str(error)) from None
             if known and failed.failure.kind in (FailureKind.TIMEOUT, FailureKind.DIED):

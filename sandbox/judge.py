@@ -191,9 +191,12 @@ def case_result(case: CaseObservation) -> CaseResult:
     )
 
 
-def fault(task_id: str, candidate_id: str, config: EvalConfig, message: str) -> Evaluation:
+def fault(
+    task_id: str, candidate_id: str, config: EvalConfig, message: str, *, no_room: bool = False
+) -> Evaluation:
     """The evaluation of something that went wrong on our side."""
-    return Evaluation(task_id, candidate_id, config.id, Status.SANDBOX_ERROR, message)
+    status = Status.SANDBOX_ERROR
+    return Evaluation(task_id, candidate_id, config.id, status, message, no_room=no_room)
 
 
 def invalid(evaluation: Evaluation, reason: str) -> Evaluation:

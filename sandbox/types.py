@@ -296,6 +296,8 @@ class Evaluation:
     claims, else the host's, shared pages included."""
     reference_peak_bytes: int | None = None
     """Likewise of the reference's."""
+    no_room: bool = False
+    """Not scored, since the device has no room for the task and, as far as is known, never had."""
     environment: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     """By stage: build, load, verify, time, ..."""

@@ -31,6 +31,7 @@ from sandbox.observation import CaseObservation, Failure, FailureKind, RoundObse
 from sandbox.pair import ProcessPair
 from sandbox.plan import LEAST_SETS, SLOW, Plan, plan
 from sandbox.prepare import LESS_SHARE, Preparation
+from sandbox.prepared import Refused
 from sandbox.processes import count_processes
 from sandbox.race import Races
 from sandbox.ready import Ready
@@ -116,7 +117,7 @@ def test_an_invalid_reference_is_remembered(
 def test_the_first_candidate_after_a_cold_preparation_finds_a_reference_open(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task, config = task_of(SCALE.replace("3.0", "3.75")), replace(FAST, search_pairs=1)
+    task, config = task_of(SCALE.replace("3.0", "7.75")), replace(FAST, search_pairs=1)
     evaluator.prepare(task, config)
     monkeypatch.setattr(evaluator._stand, "reference", None)  # no other one is started
     monkeypatch.setattr("sandbox.timing.doubted", lambda *_, **__: False)  # no noise asks for one
@@ -170,6 +171,39 @@ def test_a_task_that_was_timed_before_finds_no_room_for_a_while_only(
         found = evaluator.evaluate(task, candidate, FAST)
         assert found.status is Status.SANDBOX_ERROR, found.detail
     assert evaluator.evaluate(task, candidate, FAST).status is Status.PASSED
+
+
+def test_a_task_that_never_had_room_says_so_and_one_that_is_wrong_does_not(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Candidate("test/one", Language.TORCH, forward("return y"))
+    large, wrong = task_of(SCALE.replace("3.0", "17.75")), task_of(SCALE.replace("x)", "0 * x)"))
+    with monkeypatch.context() as patch:
+        patch.setattr("sandbox.prepare.free_bytes", lambda _: 20_000)  # one set takes 25 kB
+        for _ in range(2):  # the second is told from what is kept
+            found = evaluator.evaluate(large, kernel, FAST)
+            assert (found.status, found.no_room) == (Status.INVALID_REFERENCE, True), found.detail
+    found = evaluator.evaluate(wrong, kernel, FAST)
+    assert (found.status, found.no_room) == (Status.INVALID_REFERENCE, False), found.detail
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_our_shortage_speaks_of_a_task_that_was_never_prepared(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """As where the cases of a task, which are ours to keep, do not fit on a GPU."""
+    task = task_of(SCALE.replace("3.0", "18.25" if before else "18.5"))
+    kernel = Candidate(task.id, Language.TORCH, forward("return y"))
+    if before:
+        evaluator.prepare(task, FAST)
+        evaluator._prepared.forget_cases()
+
+    def no_room(*args: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr("sandbox.prepare.build_pool", no_room)
+    found = evaluator.evaluate(task, kernel, FAST)
+    assert (found.status, found.no_room) == (Status.SANDBOX_ERROR, not before), found.detail
 
 
 def test_room_is_made_once_nothing_holds_a_tasks_cases(
@@ -632,7 +666,7 @@ def test_a_large_task_is_prepared_with_nothing_kept_of_others(
     evaluator.prepare(large, FAST)
     assert kept not in evaluator._prepared.values()
     assert len(evaluator._prepared.values()) < known + 1
-    assert any(isinstance(found, str) for found in evaluator._prepared.values())
+    assert any(isinstance(found, Refused) for found in evaluator._prepared.values())
 
 
 def test_an_evaluation_names_its_environment_and_survives_json(evaluate: Evaluate) -> None:
