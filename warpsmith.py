@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agent.replay import Difference
     from agent.scoring import Told
     from agent.substitution.report import Application
-    from kernelbench.bench import Report
+    from kernelbench.bench_report import Report
     from sandbox.types import Evaluation
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
@@ -206,6 +206,7 @@ def bench(
     engine: str | None = None,
     ray_address: str | None = None,
     gpu_type: str | None = None,
+    fit_memory: bool = False,
     seconds: float | None = None,
     interrupted: Callable[[], bool] = lambda: False,
     told: Told | None = None,
@@ -215,7 +216,8 @@ def bench(
     `given` is a folder, a KernelBench run, a file of JSON lines, or a campaign's name, folder or
     journal; without it the suite's references and baselines are timed. `only` keeps the tasks whose
     id, or a last part of it, matches a shell pattern. `engine` is `ray` or `local`, by default Ray
-    where there are several GPUs.
+    where there are several GPUs. With `fit_memory` a task that has no room on the device is scored
+    at a smaller batch, apart from the others' figures.
     """
     from agent.scoring import Told, bench_name, place, score
     from sandbox.doctor import resolve_device
@@ -227,6 +229,7 @@ def bench(
         place(resolve_device(device), engine, ray_address, gpu_type),
         preset,
         only=only,
+        fit_memory=fit_memory,
         seconds=seconds,
         interrupted=interrupted,
         told=told or Told(),

@@ -18,7 +18,8 @@ from agent.launch import open_engine
 from agent.runs import RUNS, find_run, run_names
 from agent.types import Measured
 from kernelbench.admission import choose, validate_tasks
-from kernelbench.bench import Bench, Report
+from kernelbench.bench import Bench
+from kernelbench.bench_report import Report
 from kernelbench.results import Reference, Row
 from kernelbench.submissions import FORMS, Found, read_submissions
 from kernelbench.suite import load_suite, load_tasks, suite_version
@@ -93,13 +94,15 @@ def score(
     preset: str,
     *,
     only: Sequence[str],
+    fit_memory: bool,
     seconds: float | None,
     interrupted: Callable[[], bool],
     told: Told,
 ) -> Report:
     """Evaluates what the folder does not hold yet, and reports on all: of the suite's tasks those
     that a pattern of `only` matches. Of `where` count the device, which is resolved, and the
-    engine. Without kernels references and baselines alone are timed.
+    engine. Without kernels references and baselines alone are timed. `fit_memory`: what has no room
+    is taken at a smaller batch.
     """
     device, began = where.device, time.monotonic()
     config, tasks = load_evaluation(preset), choose(load_suite(suite, device), only)
@@ -118,6 +121,7 @@ def score(
         "only": shlex.join(only),
         "device": device,
         "preset": preset,
+        "fit_memory": "yes" if fit_memory else "",
     }
     with closing(open_engine(where)) as engine:
         bench = Bench(
@@ -128,6 +132,7 @@ def score(
             folder,
             about,
             tuple(map(str, read.problems)),
+            fit_memory,
         )
         judge = EngineJudge(engine, over, told.prepared)
         bench.run(judge, on_row=told.row, on_reference=told.reference, on_fault=told.fault)

@@ -2,20 +2,21 @@
 
 What counts in a report belongs to the task texts, kernels, protocol and environment at hand; rows
 of others stay in the record and are counted apart. A fault of ours leaves no row: the next call
-tries that sample again.
+tries that sample again. With `fit_memory` a task without room is taken at a smaller batch, which is
+another question (kernelbench/fitting.py); what is recorded of the whole stays as it is without.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from kernelbench.metrics import Score, Summary, bootstrap, only_kind, score_of, summarise
-from kernelbench.published_flaws import is_degenerate
+from kernelbench.bench_report import Report, standings, summaries
+from kernelbench.fitting import Sizes
+from kernelbench.metrics import score_of, summarise
 from kernelbench.results import (
     EVALUATIONS,
     REFERENCES,
@@ -30,19 +31,15 @@ from kernelbench.results import (
     write_json,
     write_upstream,
 )
+from kernelbench.scaling import Scaling
 from kernelbench.submissions import NUMBERED, Submission
-from sandbox.errors import ConfigError, InvalidReference, WarpsmithError
-from sandbox.evidence import Kind
-from sandbox.figures import Baseline, Interval
+from sandbox.errors import ConfigError, InvalidReference, Shortage, WarpsmithError
+from sandbox.figures import Baseline
+from sandbox.invalid import NoRoom
 from sandbox.types import EvalConfig, Evaluation, Request, Status, Task
-from sandbox.words import number_of
 
 REPORT_EVERY_S = 20.0
 """Between rewritten reports while evaluations go on."""
-EARLY = (
-    "Failures and missing kernels count already, while what is right waits to be timed: until then "
-    "the figures say too little of these kernels."
-)
 
 
 class Figures(Protocol):
@@ -72,56 +69,6 @@ class Judge(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Standing:
-    """What a baseline is worth: geometric mean against eager, its interval over tasks."""
-
-    tasks: int
-    """On which it ran."""
-    failed: int
-    speedup: Interval | None
-
-
-@dataclass(frozen=True)
-class Report:
-    """Everything that a bench can say now."""
-
-    about: Mapping[str, str]
-    """Input, suite, preset, command, version of the suite: as the caller told it."""
-    config_id: str
-    environment: Mapping[str, str]
-    tasks: int
-    """Of the suite."""
-    waiting: int
-    """Tasks whose samples are not all evaluated yet; in no figure."""
-    not_scored: Mapping[str, str]
-    """Tasks whose reference cannot be scored, and why; in no figure."""
-    left_out: tuple[str, ...]
-    """A line for each part of the input or of the record that could not be used."""
-    without_kernel: tuple[str, ...] = ()
-    """Tasks that count as failures since no sample was handed in."""
-    counted: tuple[str, ...] | None = None
-    """Marks of the records that this is made of; None in what an earlier version wrote."""
-    all: Summary | None = None
-    sound: Summary | None = None
-    """Without problems that a published list calls degenerate; None where that changes nothing."""
-    kinds: Mapping[str, Summary] = field(default_factory=dict)
-    """Over all tasks, where only kernels of this kind count and the others are 1.0."""
-    parts: Mapping[str, Summary] = field(default_factory=dict)
-    """By level, or suite, where there are several."""
-    baselines: Mapping[str, Standing] = field(default_factory=dict)
-    """By name, against eager."""
-
-    @property
-    def partial(self) -> str:
-        """What a reader must know before the figures; empty where every task is evaluated."""
-        if not self.waiting:
-            return ""
-        of = f"{self.waiting} of {number_of(self.tasks, 'task')}"
-        what = f"Partial: {of} not evaluated yet, and in no figure."
-        return what if self.all is None else f"{what} {EARLY}"
-
-
 @dataclass
 class Bench:
     """One input on one suite, under one protocol, in one folder."""
@@ -133,38 +80,74 @@ class Bench:
     folder: Path
     about: Mapping[str, str]
     left_out: Sequence[str] = ()
+    fit_memory: bool = False
+    sizes: Sizes = field(init=False)
     hashes: dict[str, str] = field(default_factory=dict, init=False)
-    """Of the tasks' texts, by task id."""
+    """Of the tasks' texts at their sizes, by task id."""
     rows: dict[Key, Row] = field(default_factory=dict, init=False)
+    """Of sizes that were left for a smaller one, too."""
     references: dict[str, Reference] = field(default_factory=dict, init=False)
     """By task id."""
 
     def __post_init__(self) -> None:
         """Reads what earlier calls wrote; raises ConfigError where that cannot be read."""
-        self.hashes = {task.id: task.hash for task in self.tasks}
         rows, complaints = read_records(self.folder / EVALUATIONS, Row)
-        wanted = {self._key(s) for s in self.submissions}
-        others = 0
+        found, bad = read_records(self.folder / REFERENCES, Reference)
+        self.sizes = Sizes(self.tasks, fit=self.fit_memory)
+        self._settle(rows if self.submissions else found)
+        sizes = {id: (*self.sizes.left(id), here) for id, here in self.hashes.items()}
+        wanted = {self._key(s, h) for s in self.submissions for h in sizes[s.candidate.task_id]}
+        others = scaled = 0
         for row in rows:
             if row.key in wanted and dict(row.environment) == dict(self.environment):
                 self.rows[row.key] = row
+            elif row.scaled is not None and not self.fit_memory:
+                scaled += 1
             else:
                 others += 1
         if others:
             what = "of other kernels, task texts, protocols or environments"
             complaints.append(f"{self.folder / EVALUATIONS}: {others} evaluations {what}")
-        found, bad = read_records(self.folder / REFERENCES, Reference)
-        for reference in found:
-            here = dict(reference.environment) == dict(self.environment)
-            same = self.hashes.get(reference.task_id) == reference.task_hash
-            if here and same and reference.config_id == self.config.id:
+        if scaled:
+            what = "of problems scaled to fit memory, which count with --fit-memory"
+            complaints.append(f"{self.folder / EVALUATIONS}: {scaled} evaluations {what}")
+        for reference in filter(self._is_here, found):
+            if self.hashes.get(reference.task_id) == reference.task_hash:
                 self.references[reference.task_id] = reference
         self.left_out = (*self.left_out, *complaints, *bad)
 
-    def _key(self, submission: Submission) -> Key:
+    def _is_here(self, record: Row | Reference) -> bool:
+        """Whether it is of this protocol and environment."""
+        same = dict(record.environment) == dict(self.environment)
+        return same and record.config_id == self.config.id
+
+    def _settle(self, records: Sequence[Row | Reference]) -> None:
+        """The sizes that records of tasks to be evaluated have come to."""
+        self.hashes = {task.id: task.hash for task in self.tasks}
+        asked = {s.candidate.task_id for s in self.submissions} or self.hashes.keys()
+        seen: dict[str, dict[str, bool]] = {task_id: {} for task_id in asked}
+        for record in filter(self._is_here, records):
+            known = seen.get(record.task_id, {})
+            known[record.task_hash] = known.get(record.task_hash, False) or record.no_room
+        for task_id, hashes in seen.items():
+            self.sizes.settle(task_id, hashes)
+            self.hashes[task_id] = self.sizes.task(task_id).hash
+
+    def _key(self, submission: Submission, task_hash: str | None = None) -> Key:
+        """Of its task at its size, or at another one."""
         candidate = submission.candidate
-        task_hash = self.hashes[candidate.task_id]
+        task_hash = task_hash or self.hashes[candidate.task_id]
         return (task_hash, submission.sample, candidate.id, self.config.id)
+
+    def _shrink(self, task_id: str, task_hash: str) -> bool:
+        """It has no room at this size: take the next smaller one, unless that is done already;
+        False where there is none.
+        """
+        if self.hashes[task_id] == task_hash and not self.sizes.shrink(task_id):
+            return False
+        self.hashes[task_id] = self.sizes.task(task_id).hash
+        self.references.pop(task_id, None)
+        return True
 
     @property
     def pending(self) -> list[Submission]:
@@ -184,24 +167,40 @@ class Bench:
         without a timed kernel and how many are left, `on_fault` a sample or task and what failed.
         """
         self.write()
-        by_id = {task.id: task for task in self.tasks}
-        todo, reported = self.pending, time.monotonic()
-        requests = [Request(by_id[s.candidate.task_id], s.candidate, self.config) for s in todo]
+        tried = set[Key]()
+        while todo := [s for s in self.pending if self._key(s) not in tried]:
+            tried |= {self._key(s) for s in todo}
+            self._evaluate(judge, todo, on_row, on_fault)
+        self._time_references(judge, on_reference, on_fault)
+        self.write()
+
+    def _evaluate(
+        self,
+        judge: Judge,
+        todo: Sequence[Submission],
+        on_row: Callable[[Row, int], None],
+        on_fault: Callable[[str, str], None],
+    ) -> None:
+        """Each once; a task without room is smaller afterwards."""
+        reported = time.monotonic()
+        requests = [
+            Request(self.sizes.task(s.candidate.task_id), s.candidate, self.config) for s in todo
+        ]
+        scalings = [self.sizes.scaling(request.task.id) for request in requests]
         for number, (place, evaluation) in enumerate(judge.evaluate_many(requests), 1):
-            submission = todo[place]
+            submission, task = todo[place], requests[place].task
+            smaller = evaluation.no_room and self._shrink(task.id, task.hash)
             why = self._fault(evaluation)
             if why:
-                on_fault(name_of(submission), why)
+                on_fault(name_of(submission), why + (self._next(task.id) if smaller else ""))
                 continue
-            row = self._row(submission, evaluation)
+            row = self._row(submission, task, scalings[place], evaluation)
             append_record(self.folder / EVALUATIONS, row)
             self.rows[row.key] = row
-            on_row(row, len(todo) - number)
+            on_row(self._told(row), len(todo) - number)
             if time.monotonic() - reported > REPORT_EVERY_S:
                 self.write()
                 reported = time.monotonic()
-        self._time_references(judge, on_reference, on_fault)
-        self.write()
 
     def _fault(self, evaluation: Evaluation) -> str:
         """Why it says nothing here, where it does not."""
@@ -214,17 +213,33 @@ class Bench:
                 return f"{what}: name one kind of GPU, such as --gpu-type H100"
         return ""
 
-    def _row(self, submission: Submission, evaluation: Evaluation) -> Row:
-        candidate = submission.candidate
-        return Row(
-            candidate.task_id,
-            self.hashes[candidate.task_id],
-            submission.sample,
-            candidate.language,
-            submission.origin,
-            dict(self.environment),
-            evaluation,
-        )
+    def _row(
+        self, submission: Submission, task: Task, scaling: Scaling | None, evaluation: Evaluation
+    ) -> Row:
+        language, origin = submission.candidate.language, submission.origin
+        place = (task.id, task.hash, submission.sample, language, origin)
+        return Row(*place, dict(self.environment), evaluation, scaling)
+
+    def _next(self, task_id: str) -> str:
+        """Where a task that had no room goes on, for a reader."""
+        return f"; next at {self.sizes.scaling(task_id)}"
+
+    def _told(self, row: Row) -> Row:
+        """For a reader: with what its size has to do with it."""
+        found = row.evaluation
+        detail = self._sized(row, found.detail)
+        if row.scaled is not None and found.status.scored and not found.passed:
+            detail += f" (at {row.scaled}: a kernel made for the whole size may fail there)"
+        return replace(row, evaluation=replace(found, detail=detail))
+
+    def _sized(self, record: Row | Reference, detail: str) -> str:
+        """Of a task that had no room: what became of it."""
+        if not record.no_room:
+            return detail
+        if self.hashes[record.task_id] != record.task_hash:
+            return f"no room{self._next(record.task_id)}: {detail}"
+        why = self.sizes.why(record.task_id)
+        return f"{detail}; {why}" if why else detail
 
     def _time_references(
         self,
@@ -233,19 +248,44 @@ class Bench:
         on_fault: Callable[[str, str], None],
     ) -> None:
         """KernelBench's analysis drops a problem without a baseline, failed kernels with it: an
-        estimate will do. Without any kernels the baselines of all tasks are timed.
+        estimate will do, and none of what is scaled. Without any kernels the baselines of all tasks
+        are timed.
         """
+        todo, tried = self._untimed(), set[str]()
+        while True:
+            self._prepare(judge, todo, on_reference, on_fault)
+            tried |= {task.hash for task in todo}
+            todo = [task for task in self._untimed() if task.hash not in tried]
+            if not todo:
+                return
+
+    def _untimed(self) -> list[Task]:
+        """Those at their sizes that want a reference's figures."""
+        alone = not self.submissions
         timed = {row.task_id for row in self.rows.values() if row.evaluation.timing is not None}
+        known = timed | {id for id, r in self.references.items() if r.timed or not alone}
+        return [
+            self.sizes.task(task.id)
+            for task in self.tasks
+            if task.id not in known
+            and (alone or (NUMBERED.match(task.id) and self.sizes.scaling(task.id) is None))
+        ]
+
+    def _prepare(
+        self,
+        judge: Judge,
+        todo: Sequence[Task],
+        on_reference: Callable[[Reference, int], None],
+        on_fault: Callable[[str, str], None],
+    ) -> None:
+        """Each once; without kernels a task without room is smaller afterwards."""
         alone = not self.submissions
         config = replace(self.config, baselines_only=alone, verify_only=not alone)
-        known = timed | {id for id, r in self.references.items() if r.timed or not alone}
-        waiting = [
-            task
-            for task in self.tasks
-            if task.id not in known and (alone or NUMBERED.match(task.id))
-        ]
         reported = time.monotonic()
-        for number, (task, found) in enumerate(judge.prepare_many(waiting, config), 1):
+        for number, (task, found) in enumerate(judge.prepare_many(todo, config), 1):
+            scaling = self.sizes.scaling(task.id)
+            lacked = alone and isinstance(found, NoRoom | Shortage)
+            smaller = lacked and self._shrink(task.id, task.hash)
             eager_ms: float | None = None
             baselines: tuple[Baseline, ...] = ()
             seconds: Mapping[str, float] = {}
@@ -253,7 +293,7 @@ class Bench:
             if isinstance(found, InvalidReference):
                 detail = _without(task.id, str(found))
             elif isinstance(found, WarpsmithError):
-                on_fault(task.id, str(found))
+                on_fault(task.id, str(found) + (self._next(task.id) if smaller else ""))
                 continue
             else:
                 eager_ms, baselines = found.eager_ms or found.estimate_ms, found.timed
@@ -268,28 +308,36 @@ class Bench:
                 detail,
                 timed=alone,
                 seconds={stage: round(spent, 3) for stage, spent in seconds.items()},
+                scaled=scaling,
+                no_room=isinstance(found, NoRoom),
             )
             append_record(self.folder / REFERENCES, reference)
-            self.references[task.id] = reference
-            on_reference(reference, len(waiting) - number)
+            if not smaller:
+                self.references[task.id] = reference
+            told = replace(reference, detail=self._sized(reference, detail))
+            on_reference(told, len(todo) - number)
             if time.monotonic() - reported > REPORT_EVERY_S:
                 self.write()
                 reported = time.monotonic()
 
     def report(self) -> Report:
         """What the rows at hand say."""
-        rows = list(self.rows.values())
+        rows = self.at_size()
         waiting = {s.candidate.task_id for s in self.pending}
         if not self.submissions and not rows:
             waiting = self.hashes.keys() - self.references.keys()
         known = self.references.values()
-        not_scored = {r.task_id: _without(r.task_id, r.detail) for r in known if r.detail}
+        not_scored = {
+            r.task_id: self._sized(r, _without(r.task_id, r.detail)) for r in known if r.detail
+        }
         not_scored |= {
-            r.task_id: _without(r.task_id, r.evaluation.detail)
+            r.task_id: _without(r.task_id, self._told(r).evaluation.detail)
             for r in rows
             if not r.evaluation.status.scored
         }
-        counted = [t.id for t in self.tasks if t.id not in waiting and t.id not in not_scored]
+        told = [t.id for t in self.tasks if t.id not in waiting and t.id not in not_scored]
+        scaled = {task_id: str(s) for task_id in told if (s := self.sizes.scaling(task_id))}
+        counted = [task_id for task_id in told if task_id not in scaled]
         scores = [
             score_of(r.task_id, r.sample, r.evaluation) for r in rows if r.evaluation.status.scored
         ]
@@ -303,66 +351,40 @@ class Bench:
             tuple(self.left_out),
             tuple(sorted(set(counted) - {r.task_id for r in rows})) if self.submissions else (),
             (*(r.mark for r in rows), *(r.mark for r in known)),
-            *(_summaries(counted, scores) if self.submissions or rows else (None, None, {}, {})),
-            _standings(self.timed_baselines()),
+            *(summaries(counted, scores) if self.submissions or rows else (None, None, {}, {})),
+            standings({k: b for k, b in self.timed_baselines().items() if k not in scaled}),
+            scaled,
+            summarise(list(scaled), scores) if scaled and self.submissions else None,
         )
+
+    def at_size(self) -> list[Row]:
+        """Rows of the sizes that count."""
+        left = {task.id: self.sizes.left(task.id) for task in self.tasks}
+        return [r for r in self.rows.values() if r.task_hash not in left[r.task_id]]
 
     def timed_baselines(self) -> dict[str, tuple[Baseline, ...]]:
         """By task, in the suite's order: with its first timed kernel, else without one."""
         found = {r.task_id: r.baselines for r in self.references.values() if r.baselines}
-        found |= {r.task_id: b for r in self.rows.values() if (b := r.evaluation.baselines)}
+        found |= {r.task_id: b for r in self.at_size() if (b := r.evaluation.baselines)}
         return {task.id: found[task.id] for task in self.tasks if task.id in found}
 
     def write(self) -> Report:
         """Summary, CSV and KernelBench's files from what is known now; raises ConfigError."""
         report = self.report()
         order = {task.id: number for number, task in enumerate(self.tasks)}
-        rows = sorted(self.rows.values(), key=lambda r: (order[r.task_id], r.sample))
+        rows, here = (
+            sorted(found, key=lambda r: (order[r.task_id], r.sample))
+            for found in (self.rows.values(), map(self._told, self.at_size()))
+        )
+        baselines, references = self.timed_baselines(), list(self.references.values())
         try:
             write_json(self.folder / SUMMARY, report)
-            write_csv(self.folder / "results.csv", rows)
-            write_baselines(self.folder / "baselines.csv", self.timed_baselines())
-            references = list(self.references.values())
+            write_csv(self.folder / "results.csv", here)
+            write_baselines(self.folder / "baselines.csv", baselines, report.scaled)
             write_upstream(self.folder / "kernelbench", list(order), rows, references)
         except OSError as error:
             raise ConfigError(f"{self.folder}: cannot be written ({error.strerror})") from error
         return report
-
-
-def _standings(by_task: Mapping[str, tuple[Baseline, ...]]) -> dict[str, Standing]:
-    found: dict[str, list[Interval | None]] = {}
-    for baseline in (b for timed in by_task.values() for b in timed):
-        found.setdefault(baseline.name, []).append(baseline.speedup)
-    standings = {}
-    for name, speedups in found.items():
-        logs = [math.log(s.value) for s in speedups if s is not None]
-        mean = bootstrap(logs) if logs else None
-        standings[name] = Standing(len(logs), len(speedups) - len(logs), mean)
-    return standings
-
-
-def _summaries(
-    counted: Sequence[str], scores: Sequence[Score]
-) -> tuple[Summary | None, Summary | None, Mapping[str, Summary], Mapping[str, Summary]]:
-    """Over all, without the degenerate ones where there are any, by kind, and by level."""
-    if not counted:
-        return None, None, {}, {}
-    everything = summarise(counted, scores)
-    sound = [task_id for task_id in counted if not is_degenerate(task_id)]
-    differs = sound and len(sound) < len(counted)
-    parts: dict[str, list[str]] = {}
-    for task_id in counted:
-        parts.setdefault(task_id.rpartition("/")[0], []).append(task_id)
-    return (
-        everything,
-        summarise(sound, scores) if differs else None,
-        {
-            kind.value: summarise(counted, only_kind(scores, kind))
-            for kind in Kind
-            if kind.value in everything.kinds
-        },
-        {name: summarise(ids, scores) for name, ids in parts.items() if len(parts) > 1},
-    )
 
 
 def name_of(submission: Submission) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kernelbench.bench import Figures, Report
+from kernelbench.bench import Figures
+from kernelbench.bench_report import Report
 from kernelbench.comparison import Comparison
 from kernelbench.metrics import AT_LEAST_BEST, Summary, figure
 from kernelbench.results import Reference, Row
+from kernelbench.scaling import Scaling
 from sandbox.errors import WarpsmithError
 from sandbox.types import Task
 from sandbox.words import number_of
@@ -21,6 +23,7 @@ SHOWN_LINES = 20
 """Of what was left out; summary.json has all."""
 OVER_ALL = "headline: geometric mean over all tasks, a failure counting 1.0"
 CORRECT_ONLY = "geometric mean over the correct tasks only, nothing clipped"
+OVER_SCALED = "scaled to fit memory, apart: geometric mean, a failure counting 1.0"
 
 
 def progress_line(row: Row, done: int, left: int, seconds: float) -> str:
@@ -28,7 +31,12 @@ def progress_line(row: Row, done: int, left: int, seconds: float) -> str:
     found = row.evaluation
     figure = f"{found.speedup}" if found.speedup is not None else found.detail[:80]
     rest = f"{left} left, about {seconds / done * left / 60:.0f} min" if left else "done"
-    return f"{row.task_id} sample {row.sample}: {found.status.value} {figure} ({rest})"
+    name = f"{row.task_id} sample {row.sample}{_at(row.scaled)}"
+    return f"{name}: {found.status.value} {figure} ({rest})"
+
+
+def _at(scaled: Scaling | None) -> str:
+    return "" if scaled is None else f" at {scaled}"
 
 
 def reference_line(found: Reference) -> str:
@@ -60,7 +68,8 @@ class Progress:
         self._say(progress_line(row, self._done, left, time.monotonic() - self._began_s))
 
     def reference(self, found: Reference, left: int) -> None:
-        self._say(f"{found.task_id}: {found.detail or reference_line(found)} ({left} left)")
+        name = f"{found.task_id}{_at(found.scaled)}"
+        self._say(f"{name}: {found.detail or reference_line(found)} ({left} left)")
 
     def prepared(self, task: Task, found: Figures | WarpsmithError, left: int) -> None:
         self._say(f"{task.id}: {prepared_line(found)} ({left} more before kernels are timed)")
@@ -77,6 +86,7 @@ def report_view(report: Report) -> RenderableType:
         parts += [*_headlines(report, report.all, title), _fast(report.all), *_lines(report.all)]
     if report.baselines:
         parts.append(_baselines(report))
+    parts += _scaled(report)
     if report.partial:
         parts.append(Text(report.partial))
     for task_id, reason in list(report.not_scored.items())[:SHOWN_LINES]:
@@ -91,17 +101,33 @@ def _headlines(report: Report, everything: Summary, title: str) -> list[Renderab
         subsets["without degenerate problems"] = report.sound
     subsets |= report.parts
     subsets |= {f"only {kind}": summary for kind, summary in report.kinds.items()}
-    over_all = _table(OVER_ALL, "over", "correct", "vs eager", AT_LEAST_BEST)
     correct = _table(CORRECT_ONLY, "over", "vs eager", "vs B*")
     for name, found in subsets.items():
-        over_all.add_row(
+        correct.add_row(name, _ratio(found.conditional), _ratio(found.conditional_best))
+    return [Text(title), _over_all(subsets, OVER_ALL), correct]
+
+
+def _over_all(subsets: Mapping[str, Summary], title: str) -> Table:
+    table = _table(title, "over", "correct", "vs eager", AT_LEAST_BEST)
+    for name, found in subsets.items():
+        table.add_row(
             name,
             f"{found.correct} of {found.tasks} ({found.correctness:.0%})",
             figure(found.headline, found.tasks),
             figure(found.headline_best, found.tasks),
         )
-        correct.add_row(name, _ratio(found.conditional), _ratio(found.conditional_best))
-    return [Text(title), over_all, correct]
+    return table
+
+
+def _scaled(report: Report) -> list[RenderableType]:
+    """Of tasks that were not taken as the suite has them."""
+    parts: list[RenderableType] = []
+    if report.scaled_figures is not None:
+        parts.append(_over_all({"scaled tasks": report.scaled_figures}, OVER_SCALED))
+    if report.scaled:
+        parts.append(Text(report.scaled_note))
+    sizes = list(report.scaled.items())[:SHOWN_LINES]
+    return [*parts, *(Text(f"scaled: {task_id}: {size}") for task_id, size in sizes)]
 
 
 def _table(title: str, first: str, *others: str) -> Table:

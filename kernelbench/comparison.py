@@ -55,6 +55,8 @@ class Comparison:
     """The largest ratio first."""
     left_out: tuple[str, ...] = ()
     """One line each: why something was not compared, or makes the comparison doubtful."""
+    scaled: int = 0
+    """Tasks that both have at the same smaller batch, for want of memory."""
 
     @property
     def noise_only(self) -> bool:
@@ -65,6 +67,7 @@ class Comparison:
         """One line."""
         found = f"{self.ratio.value:.3f}x [{self.ratio.low:.3f}, {self.ratio.high:.3f}]"
         over = f"{found} over {number_of(self.tasks, 'task')}"
+        over += f", {self.scaled} of them scaled to fit memory" if self.scaled else ""
         word = "faster" if self.ratio.value > 1 else "slower"
         if self.noise_only:
             return f"B differs from A only by noise: {over}"
@@ -129,7 +132,7 @@ def _as_row(found: Reference, baseline: Baseline) -> Row:
     status = Status.RUNTIME_ERROR if timing is None else Status.PASSED
     evaluation = Evaluation(name, baseline.name, found.config_id, status, timing=timing)
     place = (name, found.task_hash, 0, Language.TORCH, REFERENCES)
-    return Row(*place, found.environment, evaluation)
+    return Row(*place, found.environment, evaluation, found.scaled)
 
 
 def compare(before: Sequence[Row], after: Sequence[Row]) -> Comparison:
@@ -139,7 +142,10 @@ def compare(before: Sequence[Row], after: Sequence[Row]) -> Comparison:
     found = []
     for task_id in [task for task in first if task in second]:
         one, other = first[task_id], second[task_id]
-        if one.task_hash != other.task_hash:
+        if one.task_hash != other.task_hash and one.scaled != other.scaled:
+            size, other_size = (str(row.scaled or "full size") for row in (one, other))
+            notes.append(f"{task_id}: at {size} in A, at {other_size} in B")
+        elif one.task_hash != other.task_hash:
             notes.append(f"{task_id}: its text, device, dtype or shapes differ between A and B")
         elif not (one.evaluation.status.scored and other.evaluation.status.scored):
             notes.append(f"{task_id}: not scored in A or in B")
@@ -153,7 +159,9 @@ def compare(before: Sequence[Row], after: Sequence[Row]) -> Comparison:
     ):
         if len(values) > 1:
             notes.append(f"the {what} of A and B differ: a ratio may come from there alone")
-    return Comparison(len(found), _overall(found), tuple(_changes(found)), tuple(sorted(notes)))
+    scaled = sum(r.before.scaled is not None for r in found)
+    changes, lines = tuple(_changes(found)), tuple(sorted(notes))
+    return Comparison(len(found), _overall(found), changes, lines, scaled)
 
 
 def _both(found: Difference) -> tuple[Row, Row]:
@@ -226,4 +234,5 @@ def _changes(found: Sequence[Difference]) -> list[Change]:
 
 def _word(row: Row) -> str:
     speedup = row.evaluation.speedup
-    return row.evaluation.status.value if speedup is None else str(speedup)
+    word = row.evaluation.status.value if speedup is None else str(speedup)
+    return word if row.scaled is None else f"{word} at {row.scaled}"

@@ -9,7 +9,8 @@
 
 In KernelBench's files `runtime` is eager's latency over the *paired* speedup, so that its analysis
 finds our ratios: the two latencies were measured in alternating rounds, and their ratio is better
-known than either. Its own figures come from another protocol: do not mix the two.
+known than either. Its own figures come from another protocol: do not mix the two. What was scaled
+to fit memory is another problem than KernelBench's, and in none of its files.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kernelbench.scaling import Scaling
 from kernelbench.submissions import NUMBERED
 from sandbox.best import best_baseline
 from sandbox.errors import ConfigError
@@ -62,7 +64,18 @@ class Row:
     environment: Mapping[str, str]
     """What the device's facts said; empty in an Evaluation that never began."""
     evaluation: Evaluation
+    scaled: Scaling | None = None
+    """The size that it was taken at, of which `task_hash` is; None for the whole problem."""
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def config_id(self) -> str:
+        return self.evaluation.config_id
+
+    @property
+    def no_room(self) -> bool:
+        """Whether the task had none at this size."""
+        return self.evaluation.no_room
 
     @property
     def key(self) -> Key:
@@ -95,6 +108,10 @@ class Reference:
     """False for an estimate alone."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """That this took, by stage; none where the figures were known."""
+    scaled: Scaling | None = None
+    """As a Row's."""
+    no_room: bool = False
+    """As a Row's."""
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -150,7 +167,7 @@ def write_csv(path: Path, rows: Iterable[Row]) -> None:
     names = (
         *("task", "sample", "status", "language", "kind", "precision", "speedup", "low", "high"),
         *("candidate_ms", "eager_ms", "floor_ms", "noise_floor", "best_baseline"),
-        *("best_baseline_speedup", "peak_mib", "reference_peak_mib"),
+        *("best_baseline_speedup", "peak_mib", "reference_peak_mib", "scaled"),
         *("candidate_id", "origin", "detail"),
     )
     with path.open("w", newline="", encoding="utf-8") as stream:
@@ -160,9 +177,12 @@ def write_csv(path: Path, rows: Iterable[Row]) -> None:
             table.writerow(["" if cell is None else cell for cell in _cells(row)])
 
 
-def write_baselines(path: Path, by_task: Mapping[str, Sequence[Baseline]]) -> None:
-    """One line per task and baseline."""
-    names = ("task", "baseline", "speedup", "low", "high", "baseline_ms", "eager_ms", "detail")
+def write_baselines(
+    path: Path, by_task: Mapping[str, Sequence[Baseline]], scaled: Mapping[str, str]
+) -> None:
+    """One line per task and baseline; `scaled`: the sizes of tasks that were not taken whole."""
+    figures = ("speedup", "low", "high", "baseline_ms", "eager_ms")
+    names = ("task", "baseline", *figures, "scaled", "detail")
     with path.open("w", newline="", encoding="utf-8") as stream:
         table = csv.writer(stream)
         table.writerow(names)
@@ -173,7 +193,8 @@ def write_baselines(path: Path, by_task: Mapping[str, Sequence[Baseline]]) -> No
                     found = one.speedup
                     eager_ms = one.latency_ms * found.value
                     cells = (found.value, found.low, found.high, one.latency_ms, eager_ms)
-                table.writerow([task_id, one.name, *cells, one.detail])
+                size = scaled.get(task_id, "")
+                table.writerow([task_id, one.name, *cells, size, one.detail])
 
 
 def _cells(row: Row) -> tuple[object, ...]:
@@ -192,17 +213,20 @@ def _cells(row: Row) -> tuple[object, ...]:
             else (timing.candidate_ms, timing.reference_ms, timing.floor_ms, timing.noise_floor)
         ),
         *(name, fastest, *(None if peak is None else round(peak / 2**20) for peak in peaks)),
-        *(found.candidate_id, row.origin, found.detail),
+        *(row.scaled, found.candidate_id, row.origin, found.detail),
     )
 
 
 def write_upstream(
     folder: Path, task_ids: Sequence[str], rows: Sequence[Row], references: Sequence[Reference]
 ) -> None:
-    """KernelBench's files for the tasks that are KernelBench's, in this order; none for others.
+    """KernelBench's files for the tasks that are KernelBench's, in this order; none for others, nor
+    of what was scaled.
 
     Its older analyses pair the two files by position, so a task without a kernel has an entry too.
     """
+    rows = [row for row in rows if row.scaled is None]
+    references = [reference for reference in references if reference.scaled is None]
     latencies = eager_latencies(rows, references)
     eager = {task_id: latencies[task_id] for task_id in task_ids if task_id in latencies}
     timing: dict[str, dict[str, dict[str, Any]]] = {}

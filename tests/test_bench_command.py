@@ -156,3 +156,67 @@ def test_inputs_of_two_names_do_not_share_a_folder(folder, monkeypatch):
         assert bench_name(version) == version
     Path("h100.json").touch()
     assert bench_name("h100.json") == "h100"
+
+
+ROWS = """
+import torch
+from torch import nn
+
+batch_size = {rows}
+shape = (batch_size, 129)
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.{name}(x)
+
+
+def get_inputs():
+    return [torch.randn(*shape)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.slow
+def test_problems_that_do_not_fit_are_scored_at_a_smaller_batch_and_apart(cli, folder, monkeypatch):
+    """Real workers on a device of 1 MiB: a set of 1024 rows and its outputs take 4.5 times that."""
+    monkeypatch.setattr("sandbox.prepare.free_bytes", lambda _: 1 << 20)
+    (folder / "problems").mkdir()
+    for name, rows in {"relu": 64, "sigmoid": 1024, "tanh": 1024, "sin": 1024}.items():
+        text = ROWS.format(rows=rows, name=name)
+        text = text.replace("batch_size", "M") if name == "sin" else text
+        (folder / "problems" / f"{name}.py").write_text(text)
+    kernels = {
+        "relu": "x.clamp(min=0)",
+        "sigmoid": "torch.sigmoid(x)",
+        "tanh": "torch.tanh(x.view(1024, 129))",
+        "sin": "torch.sin(x)",
+    }
+    for old in (folder / "kernels").glob("*.py"):
+        old.unlink()
+    for name, result in kernels.items():
+        (folder / "kernels" / f"{name}.py").write_text(KERNEL.format(result=result))
+    rest = ("--suite", "problems", "--device", "cpu", "--preset", "preset.yaml")
+    code, _, err = cli(folder, "bench", "kernels", *rest)
+    assert code == 0, err
+    summary = json.loads((folder / "bench/kernels/summary.json").read_text())
+    assert set(summary["not_scored"]) == {"file/sigmoid", "file/tanh", "file/sin"}
+    assert "one input set needs 4 MiB" in summary["not_scored"]["file/sigmoid"]
+    whole = summary["all"]
+    code, out, err = cli(folder, "bench", "kernels", *rest, "--fit-memory")
+    assert code == 0, err
+    assert "file/sigmoid sample 0 at batch_size 128 of 1024: PASSED" in err
+    assert "file/tanh sample 0 at batch_size 128 of 1024: RUNTIME_ERROR" in err
+    assert "Scaled: 2 of 4 tasks" in out
+    summary = json.loads((folder / "bench/kernels/summary.json").read_text())
+    assert summary["all"] == whole
+    assert (summary["scaled_figures"]["tasks"], summary["scaled_figures"]["correct"]) == (2, 1)
+    assert "not scaled: get_inputs() reads no constant" in summary["not_scored"]["file/sin"]
+    code, _, err = cli(folder, "bench", "kernels", *rest, "--fit-memory")
+    assert (code, err) == (0, "")
+    code, out, err = cli(folder, "bench", *rest, "--fit-memory")
+    assert code == 0, err
+    assert "file/sigmoid at batch_size 128 of 1024: eager" in err

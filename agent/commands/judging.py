@@ -50,6 +50,9 @@ def bench(
     ] = None,
     ray_address: Annotated[str | None, typer.Option(help="Of a running cluster.")] = None,
     gpu_type: Annotated[str | None, typer.Option(help="Ray's name of it, such as H100.")] = None,
+    fit_memory: Annotated[
+        bool, typer.Option("--fit-memory", help="Halve batches that have no room; apart.")
+    ] = False,
     seconds: Seconds = None,
     as_json: Json = False,
 ) -> None:
@@ -70,6 +73,7 @@ def bench(
             engine=engine,
             ray_address=ray_address,
             gpu_type=gpu_type,
+            fit_memory=fit_memory,
             seconds=seconds,
             interrupted=interrupted,
             told=Told(progress.row, progress.reference, progress.fault, progress.prepared),

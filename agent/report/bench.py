@@ -19,14 +19,14 @@ from agent.report.figures import baseline_curves, by_stage, duration, fast_table
 from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fast_curve
 from agent.report.texts import Texts, visible
 from agent.timings import device_name
-from kernelbench.bench import Report
+from kernelbench.bench_report import Report
 from kernelbench.metrics import Score, Summary, figure, score_of
 from kernelbench.results import EVALUATIONS, REFERENCES, SCHEMA_VERSION, Reference, read_records
 from kernelbench.results import Row as Sample
 from sandbox.errors import ConfigError
 from sandbox.evidence import Kind
 from sandbox.records import from_record
-from sandbox.types import Status
+from sandbox.types import Evaluation, Status
 from sandbox.words import number_of
 
 SUMMARY = "summary.json"
@@ -38,6 +38,7 @@ FOOTNOTES = (
     "and measured on others. In the headline a kernel that is slower than B* counts 1.0 against "
     "it: B* would be kept.",
 )
+SCALED = "scaled to fit memory, and in no figure but this"
 
 
 def bench_page(folder: Path, references: Sequence[Curve] = ()) -> Page:
@@ -45,7 +46,7 @@ def bench_page(folder: Path, references: Sequence[Curve] = ()) -> Page:
     report = read_report(folder)
     samples, complaints = here(folder, report)
     first = first_samples(samples)
-    rows = [_row(own, samples) for own in first.values()]
+    rows = [_row(own, samples, report) for own in first.values()]
     rows += [
         Row(task_id, State.LEFT_OUT, "not scored", visible(reason))
         for task_id, reason in report.not_scored.items()
@@ -164,22 +165,24 @@ def _score(sample: Sample) -> Score | None:
 
 def _ratios(report: Report, first: Mapping[str, Sample]) -> tuple[list[float | None], int]:
     """Speedups of all tasks that count, None for failures and missing kernels, and how many."""
-    scores = [_score(s) for s in first.values()]
+    scores = [_score(s) for s in first.values() if s.scaled is None]
     known = [s.speedup for s in scores if s is not None]
     total = max(len(known), 0 if report.all is None else report.all.tasks)
     return [*known, *[None] * (total - len(known))], total
 
 
-def _row(own: Sample, samples: Sequence[Sample]) -> Row:
+def _row(own: Sample, samples: Sequence[Sample], report: Report) -> Row:
     found, timing = own.evaluation, own.evaluation.timing
     score = _score(own)
     mine = [s for s in samples if s.task_id == own.task_id]
     state, word = _state(own)
+    if found.no_room and report.about.get("fit_memory"):
+        word = "no room, not scaled" if own.scaled is None else f"no room at {own.scaled}"
     return Row(
         own.task_id,
         state,
         word,
-        visible(found.detail),
+        visible(report.not_scored.get(own.task_id, found.detail)),
         found.speedup,
         None if score is None else score.against_best,
         {b.name: b.speedup.value for b in found.baselines if b.speedup is not None},
@@ -213,10 +216,11 @@ def _reference_row(found: Reference) -> Row:
     timed = [(b.speedup, b.latency_ms, b.name) for b in found.baselines if b.speedup is not None]
     speedup, latency_ms, name = max(timed, key=lambda b: b[0].value, default=(None, None, ""))
     faster = speedup is not None and speedup.low > 1
+    state = State.APART if faster else State.EVEN
+    word = f"fastest: {name}" if faster else "no faster baseline"
     return Row(
         found.task_id,
-        State.APART if faster else State.EVEN,
-        f"fastest: {name}" if faster else "no faster baseline",
+        *((state, word) if found.scaled is None else (State.SCALED, f"{word} at {found.scaled}")),
         speedup=speedup,
         baselines={name: speedup.value for speedup, _, name in timed},
         eager_ms=found.eager_ms,
@@ -225,7 +229,13 @@ def _reference_row(found: Reference) -> Row:
 
 
 def _state(own: Sample) -> tuple[State, str]:
-    found = own.evaluation
+    state, word = _state_of(own.evaluation)
+    if own.scaled is None or state is State.LEFT_OUT:
+        return state, word
+    return State.SCALED, f"{word} at {own.scaled}"
+
+
+def _state_of(found: Evaluation) -> tuple[State, str]:
     if not found.status.scored:
         return State.LEFT_OUT, found.status.value
     if not found.passed:
@@ -243,7 +253,7 @@ def _state(own: Sample) -> tuple[State, str]:
 
 
 def _notices(report: Report) -> tuple[str, ...]:
-    said = [report.partial] if report.partial else []
+    said = [line for line in (report.partial, report.scaled_note) if line]
     if report.not_scored:
         said.append(f"Not scored, and in no figure: {number_of(len(report.not_scored), 'task')}.")
     return tuple(said)
@@ -269,6 +279,11 @@ def _tiles(report: Report, samples: Sequence[Sample]) -> tuple[Tile, ...]:
         if summary.memory is not None:
             note = "of the reference's, geometric mean of what is correct"
             tiles.append(Tile("peak memory", f"{summary.memory:.2f}x", note))
+    apart = report.scaled_figures
+    if apart is not None:
+        note = f"{SCALED}: geometric mean against eager over {number_of(apart.tasks, 'task')}"
+        shown = apart.headline if apart.tasks > 1 else None
+        tiles.append(Tile("scaled tasks", f"{apart.headline.value:.2f}x", note, shown))
     for name, standing in report.baselines.items():
         ran = number_of(standing.tasks, "task")
         note = f"baseline: geometric mean against eager over {ran}, {standing.failed} failed"
@@ -290,7 +305,8 @@ def _fast(
 ) -> list[Curve]:
     ratios, total = _ratios(report, first)
     own = [fast_curve(folder.resolve().name, ratios)] if ratios else []
-    return [*own, *baseline_curves(rows, total)]
+    whole = [row for row in rows if row.state is not State.SCALED]
+    return [*own, *baseline_curves(whole, total)]
 
 
 def _stages(samples: Sequence[Sample]) -> dict[str, float]:
@@ -306,6 +322,8 @@ def _subsets(report: Report) -> tuple[tuple[str, ...], ...]:
         named.append(("without degenerate problems", report.sound))
     named += report.parts.items()
     named += ((f"only {kind}", summary) for kind, summary in report.kinds.items())
+    if report.scaled_figures is not None:
+        named.append((SCALED, report.scaled_figures))
     return tuple(
         (
             name,
@@ -327,6 +345,7 @@ def _command(about: Mapping[str, str], folder: Path) -> list[str]:
     for name in ("preset", "device"):
         if about.get(name):
             words += [f"--{name}", about[name]]
+    words += ["--fit-memory"] if about.get("fit_memory") else []
     return [*words, "--out", str(folder)]
 
 

@@ -34,6 +34,8 @@ class State(StrEnum):
     RUNNING = "running"
     LEFT_OUT = "left-out"
     """In no figure: the reference cannot be scored."""
+    SCALED = "scaled"
+    """In no figure but its own: of a bench, taken at a smaller batch, for want of memory."""
 
 
 STATE_WORDS = {
@@ -45,6 +47,7 @@ STATE_WORDS = {
     State.UNTRIED: "not tried",
     State.RUNNING: "under way",
     State.LEFT_OUT: "not scored",
+    State.SCALED: "scaled to fit memory",
 }
 
 
