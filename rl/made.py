@@ -64,7 +64,10 @@ def made_examples(
     listed = [(task, count) for spec, count in specs.items() for task in load_tasks(spec, device)]
     tasks = [(task, count) for task, count in listed if known.too_alike(task.source) is None]
     lesson = _Lesson(machine, exemplars, figures)
-    processes = max(1, min(len(os.sched_getaffinity(0)), len(tasks) // CHUNK))
+    if len(tasks) <= CHUNK:  # another process would import for seconds
+        yield from lesson.of_each(tasks)
+        return
+    processes = min(len(os.sched_getaffinity(0)), len(tasks) // CHUNK)
     with ProcessPoolExecutor(processes, get_context("spawn"), _alone) as pool:
         for found in pool.map(lesson.of_each, _batched(tasks, CHUNK)):
             yield from found

@@ -69,7 +69,7 @@ def test_kernels_taken_as_made_are_told_from_verified_ones_on_disk(run, tmp_path
 
 
 def test_some_tasks_teach_the_form_of_a_contrast_with_figures_of_measured_kernels(run):
-    before = made_examples({"synthetic:rows:24": 1}, run, (), 2)
+    before = made_examples({"synthetic:rows:12": 1}, run, (), 2)
     assert {e.kind for e in before} == {"propose"}
     with Journal(run) as journal:
         [task] = journal.tasks()
