@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import json
 import os
 import select
@@ -122,7 +123,10 @@ def _main() -> None:
             os.kill(pid, signal.SIGKILL)
 
     with tied_to(requests.fileno(), end_children):
+        gc.disable()  # until all is there that stays, as in the zygote
         _describe(FIRST, "float32", {})
+        gc.freeze()
+        gc.enable()
         while select.select([requests], [], [], IDLE_S)[0]:
             line = requests.readline()
             if not line:
