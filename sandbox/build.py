@@ -61,8 +61,11 @@ class Builder:
         cache: Path | None = None,
         ways: Ways = Ways(),  # noqa: B008  frozen
         quiet: Quiet | None = None,
+        zygote: Zygote | None = None,
     ) -> None:
-        """`quiet` is that of the device, where builds go on beside measurements."""
+        """`quiet` is that of the device, where builds go on beside measurements. `zygote`: one for
+        the CPU, which serves builds as well where no architecture is to be told.
+        """
         self._quiet = quiet or Quiet(same_cores=False)
         arch = os.environ.get("TORCH_CUDA_ARCH_LIST") or arch_list()
         root = cache or cache_root()
@@ -74,7 +77,8 @@ class Builder:
         self._folder = root / "builds"
         self._shelf = Shelf(self._folder, LIMITS["builds"])
         environment = {"TORCH_CUDA_ARCH_LIST": arch} if arch else {}
-        self._zygote = Zygote("cpu", environment=environment)
+        shared = None if environment else zygote
+        self._zygote = shared or Zygote("cpu", environment=environment)
         self._foreseeing = Zygote("cpu", imports=FORESEEING, environment=environment)
         """Begun by the first Triton candidate, or one that builds late: no other waits for its
         imports."""

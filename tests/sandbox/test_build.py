@@ -17,6 +17,7 @@ import pytest
 
 from sandbox.build import Builder
 from sandbox.build_report import BuildReport
+from sandbox.device import arch_list
 from sandbox.errors import SandboxFault
 from sandbox.evaluator import LocalEvaluator
 from sandbox.observation import FailureKind
@@ -51,6 +52,15 @@ def test_a_build_is_made_once(builder: Builder) -> None:
     assert (first.artifacts / "0" / "one.so").read_bytes()[:4] == b"\x7fELF"
     again = builder.build(candidate(INLINE.format(value=1)), FAST)
     assert (again.cached, again.artifacts) == (True, first.artifacts)
+
+
+def test_an_evaluators_zygote_serves_builds_unless_they_are_told_an_architecture(
+    evaluator: LocalEvaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    builder = Builder(tmp_path, zygote=evaluator._zygote)
+    assert builder._zygote is not evaluator._zygote
+    assert (evaluator._builder._zygote is evaluator._zygote) is (not arch_list())
 
 
 @pytest.mark.parametrize("left", [0, 100])
