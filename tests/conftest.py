@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
-    """What is imported stays: looking through it while it grows took a sixth of collecting tests,"""
+    """What is imported stays: to look through it while it grows took a sixth of the collecting,"""
     gc.disable()
 
 
