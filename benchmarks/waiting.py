@@ -13,10 +13,13 @@ from pathlib import Path
 
 PROGRAM = Path(__file__).parents[1] / "warpsmith.py"
 WAIT = """
-import json, signal, sys
+import gc, json, signal, sys
 handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # An interrupt is for who has a command.
 sys.path.insert(0, sys.argv[1])
+gc.disable()  # until all is there that stays
 import agent.commands.app, rl.campaign, rl.sft, warpsmith
+gc.freeze()
+gc.enable()
 line = sys.stdin.readline()
 signal.signal(signal.SIGINT, handler)
 if line:

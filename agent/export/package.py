@@ -55,9 +55,17 @@ TAKEN = frozenset(
     ("torch", "numpy", "cupy", "cupyx", "triton", "ninja", "cuda", "kernels", "setuptools", "pip")
 ) | {"warpsmith", "agent", "kernelbench", "rewards", "rl", "sandbox"}
 """What a library or its tools import: installed under such a name it would replace that."""
-BUILD = "import sys; from setuptools import build_meta; build_meta.{hook}(sys.argv[1])"
-HOOKS = ("build_sdist", "build_wheel")
-"""Each in a process of its own, as the standard for build back ends asks."""
+BUILD = """
+import os, sys
+from setuptools import build_meta
+for hook in build_meta.build_sdist, build_meta.build_wheel:
+    if os.fork() == 0:
+        hook(sys.argv[1])
+        break
+    if os.wait()[1]:
+        sys.exit(1)
+"""
+"""Each hook in a process of its own, as the standard for build back ends asks, forked from one."""
 INIT = '''"""{about}
 
     import {package}
@@ -191,17 +199,20 @@ def _write(
 
 def build(tree: Path, dist: Path) -> list[Path]:
     """Source distribution and wheel of the tree; raises ConfigError with the last line."""
-    for hook in HOOKS:
-        command = [sys.executable, "-c", BUILD.format(hook=hook), str(dist.resolve())]
-        done = subprocess.run(
-            command, cwd=tree, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
-        )
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            found = metadata.version("setuptools")
-            if int(found.partition(".")[0]) < SETUPTOOLS:
-                last = f"version {found} is installed; pip install 'setuptools>={SETUPTOOLS}'"
-            raise ConfigError(f"{tree}: setuptools could not build it: {last}")
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(dist.resolve())],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        found = metadata.version("setuptools")
+        if int(found.partition(".")[0]) < SETUPTOOLS:
+            last = f"version {found} is installed; pip install 'setuptools>={SETUPTOOLS}'"
+        raise ConfigError(f"{tree}: setuptools could not build it: {last}")
     for leftover in ("build", *(p.name for p in tree.glob("*.egg-info"))):
         shutil.rmtree(tree / leftover, ignore_errors=True)
     return sorted(dist.iterdir())
