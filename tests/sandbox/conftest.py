@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -108,24 +109,25 @@ def task_of(source: str, name: str = "test/task", **options: object) -> Task:
 
 def commands_of(session_of: int) -> list[int]:
     """Pids of the processes that `session_of` started, walled workers included."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and session_of in ancestors(int(entry.name)):
-            found.append(int(entry.name))
-    return found
+    parents = dict(living())
+    return [pid for pid in parents if session_of in ancestors(pid, parents)]
 
 
-def ancestors(pid: int) -> list[int]:
-    """Parents of a process, nearest first; empty where it ended or is a zombie."""
+def living() -> Iterator[tuple[int, int]]:
+    """Every process with its parent, but for those that ended or are zombies."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            text = Path(f"/proc/{name}/stat").read_text()
+            state, parent = text.rpartition(")")[2].split(maxsplit=2)[:2]
+            if state not in "ZX":
+                yield int(name), int(parent)
+
+
+def ancestors(pid: int, parents: Mapping[int, int]) -> list[int]:
+    """Parents of a process, nearest first, up to one that is not among the living."""
     line: list[int] = []
-    while pid > 1:
-        try:
-            state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            return line
-        if state in "ZX":
-            return line
-        pid = int(parent)
+    while pid in parents and pid > 1:
+        pid = parents[pid]
         line.append(pid)
     return line
 
