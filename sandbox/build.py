@@ -63,8 +63,8 @@ class Builder:
         quiet: Quiet | None = None,
         zygote: Zygote | None = None,
     ) -> None:
-        """`quiet` is that of the device, where builds go on beside measurements. `zygote`: one for
-        the CPU, which serves builds as well where no architecture is to be told.
+        """`quiet` is that of the device, where builds go on beside measurements. `zygote`: the
+        device's; one for the CPU serves builds as well where no architecture is to be told.
         """
         self._quiet = quiet or Quiet(same_cores=False)
         arch = os.environ.get("TORCH_CUDA_ARCH_LIST") or arch_list()
@@ -77,8 +77,8 @@ class Builder:
         self._folder = root / "builds"
         self._shelf = Shelf(self._folder, LIMITS["builds"])
         environment = {"TORCH_CUDA_ARCH_LIST": arch} if arch else {}
-        shared = None if environment else zygote
-        self._zygote = shared or Zygote("cpu", environment=environment)
+        shares = zygote is not None and zygote.device == "cpu" and not environment
+        self._zygote = zygote if zygote and shares else Zygote("cpu", environment=environment)
         self._foreseeing = Zygote("cpu", imports=FORESEEING, environment=environment)
         """Begun by the first Triton candidate, or one that builds late: no other waits for its
         imports."""

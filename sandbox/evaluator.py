@@ -100,8 +100,7 @@ class LocalEvaluator:
         )
         self._turns = Turns()
         self._quiet = Quiet(same_cores=device == "cpu")
-        own = self._zygote if device == "cpu" else None
-        self._builder = Builder(cache, quiet=self._quiet, zygote=own)
+        self._builder = Builder(cache, quiet=self._quiet, zygote=self._zygote)
         waiting = min(READY, self._used()) if ready is None else ready
         self._stand = Stand(self._zygote, self._quiet, waiting, self._used())
         self._compiling = Zygote(
