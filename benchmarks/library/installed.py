@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.export.runtime.switches import Against, against_name
-from benchmarks.library.inside import MARK
+from benchmarks.library.inside.exchange import MARK
 from sandbox.cores import launching_core
 from sandbox.errors import ConfigError
 from sandbox.spawn import visible_device, zygote_environment

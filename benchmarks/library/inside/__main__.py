@@ -9,18 +9,13 @@ import json
 import logging
 import sys
 import time
-from typing import Any
 
 import torch
 
-from . import MARK
-from .checks import CHECKS, Heard, Skip, told
+from .checks import CHECKS, Heard, Skip
 from .clock import timed
+from .exchange import say, told
 from .subject import Subject
-
-
-def say(**fields: Any) -> None:
-    print(f"\n{MARK}{json.dumps(fields)}", flush=True)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .exchange import told
 from .subject import Subject, error, floating, listed, synchronise
 
 FOREIGN = ("warpsmith", "sandbox", "agent", "kernelbench")
@@ -236,8 +237,3 @@ def gradients(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -
 CHECKS: tuple[Callable[[Subject], str], ...] = (
     clean, kernel, fallback, opcheck, fullgraph, cuda_graph, threads, streams, autograd,
 )  # fmt: skip
-
-
-def told(failure: BaseException) -> str:
-    lines = str(failure).strip().splitlines() or [""]
-    return f"{type(failure).__name__}: {lines[0][:300]}"
