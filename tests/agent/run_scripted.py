@@ -1,6 +1,5 @@
-"""A campaign in a process of its own, to be killed: `python -m tests.agent.run_scripted FOLDER`."""
+"""A campaign to be killed (tests/agent/killable.py)."""
 
-import sys
 from pathlib import Path
 
 from agent.storage import RunLock
@@ -11,8 +10,9 @@ SOURCES = {
 }
 OPTIONS = {"max_candidates_per_task": 8, "proposals_per_round": 3, "confirm": False}
 
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+
+def main(name: str) -> None:
+    folder = Path(name)
     RunLock(folder)
     engine = local_engine(log=folder / "log")
     campaign(folder, SOURCES, engine, **OPTIONS)

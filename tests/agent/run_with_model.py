@@ -1,6 +1,5 @@
-"""A campaign with a model in a process of its own, to be killed: URL FOLDER [STRATEGY]."""
+"""A campaign with a model, to be killed (tests/agent/killable.py)."""
 
-import sys
 from pathlib import Path
 
 from agent.campaign import run_campaign
@@ -12,11 +11,10 @@ from tests.agent.scripts import local_engine, make_task
 
 TASKS = [make_task(name) for name in ("a", "b", "c")]
 
-if __name__ == "__main__":
-    url, folder = sys.argv[1], Path(sys.argv[2])
-    strategy = load_optimize(strategy=sys.argv[3] if len(sys.argv) > 3 else None).strategy
+
+def main(url: str, folder: str, strategy: str) -> None:
     config = OptimizeConfig(
-        strategy=strategy,
+        strategy=load_optimize(strategy=strategy).strategy,
         max_candidates=24,
         models=(ModelConfig("scripted", url),),
         keep_replies=False,
@@ -25,7 +23,7 @@ if __name__ == "__main__":
     )
     engine = local_engine(seconds=0.02)
     with (
-        open_run("first", config, folder) as journal,
+        open_run("first", config, Path(folder)) as journal,
         open_proposers(journal, config, {}) as proposers,
     ):
         run_campaign(TASKS, proposers, engine, journal, config.campaign())

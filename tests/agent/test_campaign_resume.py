@@ -1,9 +1,7 @@
 """kill -9 at any moment, then the same command."""
 
 import random
-import signal
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +9,17 @@ import pytest
 from agent.idle import Deferred
 from agent.journal import Journal
 from sandbox.errors import ConfigError
+from tests.agent.killable import Killable
 from tests.agent.run_scripted import OPTIONS, SOURCES
 from tests.agent.scripts import calls, campaign, local_engine, script
 
-COMMAND = [sys.executable, "-m", "tests.agent.run_scripted"]
-ROOT = Path(__file__).parents[2]
-START_S = 0.35
-"""Until the process has imported what it needs, about."""
+MODULE = "tests.agent.run_scripted"
+
+
+@pytest.fixture(scope="module")
+def killable() -> Iterator[Killable]:
+    with Killable(MODULE) as made:
+        yield made
 
 
 def evaluated(folder: Path) -> set[str]:
@@ -30,37 +32,28 @@ def evaluated(folder: Path) -> set[str]:
     return {r.proposal.candidate.id for r in rows if r.evaluation is not None}
 
 
-def run_and_kill(folder: Path, after_s: float) -> bool:
-    """True if the campaign ended before it could be killed."""
-    process = subprocess.Popen([*COMMAND, str(folder)], cwd=ROOT)
-    try:
-        assert process.wait(after_s) == 0
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        return False
-    return True
-
-
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_nothing_finished_is_repeated_or_lost(tmp_path, seed):
+def test_nothing_finished_is_repeated_or_lost(killable, tmp_path, seed):
     dice = random.Random(seed)
-    log, ended, kills = tmp_path / "log", False, 0
+    log, ended, kills, begun = tmp_path / "log", False, 0, False
     while not ended:
         safe = evaluated(tmp_path)
         log.unlink(missing_ok=True)
-        ended = run_and_kill(tmp_path, 30.0 if kills == 6 else START_S + 0.4 * dice.random())
+        ended = killable.run(
+            str(tmp_path), kill_after_s=30.0 if kills == 6 else 0.1 + 0.4 * dice.random()
+        )
         kills += not ended
         assert safe <= evaluated(tmp_path), "a finished evaluation was lost"
         assert not safe & set(calls(log, "start")), "a finished evaluation was repeated"
-    assert kills > 0
+        begun |= not ended and len(evaluated(tmp_path)) > 0
+    assert begun, "a kill met a campaign, not its beginning"
     assert len(evaluated(tmp_path)) == sum(len(s) for s in SOURCES.values())
 
 
-def test_a_killed_campaign_decides_as_if_it_had_not_been(tmp_path):
+def test_a_killed_campaign_decides_as_if_it_had_not_been(killable, tmp_path):
     killed, straight = tmp_path / "killed", tmp_path / "straight"
     killed.mkdir()
-    run_and_kill(killed, START_S + 0.3)
+    killable.run(str(killed), kill_after_s=0.3)
     campaign(killed, SOURCES, **OPTIONS)
     campaign(straight, SOURCES, **OPTIONS)
     for name in SOURCES:
@@ -68,13 +61,13 @@ def test_a_killed_campaign_decides_as_if_it_had_not_been(tmp_path):
             assert one.attempts(f"test/{name}") == other.attempts(f"test/{name}")
 
 
-def test_what_was_proposed_but_not_evaluated_comes_first(tmp_path):
+def test_what_was_proposed_but_not_evaluated_comes_first(killable, tmp_path):
     log = tmp_path / "log"
-    run_and_kill(tmp_path, START_S + 0.2)
+    killable.run(str(tmp_path), kill_after_s=0.2)
     with Journal(tmp_path) as journal:
         pending = [r.proposal.candidate.id for r in journal.proposals("test/a") if r.pending]
     log.unlink(missing_ok=True)
-    assert run_and_kill(tmp_path, 30.0)
+    assert killable.run(str(tmp_path), kill_after_s=30.0)
     in_a = [c for c in calls(log, "start") if c in evaluated(tmp_path)]
     assert set(pending) <= set(in_a[: 2 * len(pending) + 3])
 

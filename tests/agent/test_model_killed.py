@@ -1,21 +1,14 @@
 """kill -9 of a campaign with requests in flight: what had arrived is used, and not asked again."""
 
-import os
 import random
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from agent.journal import Journal
+from tests.agent.killable import Killable
 from tests.agent.scripts import hashed_reply
 from tests.doubles.openai_server import OpenAIServer
-
-ROOT = Path(__file__).parents[2]
-START_S = 1.2
-"""Until the process has imported what it needs, about."""
 
 
 @pytest.mark.parametrize(
@@ -28,21 +21,16 @@ START_S = 1.2
     ],
 )
 def test_a_killed_campaign_loses_no_reply_and_pays_for_none_twice(tmp_path, strategy, seed):
-    environment = os.environ | {"OPENAI_API_KEY": "k"}
     dice, kills = random.Random(seed), 0
-    with OpenAIServer([], answering=hashed_reply, honours_n=False, delay_s=0.1) as server:
-        module = "tests.agent.run_with_model"
-        command = [sys.executable, "-m", module, server.url, str(tmp_path), strategy]
-        while kills < 3:
-            process = subprocess.Popen(command, cwd=ROOT, env=environment)
-            try:
-                process.wait(START_S + dice.random())
-                break
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    with (
+        OpenAIServer([], answering=hashed_reply, honours_n=False, delay_s=0.1) as server,
+        Killable("tests.agent.run_with_model", OPENAI_API_KEY="k") as killable,
+    ):
+        arguments = server.url, str(tmp_path), strategy
+        while kills < 3 and not killable.run(*arguments, kill_after_s=0.2 + dice.random()):
             kills += 1
-        subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=60)
+        assert server.requests, "a kill met a campaign, not its beginning"
+        assert killable.run(*arguments, kill_after_s=60)
         replies = len(list((tmp_path / "first" / "replies").rglob("*.json")))
         lost = len(server.requests) - replies
     assert kills
