@@ -105,7 +105,10 @@ def run(
     finally:
         engine.close()
     found = [evaluation for _, evaluation in judged]
-    held = sum(e.seconds.get(stage, 0.0) for e in found for stage in BUSY)
+    stages: Counter[str] = Counter()
+    for evaluation in found:
+        stages.update(evaluation.seconds)
+    held = sum(stages[stage] for stage in BUSY)
     wrong = sum(e.status is not s.expected for s, e in judged)
     return {
         "gpus": gpus,
@@ -115,6 +118,7 @@ def run(
         "wall_s": round(wall_s, 2),
         "per_minute": round(60 * len(found) / wall_s, 1),
         "busy_share": round(held / wall_s / engine.lanes, 3),
+        "mean_stage_s": {stage: round(s / max(1, len(found)), 4) for stage, s in stages.items()},
         "unexpected": wrong,
         "statuses": dict(Counter(e.status.value for e in found)),
     }

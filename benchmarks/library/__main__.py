@@ -161,8 +161,8 @@ def checked(site: Site, row: Row, deadline: float, record: Record) -> None:
 
 
 def timed(site: Site, rows: Sequence[Row], pairs: int, deadline: float, record: Record) -> None:
-    """Every operator in `pairs` fresh processes whose core was not slow, and in up to MORE times as
-    many while there are not so many or its interval is wide; one that ends its process is not asked
+    """Every operator in `pairs` fresh processes that count, and in up to MORE times as many while
+    there are not so many or its interval is wide; one that ends its process is not asked
     again.
     """
     able = {row.operator: row for row in rows if row.passed("kernel")}

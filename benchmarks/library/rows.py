@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.export.artefact import ACTIVE, Artefact, against_best, beats_eager, state_of
-from benchmarks.library.times import Process, process
+from benchmarks.library.times import Process, processes
 from sandbox.bounds import CLASS_NORM
 from sandbox.figures import Interval
 from sandbox.statistics import Null, interval
@@ -53,7 +53,7 @@ class Row:
     reference_ms: float | None = None
     operator_ms: float | None = None
     pairs: int = 0
-    """Processes that count: their core was not slow."""
+    """Processes that count: their core did not matter, or was not slow."""
     processes: list[Process] = field(default_factory=list)
     """All of them."""
     floor: float | None = None
@@ -100,7 +100,7 @@ class Row:
 
     def note_times(self, done: Sequence[dict[str, Any]], quickest_us: float) -> None:
         """What its processes said, on a core of that pace at best."""
-        self.processes = [process(said, quickest_us) for said in done]
+        self.processes = processes(done, quickest_us)
         calm = [p for p in self.processes if p.counts]
         self.pairs, self.speedup = len(calm), None
         if not calm:
@@ -131,7 +131,8 @@ class Row:
 
     @property
     def out_of_memory(self) -> bool:
-        return any("OutOfMemoryError" in self.checks[n]["detail"] for n in self.wrong)
+        said = [self.checks[n]["detail"] for n in self.wrong]
+        return any("OutOfMemoryError" in d or "out of memory" in d for d in said)
 
     @property
     def wrong(self) -> list[str]:

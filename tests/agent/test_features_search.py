@@ -78,6 +78,16 @@ def test_no_thread_has_thousands_of_elements_in_turn(name: str, rows: int, colum
     assert all(columns <= 1024 * int(p["threads"]) for p in fitting if p["form"] == "rows")
 
 
+@pytest.mark.parametrize(("dtype", "loads"), [("float32", 4), ("bfloat16", 1), ("float16", 1)])
+def test_a_thread_of_half_precision_begins_with_one_load(dtype: str, loads: int) -> None:
+    found = traced(task("sigmoid", "cuda", dtype))
+    program = replace(found.programs[found.main], row_count=1, column_count=1 << 24)
+    start = cuda_pool.default(program)
+    assert start["form"] == "tiles"
+    assert start["unroll"] == loads
+    assert all(cuda_pool.fits(program, other) for other in cuda_pool.others(program))
+
+
 def test_equal_histories_give_equal_proposals() -> None:
     one, two = campaign("cuda", 4), campaign("cuda", 4)
     assert [a.proposal.candidate.id for a in one] == [a.proposal.candidate.id for a in two]

@@ -42,20 +42,26 @@ PACE_US = 10.0
 
 
 def time(
-    reference_ms: float, speedup: float, paces: Sequence[float] = (PACE_US,)
+    reference_ms: float,
+    speedup: float,
+    paces: Sequence[float] = (PACE_US,),
+    launch: float = 0.8,
 ) -> dict[str, Any]:
-    """What a process says; launching slows the operator down where its core is slow."""
-    rounds = [
-        {
-            "pace_us": pace,
-            "reference_ms": reference_ms,
-            "again_ms": reference_ms * 0.999,
-            "operator_ms": reference_ms / speedup * (1.5 if pace > 1.3 * PACE_US else 1.0),
-            "reference_launch_ms": 0.01,
-            "operator_launch_ms": 0.01,
+    """What a process says; `launch` is the launching thread's part of the operator's calls where
+    the core is quick. Calls that it bounds take as long as it does.
+    """
+    rounds = []
+    for pace in paces:
+        device_ms = reference_ms / speedup
+        launching_ms = launch * device_ms * pace / PACE_US
+        took = {
+            "reference": (reference_ms, 0.01),
+            "again": (reference_ms * 0.999, 0.01),
+            "operator": (max(device_ms, launching_ms), launching_ms),
         }
-        for pace in paces
-    ]
+        named = {f"{n}_ms": ms for n, (ms, _) in took.items()}
+        rounds.append(named | {f"{n}_launch_ms": ms for n, (_, ms) in took.items()})
+        rounds[-1]["pace_us"] = pace
     return {"rounds": rounds, "calls": 64, "sets": 64}
 
 
@@ -159,6 +165,20 @@ def test_one_process_alone_tells_no_interval():
     found.note_times([time(0.1, 2.0)], PACE_US)
     assert (found.pairs, found.reference_ms, found.speedup) == (1, 0.1, None)
     assert not found.proven
+
+
+def test_a_slow_core_that_launches_ahead_of_the_device_counts():
+    found = row()
+    found.note_times([time(0.1, 2.0, [16.0] * 3, launch=0.4)] * 3, PACE_US)
+    assert found.pairs == 3
+    assert found.speedup.value == pytest.approx(2.0, rel=1e-3)
+
+
+def test_of_calls_that_launching_bounds_everywhere_those_of_a_quick_core_count():
+    found, paces = row(), [PACE_US] * 3 + [16.0]
+    found.note_times([time(0.1, 2.0, paces, launch=1.0)] * 2, PACE_US)
+    assert [(p.rounds, p.disturbed) for p in found.processes] == [(3, 1)] * 2
+    assert found.speedup.value == pytest.approx(2.0, rel=1e-3)
 
 
 def test_rounds_and_processes_of_a_slow_core_do_not_count():
