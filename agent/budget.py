@@ -38,7 +38,7 @@ class CampaignConfig:
     confirm: bool = True
     """Measure each winner afresh after it was selected."""
     learn: bool = False
-    """A policy learns from the figures: with `confirm`, all abnormal ones are measured again."""
+    """A policy learns from the figures: all abnormal ones are measured again."""
     search_figures: bool = False
     """Where nothing is confirmed, measure as in a search all the same: quick figures that rank, and
     that rewards are made of."""

@@ -155,9 +155,7 @@ class _Campaign:
         if self.course.failure is not None:
             raise self.course.failure
         if self.course.searched and not self._taught:
-            learn_from(
-                self.journal, self.learner, self.config.confirm
-            )  # What was judged in time is not for nothing.
+            learn_from(self.journal, self.learner)  # What was judged in time is not for nothing.
         rows = tuple(self._report(run) for run in self.runs)
         cut = next((row.reason for row in rows if row.reason == SEARCH_OVER), None)
         awaiting = any(run.owed for run in self.runs)
@@ -251,10 +249,10 @@ class _Campaign:
             return
         # In this thread: there is nothing else to do, and the journal has one writer.
         assert self.learner is not None
-        again = self.learner.again(rollouts(self.journal, self.config.confirm))
+        again = self.learner.again(rollouts(self.journal))
         once_more = [run for run in active if run.task.id in again]
         if not once_more:
-            learn_from(self.journal, self.learner, self.config.confirm)
+            learn_from(self.journal, self.learner)
         for run in once_more or active:
             run.resting, run.taught = False, self._taught
             if run.taught:

@@ -57,10 +57,13 @@ def upheld(search: Evaluation, confirmation: Evaluation) -> bool:
 
 
 def refuted(record: Recorded) -> bool:
-    """Measured afresh, and no promotion; a fault of ours refutes nothing."""
-    if record.evaluation is None or record.confirmation is None:
+    """Measured afresh, and not faster, or otherwise than the search said; a fault of ours refutes
+    nothing. What is not refuted may have too few pairs to be promoted.
+    """
+    search, again = record.evaluation, record.confirmation
+    if search is None or again is None or not again.status.scored:
         return False
-    return record.confirmation.status.scored and not upheld(record.evaluation, record.confirmation)
+    return not (promising(again) and agree(search.speedup, again.speedup))
 
 
 def told(record: Recorded) -> Attempt | None:

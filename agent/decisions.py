@@ -77,9 +77,8 @@ def doubtful(records: Sequence[Recorded], config: CampaignConfig) -> Recorded | 
     """What is measured again before anything goes on from it: a winner too fast to be believed, and
     where a policy learns whatever figure of its rollouts is.
     """
-    if not config.confirm:
-        return None
-    return unlikely(records) or (unverified(records) if config.learn else None)
+    first = unlikely(records) if config.confirm else None
+    return first or (unverified(records) if config.learn else None)
 
 
 def search_over(run: TaskRun, records: Sequence[Recorded], config: CampaignConfig) -> bool:
@@ -91,6 +90,13 @@ def search_over(run: TaskRun, records: Sequence[Recorded], config: CampaignConfi
 
 def next_round(records: Sequence[Recorded]) -> int:
     return 1 + max((r.round for r in records), default=-1)
+
+
+def bar_again(config: CampaignConfig) -> float | None:
+    """What has to be beaten when it is measured again: nothing where winners are confirmed, whole;
+    else another search's pair checks what the first said.
+    """
+    return 1.0 if config.search_figures and not config.confirm else None
 
 
 def bar(records: Sequence[Recorded], round: int, config: CampaignConfig) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from agent.budget import CampaignConfig
 from agent.course import Course
-from agent.decisions import bar
+from agent.decisions import bar, bar_again
 from agent.engine import Engine
 from agent.journal import Journal
 from agent.lanes import LanePool, NoLane
@@ -126,10 +126,9 @@ class Jobs:
         candidate = job.record.proposal.candidate
         if job.kind is Kind.BUILD:
             return self._engine.submit_build(run.task, candidate, config)
-        to_beat = None
-        if job.kind is Kind.EVALUATE:
+        again = job.kind is Kind.CONFIRM
+        if again:
+            to_beat = bar_again(self._config)
+        else:
             to_beat = bar(self._journal.proposals(run.task.id), job.round, self._config)
-        elsewhere = job.kind is Kind.CONFIRM
-        return self._engine.submit_evaluate(
-            run.task, candidate, config, to_beat, elsewhere=elsewhere
-        )
+        return self._engine.submit_evaluate(run.task, candidate, config, to_beat, elsewhere=again)

@@ -127,17 +127,17 @@ OpenPolicy = Callable[[Path], LocalPolicy]
 """From a run's folder, in which a learner's checkpoints lie."""
 
 
-def rollouts(journal: Journal, verify: bool = False) -> list[Rollout]:
+def rollouts(journal: Journal) -> list[Rollout]:
     """Every judged rollout of a run. Repeated code is a rollout too: a policy that repeats itself
-    is paid for it again. With `verify` an abnormal figure that nothing has confirmed says nothing,
-    as a fault of ours.
+    is paid for it again. An abnormal figure that was not measured again says nothing, as a fault of
+    ours.
     """
     found = []
     for task in journal.tasks():
         records = journal.proposals(task.id)
         judged = {r.proposal.candidate.id: r for r in records if not r.duplicate}
         lags = journal.lags(task.id)
-        doubted = {r.id for r in abnormal(records)} if verify else frozenset[int]()
+        doubted = {r.id for r in abnormal(records)}
         for record in records:
             candidate_id = record.proposal.candidate.id
             lag_s = None if record.duplicate else lags.get(candidate_id)
@@ -148,13 +148,13 @@ def rollouts(journal: Journal, verify: bool = False) -> list[Rollout]:
     return found
 
 
-def learn_from(journal: Journal, learner: Learner | None, verify: bool = False) -> None:
+def learn_from(journal: Journal, learner: Learner | None) -> None:
     """One update on what the run holds; the journal keeps what it did. Nothing where the last one
     found nothing in these very rollouts, as where a run that has ended is called again.
     """
     if learner is None:
         return
-    began_s, known = time.monotonic(), rollouts(journal, verify)
+    began_s, known = time.monotonic(), rollouts(journal)
     fresh = sum(rollout.version == learner.version for rollout in known)
     if journal.events(LEARN) and _barren(journal.events(LEARN)[-1]) == (learner.version, fresh):
         return

@@ -42,11 +42,7 @@ class ReplayEngine:
     lanes = 1
     depth = 1
 
-    def __init__(self, journal: Journal, *, confirms: bool) -> None:
-        """`confirms`: whether the campaign measured its winners afresh; then an evaluation with
-        nothing to beat is such a one.
-        """
-        self._confirms = confirms
+    def __init__(self, journal: Journal) -> None:
         self._tasks = {task.id: task for task in journal.tasks()}
         self._measured = {id: journal.measured(id) or Measured() for id in self._tasks}
         self._invalid: dict[str, str] = {}
@@ -81,8 +77,7 @@ class ReplayEngine:
         record = self._records.get(candidate.id)
         evaluation = None
         if record is not None:
-            confirming = self._confirms and to_beat is None
-            evaluation = record.confirmation if confirming else record.evaluation
+            evaluation = record.confirmation if elsewhere else record.evaluation
         if evaluation is None and task.id in self._invalid:
             return _failed(InvalidReference(self._invalid[task.id]))
         if evaluation is None:
@@ -145,7 +140,7 @@ def replay_run(
             result = run_campaign(
                 recorded.tasks(),
                 [PacedProposer(inner, recorded)],
-                ReplayEngine(recorded, confirms=config.confirm),
+                ReplayEngine(recorded),
                 journal,
                 config.campaign(),
             )

@@ -10,7 +10,7 @@ import pytest
 
 from agent.budget import CampaignConfig
 from agent.campaign import run_campaign
-from agent.confirm import UNLIKELY_SPEEDUP
+from agent.confirm import UNLIKELY_SPEEDUP, refuted
 from agent.journal import Journal
 from agent.learner import POLICY_VERSION, Rollout, rollouts
 from agent.recorded import Purpose
@@ -55,6 +55,19 @@ def test_a_figure_above_twice_the_best_before_it_is_confirmed(tmp_path):
     assert calls(log, "evaluate")[:4] == [first, leap, leap, last]
 
 
+def test_where_winners_are_not_confirmed_another_search_checks_what_is_learned_from(tmp_path):
+    """As a training run's: its rewards are figures of a search, and so is what confirms them."""
+    sources = [script(1, speedup=9.0), script(2, speedup=5.0), script(3, speedup=2.9)]
+    log = tmp_path / "log"
+    unconfirmed = {"confirm": False, "search_figures": True}
+    campaign(tmp_path / "run", {"a": sources}, local_engine(log=log), learn=True, **unconfirmed)
+    assert measured_twice(log, sources) == [True, True, False]
+    told = [line.split()[-1] for line in log.read_text().splitlines() if "to_beat" in line]
+    assert told == ["to_beat=1.0"] * 5
+    with Journal(tmp_path / "run") as journal:
+        assert not any(map(refuted, journal.proposals("test/a")))
+
+
 class Policy(ScriptedProposer):
     """Writes the script with weights of version 0."""
 
@@ -71,7 +84,7 @@ def learned(folder: Path, sources: Sequence[str], **config: object) -> list[Roll
         asked = [Policy({"test/a": sources})]
         settings = CampaignConfig(**config)  # type: ignore[arg-type]
         run_campaign([make_task("a")], asked, engine, journal, settings)
-        found = rollouts(journal, verify=settings.confirm or settings.learn)
+        found = rollouts(journal)
     engine.close()
     return found
 
@@ -85,7 +98,7 @@ def test_the_confirmed_figure_enters_the_gradient(tmp_path):
 def test_what_could_not_be_confirmed_says_nothing(tmp_path):
     """Not the search's figure: it is as if the fault were ours, which TRL leaves out."""
     sources = [script(1, speedup=UNLIKELY_SPEEDUP + 1), script(2, speedup=1.5)]
-    fast, honest = learned(tmp_path, sources, learn=True, confirm=False)
+    fast, honest = learned(tmp_path, sources, learn=False, confirm=False)
     assert fast.evaluation.status is Status.SANDBOX_ERROR
     assert not fast.evaluation.status.scored
     assert fast.evaluation.speedup is None
