@@ -230,6 +230,10 @@ class Baselines:
                 late.waits = False
                 with stage(f"baseline {AHEAD}"):
                     races.together([late], null)
+            if null is not None:
+                with stage(TOGETHER):
+                    for rival in (r for r in rivals.values() if r.wrap is not None):
+                        races.narrow(rival, null)
         except (WorkerFailed, OutOfMemoryError, torch.OutOfMemoryError) as failed:
             logger.info("pair by pair from now on: %s", failed)
         finally:

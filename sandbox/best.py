@@ -27,8 +27,8 @@ def best_baseline(baselines: Sequence[Baseline]) -> tuple[str, Interval | None]:
     best = max(known, key=lambda b: b.speedup.value if b.speedup is not None else 0.0, default=None)
     if best is None or best.speedup is None or best.speedup.value <= 1:
         return EAGER, None
-    count = len(best.logs)
-    if count < 2 or any(len(b.logs) != count for b in known):
+    count = min(len(b.logs) for b in known)  # one that was disturbed has more
+    if count < 2:
         return best.name, best.speedup
     picks = [_pick(known, left_out) for left_out in range(count)]
     if all(pick is best for pick in picks):
@@ -45,7 +45,7 @@ def _pick(known: Sequence[Baseline], left_out: int) -> Baseline | None:
     """The fastest over all pairs but one; None is eager."""
 
     def others(one: Baseline) -> float:
-        return math.fsum(x for i, x in enumerate(one.logs) if i != left_out)
+        return statistics.fmean(x for i, x in enumerate(one.logs) if i != left_out)
 
     fastest = max(known, key=others)
     return fastest if others(fastest) > 0 else None

@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
+import torch
+
 from sandbox.bare import BareGroup, RivalFailed, blamed
 from sandbox.cleanup import on_failure
 from sandbox.compiling import AHEAD, COMPILE_TIMEOUT_S, COMPILED, Compiling
 from sandbox.device import free_bytes
 from sandbox.handle import WorkerFailed
 from sandbox.judge import MEMORY_TYPES
+from sandbox.memory import OutOfMemoryError
 from sandbox.observation import Errors, RoundObservation
 from sandbox.pair import ProcessPair
 from sandbox.plan import Plan
@@ -88,9 +91,27 @@ class Races:
             self._raced(rival, null, bare=bare)
         return rival.rounds
 
+    def narrow(self, rival: Rival, null: Null, *, bare: bool = True) -> None:
+        """More pairs of fresh processes while its figure is a disturbed one's, at most as many as
+        it had. They are spared where one fails.
+        """
+        fewest = self.config.min_pairs
+        for number in range(fewest, 2 * fewest):
+            if not rival.disturbed(null, self.config):
+                break
+            rival.left.add(number)
+            try:
+                self._race([rival], lambda: null, bare=bare)
+            except (WorkerFailed, OutOfMemoryError, torch.OutOfMemoryError) as failed:
+                logger.info("%s stays as it is: %s", rival.wrap, failed)
+                rival.left.clear()
+                break
+
     def _raced(self, rival: Rival, null: Null | None, *, bare: bool) -> None:
         try:
             self._race([rival], lambda: null, bare=bare)
+            if rival.wrap is not None and null is not None:
+                self.narrow(rival, null, bare=bare)
         finally:
             self.dismiss(rival)
         if rival.failed is not None:

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 from sandbox.handle import WorkerFailed
 from sandbox.observation import RoundObservation
-from sandbox.statistics import Null, summarise
+from sandbox.statistics import Null, interval, summarise
 from sandbox.subject import Subject
 from sandbox.types import EvalConfig
+
+DISTURBED = 2.0
+"""Upper over lower bound of a figure of which one pair was disturbed, or more."""
 
 
 class Rival:
@@ -39,6 +42,14 @@ class Rival:
     def wants(self, number: int) -> bool:
         """Whether it is to be in this pair."""
         return self.failed is None and number in self.left
+
+    def disturbed(self, null: Null, config: EvalConfig) -> bool:
+        """Whether its pairs agree so badly that more may help."""
+        pairs = summarise(self.rounds)
+        if self.failed is not None or self.left or not pairs:
+            return False
+        found = interval(pairs, null, config)
+        return found.high > DISTURBED * found.low
 
 
 def null_of(rounds: Sequence[RoundObservation]) -> Null:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -181,8 +182,11 @@ def compiled(evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch) -> list
 
 
 @pytest.fixture
-def raced(evaluator: LocalEvaluator, compiled: list[str]) -> Iterator[tuple[Races, Null]]:
-    """Of a task that was prepared."""
+def raced(
+    evaluator: LocalEvaluator, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Races, Null]]:
+    """Of a task that was prepared, where no figure is taken for a disturbed one."""
+    monkeypatch.setattr("sandbox.rival.DISTURBED", math.inf)
     task = task_of(SCALE.replace("1.0", "4.625"))
     prepared = evaluator.prepare(task, FAST)
     compiled.clear()
@@ -221,6 +225,50 @@ def test_the_first_workers_code_serves_the_others(
     # The second worker has what the first one found, which took minutes.
     assert compiled[:5] == ["opened", "pair 0", "tuned", "kept", "opened"]
     assert Counter(compiled)["called"] == 0
+
+
+@pytest.mark.parametrize("disturbed", [{0}, {0, 2, 3}, set()])
+def test_a_disturbed_baseline_has_more_pairs_until_they_agree(
+    raced: tuple[Races, Null], monkeypatch: pytest.MonkeyPatch, disturbed: set[int]
+) -> None:
+    races, timed = raced[0], Races._rounds
+    null = Null((0.01, -0.01))
+    workers = list[int]()
+
+    def rounds(races: Races, number: int, group: Any, *more: Any) -> Any:
+        """As on a quiet machine, but for what is disturbed."""
+        ((rival, subject),) = group.items()
+        workers.append(subject.worker.pid)
+        found = timed(races, number, group, *more)[rival]
+        slow = 4.0 if number in disturbed else 1.0 + 0.001 * number
+        calm = [
+            replace(seen, reference_s=1.0, candidate_s=slow, candidate_collect_s=0.0, void="")
+            for seen in found
+        ]
+        return {rival: calm}
+
+    monkeypatch.setattr("sandbox.rival.DISTURBED", 2.0)
+    monkeypatch.setattr(Races, "_rounds", rounds)
+    found = races.race("compile", deque(), null)
+    pairs = {seen.pair for seen in found}
+    assert len(set(workers)) == len(workers) == len(pairs)
+    assert pairs == set(range(2 * FAST.min_pairs if disturbed else FAST.min_pairs))
+
+
+def test_a_further_pair_that_fails_leaves_a_baseline_as_it_was(
+    raced: tuple[Races, Null], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    races, timed = raced[0], Races._rounds
+
+    def rounds(races: Races, number: int, *more: Any) -> Any:
+        if number >= FAST.min_pairs:
+            raise WorkerFailed(SHORT_OF_MEMORY)
+        return timed(races, number, *more)
+
+    monkeypatch.setattr("sandbox.rival.DISTURBED", 0.0)
+    monkeypatch.setattr(Races, "_rounds", rounds)
+    found = races.race("compile", deque(), raced[1])
+    assert {seen.pair for seen in found} == set(range(FAST.min_pairs))
 
 
 def test_a_worker_that_finds_no_room_beside_a_pair_compiles_in_its_own(

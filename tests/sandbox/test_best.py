@@ -42,6 +42,15 @@ def test_each_pair_measures_what_the_others_chose():
     assert found.high / found.value == pytest.approx(1.1)
 
 
+def test_a_disturbed_baseline_of_more_pairs_is_chosen_and_measured_apart_all_the_same():
+    one, other = baseline("compile", (0.3, 0.1, 0.2)), baseline("cuda_graph", (0.1, 0.4, 0.1, 0.19))
+    name, found = best_baseline([one, other])
+    # Of the others, means of 0.15 and 0.23, 0.25 and 0.13, 0.2 and 0.23.
+    assert name == "compile"
+    assert found is not None
+    assert math.log(found.value) == pytest.approx((0.1 + 0.1 + 0.1) / 3)
+
+
 def test_records_without_pairs_tell_what_was_measured():
     found = baseline("compile", (0.3, -0.1, -0.1), kept=False)
     assert best_baseline([found, baseline("cuda_graph", (0.01,) * 3)]) == ("compile", found.speedup)
