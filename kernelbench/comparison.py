@@ -1,11 +1,12 @@
 """Two benches, task by task: is the difference more than noise, and which tasks make it?
 
-The overall ratio's interval resamples tasks and adds each task's own measurement error, so that two
-runs of few tasks do not differ by chance. A task has changed where its verdict has, or where its
-ratio stands out of both runs' errors at a false discovery rate of 5 % (Benjamini and Hochberg 1995)
-and exceeds both noise floors. A task's error is the scatter of its process pairs: the recorded
-interval keeps its level at every look, and of three pairs is six times as wide. Only where a single
-pair, or a baseline's figure alone, is recorded is the interval taken as if it were normal.
+The overall ratio's interval resamples tasks and adds each task's own measurement error, Student's t
+of its few pairs, so that two runs of few tasks do not differ by chance. A task has changed where
+its verdict has, or where its ratio stands out of both runs' errors at a false discovery rate of 5 %
+(Benjamini and Hochberg 1995) and exceeds both noise floors. A task's error is the scatter of its
+process pairs: the recorded interval keeps its level at every look, and of three pairs is six times
+as wide. Only where a single pair, or a baseline's figure alone, is recorded is the interval taken
+as if it were normal.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ class Difference:
     after: Row
     log_ratio: float
     error: float
+    dof: int
+    """Of the scatter that told the error; 0 where it is taken as normal."""
     p: float
     """Chance of so large a ratio by noise alone; 0 where the verdict changed."""
 
@@ -180,13 +183,19 @@ def _first_samples(rows: Iterable[Row]) -> dict[str, Row]:
 def _difference(before: Row, after: Row) -> Difference:
     (one, one_error), (other, other_error) = _log_speedup(before), _log_speedup(after)
     ratio, error = other - one, math.hypot(one_error, other_error)
-    if before.evaluation.status is not after.evaluation.status:
-        return Difference(before, after, ratio, error, p=0.0)
     timings = [t for t in (before.evaluation.timing, after.evaluation.timing) if t is not None]
+    dof = sum(max(0, len(t.pairs) - 1) for t in timings)
+    if before.evaluation.status is not after.evaluation.status:
+        return Difference(before, after, ratio, error, dof, p=0.0)
     beyond = error > 0 and abs(ratio) > max((t.noise_floor for t in timings), default=0.0)
-    dof = max(1, sum(len(t.pairs) - 1 for t in timings))
-    p = 2 * (1 - t_cdf(abs(ratio) / error, dof)) if beyond else 1.0
-    return Difference(before, after, ratio, error, p)
+    p = _chance(abs(ratio) / error, dof) if beyond else 1.0
+    return Difference(before, after, ratio, error, dof, p)
+
+
+def _chance(errors: float, dof: int) -> float:
+    """Of a ratio so many errors off, by noise; where no scatter told the error it is normal."""
+    below = t_cdf(errors, dof) if dof else statistics.NormalDist().cdf(errors)
+    return 2 * (1 - below)
 
 
 def _log_speedup(row: Row) -> tuple[float, float]:
@@ -206,7 +215,9 @@ def _overall(found: Sequence[Difference]) -> Interval:
     errors = np.array([d.error for d in found])
     random = np.random.default_rng(SEED)
     draws = random.integers(0, len(logs), (RESAMPLES, len(logs)))
-    noise = random.standard_normal(draws.shape) * errors[draws]
+    dofs = np.array([d.dof for d in found])[draws]
+    normal, scatter = random.standard_normal(draws.shape), random.standard_t(np.maximum(dofs, 1))
+    noise = np.where(dofs > 0, scatter, normal) * errors[draws]
     means = (logs[draws] + noise).mean(axis=1)
     tail = (1 - CONFIDENCE) / 2
     low, high = (float(x) for x in np.quantile(means, (tail, 1 - tail)))

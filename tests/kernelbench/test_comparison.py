@@ -13,6 +13,7 @@ from sandbox.figures import Baseline, Interval, Pair
 from sandbox.statistics import Null, interval
 from sandbox.types import EvalConfig, Status
 from tests.kernelbench.bench_records import HERE, row
+from tests.kernelbench.bench_records import interval as within
 
 TRUE = [random.Random(n).lognormvariate(0.3, 0.5) for n in range(40)]
 
@@ -56,6 +57,17 @@ def test_one_task_within_its_interval_is_noise_and_far_outside_is_not():
     assert [c.task_id for c in found.changes] == ["a"]
     assert found.verdict.startswith("B is faster than A: 1.500x [1.49")
     assert found.ratio.low > 1.0
+
+
+def test_one_task_differs_by_chance_as_often_as_an_interval_of_95_per_cent_says():
+    rng = random.Random(3)
+
+    def measured_once() -> list[Row]:
+        logs = tuple(rng.gauss(0.4, 0.01) for _ in range(3))
+        return [row("a", math.exp(sum(logs) / 3), logs=logs)]
+
+    found = [compare(measured_once(), measured_once()) for _ in range(300)]
+    assert sum(not f.noise_only for f in found) < 0.09 * len(found)
 
 
 def test_a_verdict_that_changed_is_a_change_and_counts_one():
@@ -107,3 +119,14 @@ def test_benches_without_kernels_are_compared_by_their_baselines(tmp_path: Path)
     found = compare(a, c)
     assert {change.task_id for change in found.changes} == {f"s/{n}, compile" for n in (1, 2, 3)}
     assert (found.changes[0].before, found.tasks) == ("2.00x [1.98, 2.02]", 6)
+
+
+def test_one_baseline_far_outside_its_interval_stands_out_of_many(tmp_path: Path):
+    for name, ratio in (("a", 1.25), ("b", 2.5)):
+        for n in range(20):
+            faster = within(ratio if n == 0 else 1.25, 0.02)
+            timed = (Baseline("compile", 1.0, faster),)
+            record = Reference(f"s/{n}", "hash", "config", HERE, 2.0, timed)
+            append_record(tmp_path / name / REFERENCES, record)
+    a, b = (read_bench(tmp_path / name)[0] for name in "ab")
+    assert [change.task_id for change in compare(a, b).changes] == ["s/0, compile"]
