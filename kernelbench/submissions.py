@@ -8,7 +8,8 @@
 | `.json`, `.jsonl`: an object a line | `level_id`, `task_id` (its number), `custom_code` |
 
 Nothing is run here. What cannot be used is one `Problem` each and stops nothing else; text that is
-no Python is a submission, which its evaluation will refuse: a failure is never lost here.
+no Python, or none at all, is a submission, which its evaluation will refuse: a failure is never
+lost here, nor is a later sample taken for the first.
 """
 
 from __future__ import annotations
@@ -126,30 +127,37 @@ def collect(raws: Iterable[Raw | Problem], tasks: Sequence[Task]) -> Found:
     foreign: list[Raw] = []
     kept: dict[tuple[str, int], Submission] = {}
     for raw in raws:
+        origin = _as_utf8(raw.origin)
         if isinstance(raw, Problem):
-            problems.append(raw)
+            problems.append(Problem(origin, raw.reason))
             continue
         if raw.task is None:
-            why = f"{raw.named} is no task of the suite{_meant(raw.named, tasks)}"
-            problems.append(Problem(raw.origin, why))
+            named = _as_utf8(raw.named)
+            why = f"{named} is no task of the suite{_meant(named, tasks)}"
+            problems.append(Problem(origin, why))
             continue
         key = (raw.task.id, raw.sample)
         if key in kept:
             first = kept[key].origin
             problems.append(
-                Problem(raw.origin, f"{raw.task.id} has a sample {raw.sample} already: {first}")
+                Problem(origin, f"{raw.task.id} has a sample {raw.sample} already: {first}")
             )
             continue
         if raw.reference is not None and _bare(raw.reference) != _bare(raw.task.source):
             foreign.append(raw)
         candidate = Candidate(raw.task.id, _language(raw), raw.source)
-        kept[key] = Submission(candidate, raw.sample, raw.origin)
+        kept[key] = Submission(candidate, raw.sample, origin)
     if foreign:
         what = f"{len(foreign)} references differ from the suite's, the first of {foreign[0].named}"
         problems.append(Problem(foreign[0].origin, f"{what}: made for another version of it"))
     order = {task.id: number for number, task in enumerate(tasks)}
     chosen = sorted(kept.values(), key=lambda s: (order[s.candidate.task_id], s.sample))
     return Found(tuple(chosen), tuple(problems))
+
+
+def _as_utf8(name: str) -> str:
+    """As every file and terminal can show it: a file's name may be of any bytes."""
+    return name.encode(errors="replace").decode()
 
 
 def _meant(named: str, tasks: Sequence[Task]) -> str:
@@ -261,8 +269,8 @@ def _line(line: str, origin: str, suite: Suite) -> Raw | Problem:
             return Problem(origin, "expected an object with level_id, task_id and custom_code")
     code, sample = record.get("custom_code"), record.get("sample_id", 0)
     named = f"level{level}/{number}"
-    if not isinstance(code, str) or not code.strip():
-        return Problem(origin, f"{named} holds no code, which counts as a failure")
+    if not isinstance(code, str | None):
+        return Problem(origin, f"{named}: custom_code is {code!r:.40}; expected text")
     if not isinstance(sample, int) or sample < 0:
         return Problem(origin, f"{named}: sample_id is {sample!r}; expected a number from 0")
     try:
@@ -274,7 +282,7 @@ def _line(line: str, origin: str, suite: Suite) -> Raw | Problem:
         task,
         named,
         sample,
-        code,
+        code or "",
         origin,
         reference=reference if isinstance(reference, str) else None,
     )

@@ -77,11 +77,20 @@ def test_a_file_that_is_no_text_is_one_line(tmp_path):
     assert found(tmp_path, OWN) == ([], [f"{tmp_path}/softmax.py: not UTF-8 text"])
 
 
+def test_a_name_of_other_bytes_than_utf_8_can_be_written_everywhere(tmp_path):
+    write(tmp_path, **{"caf\udce9/softmax": KERNEL, "caf\udce9": KERNEL})
+    read = read_submissions(tmp_path, OWN)
+    assert [s.origin for s in read.submissions] == [f"{tmp_path}/caf?/softmax.py"]
+    assert [str(p) for p in read.problems] == [
+        f"{tmp_path}/caf?.py: caf? is no task of the suite",
+    ]
+
+
 def test_json_lines_are_read_and_broken_ones_named(tmp_path):
     good = {"level_id": 1, "task_id": 19, "custom_code": KERNEL, "score_default": 3.0}
     lines = [
         json.dumps(good),
-        json.dumps(good | {"task_id": 1, "custom_code": None}),
+        json.dumps(good | {"task_id": 1, "custom_code": 3}),
         json.dumps(good | {"task_id": 77}),
         json.dumps(good),
         json.dumps(good | {"sample_id": 1}),
@@ -92,12 +101,23 @@ def test_json_lines_are_read_and_broken_ones_named(tmp_path):
     path.write_text("\n".join(lines))
     names, problems = found(path)
     assert names == [(TASKS[1].id, 0), (TASKS[1].id, 1)]
-    words = ("2: level1/1 holds no code", "3: level1/77 is no task", "4: kernelbench/level1/19")
+    words = ("2: level1/1: custom_code is 3", "3: level1/77 is no task", "4: kernelbench/level1/19")
     words = (*words, "6: expected an object", "7: not JSON, or cut short")
     assert len(problems) == len(words)
     for problem, word in zip(sorted(problems), words, strict=True):
         assert f"kernels.json:{word}" in problem
         assert "\n" not in problem
+
+
+@pytest.mark.parametrize("code", [None, "", " \n"])
+def test_a_sample_without_code_is_a_failure_and_the_next_is_not_the_first(tmp_path, code):
+    lines = [
+        {"level_id": 1, "task_id": 19, "custom_code": text, "sample_id": sample}
+        for sample, text in enumerate((code, KERNEL))
+    ]
+    path = tmp_path / "kernels.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert found(path) == ([(TASKS[1].id, 0), (TASKS[1].id, 1)], [])
 
 
 def test_references_of_another_version_are_one_line_and_their_kernels_are_kept(tmp_path):
