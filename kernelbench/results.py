@@ -20,7 +20,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from kernelbench.scaling import Scaling
 from kernelbench.submissions import NUMBERED
@@ -170,7 +170,7 @@ def write_csv(path: Path, rows: Iterable[Row]) -> None:
         *("best_baseline_speedup", "peak_mib", "reference_peak_mib", "scaled"),
         *("candidate_id", "origin", "detail"),
     )
-    with path.open("w", newline="", encoding="utf-8") as stream:
+    with _table(path) as stream:
         table = csv.writer(stream)
         table.writerow(names)
         for row in rows:
@@ -183,7 +183,7 @@ def write_baselines(
     """One line per task and baseline; `scaled`: the sizes of tasks that were not taken whole."""
     figures = ("speedup", "low", "high", "baseline_ms", "eager_ms")
     names = ("task", "baseline", *figures, "scaled", "detail")
-    with path.open("w", newline="", encoding="utf-8") as stream:
+    with _table(path) as stream:
         table = csv.writer(stream)
         table.writerow(names)
         for task_id, baselines in by_task.items():
@@ -195,6 +195,11 @@ def write_baselines(
                     cells = (found.value, found.low, found.high, one.latency_ms, eager_ms)
                 size = scaled.get(task_id, "")
                 table.writerow([task_id, one.name, *cells, size, one.detail])
+
+
+def _table(path: Path) -> TextIO:
+    """Names of files need not be UTF-8: what they hold besides is written as its code."""
+    return path.open("w", newline="", encoding="utf-8", errors="backslashreplace")
 
 
 def _cells(row: Row) -> tuple[object, ...]:

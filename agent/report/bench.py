@@ -59,11 +59,11 @@ def bench_page(folder: Path, references: Sequence[Curve] = ()) -> Page:
     statuses = Counter(s.evaluation.status.value for s in samples)
     about = report.about
     return Page(
-        title=folder.resolve().name,
+        title=visible(folder.resolve().name),
         kind="bench",
         subtitle=tuple(
-            filter(
-                None,
+            map(
+                visible,
                 (
                     device_of(samples, report),
                     f"input {about['input']}" if about.get("input") else "no kernels",

@@ -69,7 +69,8 @@ def write_report(
     text = render.markdown(page) if markdown else render.html(page, plotly)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        # Names of files, and so of tasks, need not be UTF-8.
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
     return path

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.report.find import page_of
+from agent.report.find import page_of, write_report
 from agent.report.page import State
 from agent.report.render import html, markdown
 from kernelbench.bench import Bench
@@ -105,6 +105,31 @@ def test_a_bench_without_kernels_shows_its_baselines(tmp_path: Path) -> None:
     assert "no kernels" in page.subtitle
     assert "fastest: compile" in markdown(page)
     assert "1_a" in html(page, "")
+
+
+def test_a_bench_without_kernels_or_baselines_is_a_page_too(tmp_path: Path) -> None:
+    task = Task("kernelbench/level1/1_a", "# a", "cuda")
+    for _ in range(2):
+        Bench([task], [], EvalConfig(), HERE, tmp_path, {"input": "", "suite": "s"}).write()
+        reference = Reference(task.id, task.hash, EvalConfig().id, HERE, None, detail="hangs")
+        append_record(tmp_path / REFERENCES, reference)
+    page, _ = page_of(str(tmp_path))
+    assert page.tiles == ()
+    assert "1_a" in html(page, "")
+
+
+def test_a_bench_whose_name_is_not_utf_8_is_a_page_too(tmp_path: Path) -> None:
+    task = Task("file/caf\udce9", "# a", "cuda")
+    for _ in range(2):
+        bench = Bench(
+            [task], [], EvalConfig(), HERE, tmp_path / "caf\udce9", {"input": "caf\udce9"}
+        )
+        bench.write()
+        timed = (Baseline("compile", 1.0, Interval(2.0, 1.9, 2.1)),)
+        reference = Reference(task.id, task.hash, EvalConfig().id, HERE, 2.0, timed)
+        append_record(bench.folder / REFERENCES, reference)
+    written = write_report(str(bench.folder), None, markdown=True)
+    assert "**caf⟨U+DCE9⟩**" in written.read_text(encoding="utf-8")
 
 
 def test_another_bench_is_a_curve_beside(bench: Path) -> None:
