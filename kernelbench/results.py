@@ -229,6 +229,8 @@ def write_upstream(
     of what was scaled.
 
     Its older analyses pair the two files by position, so a task without a kernel has an entry too.
+    Files of levels and baselines that are not among these are removed: a folder may have been used
+    for others before.
     """
     rows = [row for row in rows if row.scaled is None]
     references = [reference for reference in references if reference.scaled is None]
@@ -261,10 +263,16 @@ def write_upstream(
         for file, latency_ms in known.items():
             stats = _stats([latency_ms], hardware)
             timing.setdefault(file, {}).setdefault(level, {})[name] = stats
-    for level_number, results in samples.items():
-        _write(folder / f"level{level_number}" / "eval_results.json", results)
-    for file, levels in timing.items():
-        _write(folder / "timing" / f"{file}.json", levels)
+    files: dict[Path, object] = {
+        folder / f"level{level_number}" / "eval_results.json": results
+        for level_number, results in samples.items()
+    }
+    files |= {folder / "timing" / f"{file}.json": levels for file, levels in timing.items()}
+    before = {*folder.glob("level*/eval_results.json"), *folder.glob("timing/baseline_time_*.json")}
+    for path in before - files.keys():
+        path.unlink()
+    for path, record in files.items():
+        _write(path, record)
 
 
 def eager_latencies(rows: Sequence[Row], references: Sequence[Reference]) -> dict[str, float]:

@@ -70,7 +70,7 @@ def bench(folder: Path, names: str = "1_A 2_B 23_C", **changes) -> Bench:
         if t.id.rpartition("/")[2] in names.split()
     ]
     given = {"tasks": TASKS, "config": CONFIG, "environment": HERE, "about": {"input": "x"}}
-    return Bench(submissions=submissions, folder=folder, **given | changes)
+    return Bench(folder=folder, **{"submissions": submissions} | given | changes)
 
 
 def test_a_second_call_goes_on_where_the_first_was_cut(tmp_path):
@@ -240,6 +240,19 @@ TIMED = (
     Baseline("compile", 2.0, Interval(2.0, 1.9, 2.1)),
     Baseline("cuda_graph", None, None, "it failed"),
 )
+
+
+def test_kernelbenchs_files_of_what_the_folder_was_used_for_before_are_gone(tmp_path):
+    other = Task("kernelbench/level2/1_E", "# E", "cpu")
+    kernel = Submission(Candidate(other.id, Language.TRITON, "# kernel"), 0, "kernel.py")
+    before = bench(tmp_path, tasks=[other], submissions=[kernel])
+    before.run(ListedJudge({"1_E": 2.0}))
+    bench(tmp_path).run(ListedJudge({}))
+    files = {str(path.relative_to(tmp_path)) for path in (tmp_path / "kernelbench").rglob("*.json")}
+    assert files == {
+        "kernelbench/level1/eval_results.json",
+        "kernelbench/timing/baseline_time_torch.json",
+    }
 
 
 def test_without_kernels_references_and_baselines_are_timed_and_no_figure_is_a_failure(tmp_path):
