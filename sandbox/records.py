@@ -35,6 +35,12 @@ def from_record(kind: type[T], record: Any) -> T:
 
 
 Build = Callable[[Any], Any]
+SCALARS: Mapping[Any, tuple[str, tuple[type, ...]]] = {
+    str: ("text", (str,)),
+    int: ("number", (int, float)),
+    float: ("number", (int, float)),
+}
+"""As JSON has them: what each is called, and which types it may come as."""
 
 
 @cache
@@ -52,12 +58,29 @@ def _builder(kind: Any) -> Build:
         return _of_dataclass(kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind
+    if kind in SCALARS:
+        return _of_scalar(*SCALARS[kind])
     return lambda record: record
+
+
+def _of_scalar(word: str, forms: tuple[type, ...]) -> Build:
+    def build(record: Any) -> Any:
+        if not isinstance(record, forms):
+            raise TypeError(f"{record!r:.40} is no {word}")
+        return record
+
+    return build
 
 
 def _of_mapping(args: tuple[Any, ...]) -> Build:
     each = _builder(args[1]) if args else _builder(Any)
-    return lambda record: {key: each(item) for key, item in record.items()}
+
+    def build(record: Any) -> Any:
+        if not isinstance(record, Mapping):
+            raise TypeError(f"{record!r:.40} is no object")
+        return {key: each(item) for key, item in record.items()}
+
+    return build
 
 
 def _of_tuple(args: tuple[Any, ...]) -> Build:
@@ -71,7 +94,9 @@ def _of_tuple(args: tuple[Any, ...]) -> Build:
 def _of_dataclass(kind: Any) -> Build:
     parts = {name: _builder(hint) for name, hint in typing.get_type_hints(kind).items()}
 
-    def build(record: Mapping[str, Any]) -> Any:
+    def build(record: Any) -> Any:
+        if not isinstance(record, Mapping):
+            raise TypeError(f"{record!r:.40} is no {kind.__name__}")
         if unknown := record.keys() - parts.keys():
             raise TypeError(f"{kind} has no field {sorted(unknown)}")
         return kind(**{name: parts[name](item) for name, item in record.items()})

@@ -20,6 +20,7 @@ from kernelbench.results import EVALUATIONS, REFERENCES, SUMMARY, Row, append_re
 from kernelbench.submissions import Submission
 from sandbox.errors import InvalidReference, WarpsmithError
 from sandbox.figures import Baseline, Interval
+from sandbox.records import to_record
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Request, Status, Task
 from tests.kernelbench.bench_records import HERE, row
 
@@ -331,11 +332,12 @@ def test_rows_survive_the_file_and_foreign_lines_are_named(tmp_path):
     path, kept = tmp_path / EVALUATIONS, row("a", 2.0)
     append_record(path, kept)
     with path.open("a") as stream:
-        stream.write('[1]\n{"schema_version": 9}\nwords')
+        stream.write('[1]\n{"schema_version": 9}\n')
+        stream.write(json.dumps(to_record(kept) | {"evaluation": None}) + "\nwords")
     append_record(path, kept)
     rows, complaints = read_records(path, Row)
     assert rows == [kept, kept]
-    assert [line.split(":")[1] for line in complaints] == ["2", "3", "4"]
+    assert [line.split(":")[1] for line in complaints] == ["2", "3", "4", "5"]
 
 
 def test_progress_says_what_was_found_and_how_long_it_still_takes():

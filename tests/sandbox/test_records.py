@@ -32,3 +32,12 @@ def test_what_is_written_is_what_is_read() -> None:
 def test_an_unknown_field_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"has no field \['size'\]"):
         from_record(Whole, {"parts": {"a": {"language": "cpp", "size": 1}}})
+
+
+@pytest.mark.parametrize(
+    "record",
+    [None, [], "x", {"parts": None}, {"parts": {"a": None}}, {"row": [3]}, {"pair": [0, None]}],
+)
+def test_a_record_of_another_form_is_refused_as_such(record: object) -> None:
+    with pytest.raises(TypeError, match=r"is no (Whole|Part|object|text)"):
+        from_record(Whole, record)
