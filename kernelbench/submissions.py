@@ -82,7 +82,8 @@ class Suite:
     """The tasks by every name that an input may use."""
 
     tasks: Sequence[Task]
-    names: dict[str, Task] = field(init=False)
+    names: dict[str, list[Task]] = field(init=False)
+    """Several where two suites have a task of that name."""
     numbers: dict[tuple[int, int], Task] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,17 +91,17 @@ class Suite:
         for task in self.tasks:
             parts = task.id.split("/")
             for start in range(len(parts)):
-                self.names.setdefault("/".join(parts[start:]), task)
-                self.names.setdefault("__".join(parts[start:]), task)
+                for name in {"/".join(parts[start:]), "__".join(parts[start:])}:
+                    self.names.setdefault(name, []).append(task)
             match = NUMBERED.match(task.id)
             if match is not None:
                 self.numbers.setdefault((int(match[1]), int(match[2])), task)
 
-    def by_path(self, path: Path) -> Task | None:
+    def by_path(self, path: Path) -> list[Task]:
         """By the file's name, with as many folders before it as make it a task's name."""
         parts = path.with_suffix("").parts
         names = ("/".join(parts[start:]) for start in range(len(parts)))
-        return next((self.names[name] for name in names if name in self.names), None)
+        return next((self.names[name] for name in names if name in self.names), [])
 
 
 def read_submissions(path: Path, tasks: Sequence[Task]) -> Found:
@@ -114,7 +115,8 @@ def read_submissions(path: Path, tasks: Sequence[Task]) -> Found:
         remedy = f"of one, warpsmith evaluate TASK {path}"
         raise ConfigError(f"{path}: is one kernel; expected {FORMS}; {remedy}")
     else:
-        raise ConfigError(f"{path}: no such input; expected {FORMS}")
+        what = "is none that can be read" if path.exists() else "no such input"
+        raise ConfigError(f"{path}: {what}; expected {FORMS}")
     try:
         return collect(raws, tasks)
     except OSError as error:
@@ -206,7 +208,12 @@ def _folder(folder: Path, suite: Suite) -> Iterator[Raw | Problem]:
             continue
         match = UPSTREAM.fullmatch(path.stem)
         if match is None:
-            yield Raw(suite.by_path(relative), relative.stem, 0, source, str(path))
+            meant = suite.by_path(relative)
+            if len(meant) > 1:
+                files = " or ".join(task.id.replace("/", "__") + ".py" for task in meant)
+                yield Problem(str(path), f"is of {len(meant)} tasks; name it {files}")
+            else:
+                yield Raw(next(iter(meant), None), relative.stem, 0, source, str(path))
         else:
             level, number, sample = map(int, match.groups())
             task = suite.numbers.get((level, number))
@@ -235,7 +242,7 @@ def _exported(folder: Path, suite: Suite) -> Iterator[Raw | Problem]:
                 if isinstance(source, Problem):
                     yield source
                 else:
-                    found = suite.names.get(task_id)
+                    found = next(iter(suite.names.get(task_id, ())), None)
                     yield Raw(found, task_id, 0, source, str(path), language)
             case _:
                 yield Problem(str(path), f"{entry!r:.60} has no file, task_id and language")

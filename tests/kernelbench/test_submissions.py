@@ -47,6 +47,16 @@ def test_a_folder_names_its_tasks_by_file(tmp_path, name):
     assert found(write(tmp_path, **{name: KERNEL}), OWN) == ([("builtin/softmax", 0)], [])
 
 
+def test_a_name_that_two_suites_have_is_one_line_and_each_can_be_named(tmp_path):
+    tasks = [*OWN, Task("file/softmax", "# other", "cpu")]
+    names = ("softmax", "file__softmax", "builtin/softmax")
+    named, [problem] = found(write(tmp_path, **dict.fromkeys(names, KERNEL)), tasks)
+    assert named == [("builtin/softmax", 0), ("file/softmax", 0)]
+    assert problem == (
+        f"{tmp_path}/softmax.py: is of 2 tasks; name it builtin__softmax.py or file__softmax.py"
+    )
+
+
 def test_a_folder_of_levels_names_its_tasks_by_path(tmp_path):
     write(tmp_path, **{"level1/19_ReLU": KERNEL, "_private": KERNEL, ".hidden/1_Square": KERNEL})
     assert found(tmp_path) == ([("kernelbench/level1/19_ReLU", 0)], [])
@@ -162,3 +172,6 @@ def test_a_broken_manifest_gives_no_submissions(tmp_path, text):
 def test_no_input_is_one_clear_error(tmp_path):
     with pytest.raises(ConfigError, match="expected a folder of kernels"):
         read_submissions(tmp_path / "missing", OWN)
+    (tmp_path / "kernels.yaml").write_text("")
+    with pytest.raises(ConfigError, match=r"kernels\.yaml: is none that can be read; expected"):
+        read_submissions(tmp_path / "kernels.yaml", OWN)
