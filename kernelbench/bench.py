@@ -355,6 +355,7 @@ class Bench:
             standings({k: b for k, b in self.timed_baselines().items() if k not in scaled}),
             scaled,
             summarise(list(scaled), scores) if scaled and self.submissions else None,
+            tuple(sorted(waiting & {r.task_id for r in rows})),
         )
 
     def at_size(self) -> list[Row]:

@@ -64,6 +64,8 @@ class Report:
     scaled: Mapping[str, str] = field(default_factory=dict)
     """Tasks that had no room, and the size at which each was taken; in `scaled_figures` alone."""
     scaled_figures: Summary | None = None
+    under_way: tuple[str, ...] = ()
+    """Of the waiting tasks those that some samples are evaluated of: not always the first."""
 
     @property
     def scaled_note(self) -> str:

@@ -116,14 +116,20 @@ def read_bench(path: Path) -> tuple[list[Row], list[str]]:
 
 def _counted(folder: Path) -> Callable[[Row | Reference], bool]:
     """Whether the summary is made of a record: others are of kernels, tasks, protocols or machines
-    that the folder was used for before. All are where no summary tells.
+    that the folder was used for before, or of tasks of which samples are left, perhaps the first.
+    All are where no summary tells.
     """
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         marks, environment = set(summary["counted"]), dict(summary["environment"])
+        under_way = set(summary.get("under_way", ()))
     except (OSError, ValueError, KeyError, TypeError):
         return lambda _: True
-    return lambda record: record.mark in marks and dict(record.environment) == environment
+    return lambda record: (
+        record.mark in marks
+        and record.task_id not in under_way
+        and dict(record.environment) == environment
+    )
 
 
 def _as_row(found: Reference, baseline: Baseline) -> Row:

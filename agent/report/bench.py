@@ -16,7 +16,17 @@ from typing import Any
 
 from agent.report.details import pack, verdict
 from agent.report.figures import baseline_curves, by_stage, duration, fast_table, headline_tiles
-from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fast_curve
+from agent.report.page import (
+    STATE_WORDS,
+    Caught,
+    Curve,
+    Page,
+    Row,
+    State,
+    Tile,
+    counted,
+    fast_curve,
+)
 from agent.report.texts import Texts, visible
 from agent.timings import device_name
 from kernelbench.bench_report import Report
@@ -165,7 +175,8 @@ def _score(sample: Sample) -> Score | None:
 
 def _ratios(report: Report, first: Mapping[str, Sample]) -> tuple[list[float | None], int]:
     """Speedups of all tasks that count, None for failures and missing kernels, and how many."""
-    scores = [_score(s) for s in first.values() if s.scaled is None]
+    apart = {*report.under_way, *report.not_scored}
+    scores = [_score(s) for s in first.values() if s.scaled is None and s.task_id not in apart]
     known = [s.speedup for s in scores if s is not None]
     total = max(len(known), 0 if report.all is None else report.all.tasks)
     return [*known, *[None] * (total - len(known))], total
@@ -176,6 +187,8 @@ def _row(own: Sample, samples: Sequence[Sample], report: Report) -> Row:
     score = _score(own)
     mine = [s for s in samples if s.task_id == own.task_id]
     state, word = _state(own)
+    if own.task_id in report.under_way:
+        state, word = State.RUNNING, STATE_WORDS[State.RUNNING]
     if found.no_room and report.about.get("fit_memory"):
         word = "no room, not scaled" if own.scaled is None else f"no room at {own.scaled}"
     return Row(

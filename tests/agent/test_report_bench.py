@@ -12,6 +12,7 @@ from agent.report.find import page_of, write_report
 from agent.report.page import State
 from agent.report.render import html, markdown
 from kernelbench.bench import Bench
+from kernelbench.comparison import read_bench
 from kernelbench.metrics import AT_LEAST_BEST
 from kernelbench.results import EVALUATIONS, REFERENCES, Reference, append_record
 from kernelbench.submissions import Submission
@@ -83,6 +84,25 @@ def test_a_bench_of_several_samples_says_pass_at_k_and_names_tasks_without_a_ker
     Bench(tasks[1:], [], EvalConfig(), HERE, scoring.folder, {}).write()
     page, _ = page_of(str(scoring.folder))
     assert [row.name for row in page.rows] == ["2_b"]
+
+
+def test_a_task_with_samples_left_is_under_way_and_in_no_figure(tmp_path: Path) -> None:
+    tasks = [Task(f"kernelbench/level1/{n}", f"# {n}", "cuda") for n in ("1_a", "2_b")]
+    kernels = [Candidate(task.id, Language.TRITON, "# k") for task in tasks]
+    given = [Submission(kernel, n, "k.py") for kernel in kernels for n in range(2)]
+    for task, kernel, speedup, samples in zip(
+        tasks, kernels, (2.0, None), ((0, 1), (1,)), strict=True
+    ):
+        for sample in samples:
+            found = row(task.id, speedup, sample=sample, task_hash=task.hash)
+            ids = {"candidate_id": kernel.id, "config_id": EvalConfig().id}
+            found = replace(found, evaluation=replace(found.evaluation, **ids))
+            append_record(tmp_path / EVALUATIONS, found)
+    Bench(tasks, given, EvalConfig(), HERE, tmp_path, {"input": "k"}).write()
+    page, _ = page_of(str(tmp_path))
+    assert [(r.name, r.state) for r in page.rows] == [("1_a", State.WIN), ("2_b", State.RUNNING)]
+    assert page.fast[0].points == [(0.0, 1.0), (2.0, 0.0)]
+    assert {found.task_id for found in read_bench(tmp_path)[0]} == {tasks[0].id}
 
 
 def test_a_bench_without_kernels_shows_its_baselines(tmp_path: Path) -> None:
