@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent.journal import Journal
+from agent.journal import FILE, Journal
 from agent.report import render
 from agent.report.bench import bench_page, reference_curve
 from agent.report.campaign import campaign_page
@@ -35,10 +35,11 @@ def find_bench(name: str) -> Path | None:
     """A run goes before a bench of the same name, a path to a bench before a run."""
     if _is_bench(Path(name)):
         return Path(name)
-    if not (RUNS / name).exists() and _is_bench(BENCHES / name):
+    is_run = (RUNS / name / FILE).is_file()  # KernelBench keeps its own runs in such a folder too
+    if not is_run and _is_bench(BENCHES / name):
         return BENCHES / name
     for folder in (Path(name), BENCHES / name):
-        if (folder / SUMMARY).is_file() and not (RUNS / name).exists():
+        if (folder / SUMMARY).is_file() and not is_run:
             raise ConfigError(
                 f"{folder}: a bench that has evaluated nothing yet; its command goes on with it"
             )

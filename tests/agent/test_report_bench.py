@@ -152,6 +152,17 @@ def test_a_bench_whose_name_is_not_utf_8_is_a_page_too(tmp_path: Path) -> None:
     assert "**caf⟨U+DCE9⟩**" in written.read_text(encoding="utf-8")
 
 
+def test_a_bench_of_a_run_of_kernelbenchs_is_found_by_its_name(
+    bench: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bench.parent)
+    (bench.parent / "runs" / bench.name).mkdir(parents=True)  # its generations, and no journal
+    (bench.parent / "bench").mkdir()
+    bench.rename(Path("bench", bench.name))
+    page, folder = page_of(bench.name)
+    assert (page.kind, folder) == ("bench", Path("bench", bench.name))
+
+
 def test_another_bench_is_a_curve_beside(bench: Path) -> None:
     page, _ = page_of(str(bench), [bench])
     assert page.fast[-1].points == page.fast[0].points
