@@ -16,8 +16,9 @@ to fit memory is another problem than KernelBench's, and in none of its files.
 from __future__ import annotations
 
 import csv
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -247,7 +248,8 @@ def write_upstream(
             continue
         found = [_upstream(row, eager.get(task_id)) for row in by_task.get(task_id, ())]
         samples.setdefault(int(place[1]), {})[place[2]] = found or [NO_KERNEL]
-    hardware = next((_hardware(row.environment) for row in rows), "unknown")
+    records: Iterator[Row | Reference] = itertools.chain(rows, references)
+    hardware = next((_hardware(record.environment) for record in records), "unknown")
     baselines = {r.task_id: r.baselines for r in references}
     baselines |= {r.task_id: r.evaluation.baselines for r in rows if r.evaluation.baselines}
     for task_id, eager_ms in eager.items():

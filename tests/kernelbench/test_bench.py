@@ -288,6 +288,8 @@ def test_without_kernels_references_and_baselines_are_timed_and_no_figure_is_a_f
     assert again.asked == []  # it goes on where it stopped
     lines = (tmp_path / REFERENCES).read_text().splitlines()
     assert json.loads(lines[0])["seconds"] == {"null": 1.234}
+    timing = tmp_path / "kernelbench/timing/baseline_time_torch.json"
+    assert json.loads(timing.read_text())["level1"]["1_A.py"]["hardware"] == "Test GPU"
 
 
 def test_beside_kernels_references_are_estimated_and_timed_once_there_are_none(tmp_path):
