@@ -133,6 +133,7 @@ def score(
             about,
             tuple(map(str, read.problems)),
             fit_memory,
+            empty=given is not None and not read.submissions,
         )
         judge = EngineJudge(engine, over, told.prepared)
         bench.run(judge, on_row=told.row, on_reference=told.reference, on_fault=told.fault)

@@ -81,6 +81,8 @@ class Bench:
     about: Mapping[str, str]
     left_out: Sequence[str] = ()
     fit_memory: bool = False
+    empty: bool = False
+    """An input of which nothing is a kernel, as a campaign without a win: every task fails."""
     sizes: Sizes = field(init=False)
     hashes: dict[str, str] = field(default_factory=dict, init=False)
     """Of the tasks' texts at their sizes, by task id."""
@@ -94,7 +96,7 @@ class Bench:
         rows, complaints = read_records(self.folder / EVALUATIONS, Row)
         found, bad = read_records(self.folder / REFERENCES, Reference)
         self.sizes = Sizes(self.tasks, fit=self.fit_memory)
-        self._settle(rows if self.submissions else found)
+        self._settle(found if self.alone else rows)
         sizes = {id: (*self.sizes.left(id), here) for id, here in self.hashes.items()}
         wanted = {self._key(s, h) for s in self.submissions for h in sizes[s.candidate.task_id]}
         others = scaled = 0
@@ -115,6 +117,10 @@ class Bench:
             if self.hashes.get(reference.task_id) == reference.task_hash:
                 self.references[reference.task_id] = reference
         self.left_out = (*self.left_out, *complaints, *bad)
+
+    @property
+    def alone(self) -> bool:
+        return not (self.submissions or self.empty)
 
     def _is_here(self, record: Row | Reference) -> bool:
         """Whether it is of this protocol and environment."""
@@ -192,7 +198,7 @@ class Bench:
             smaller = evaluation.no_room and self._shrink(task.id, task.hash)
             why = self._fault(evaluation)
             if why:
-                on_fault(name_of(submission), why + (self._next(task.id) if smaller else ""))
+                on_fault(str(submission), why + (self._next(task.id) if smaller else ""))
                 continue
             row = self._row(submission, task, scalings[place], evaluation)
             append_record(self.folder / EVALUATIONS, row)
@@ -268,7 +274,7 @@ class Bench:
             self.sizes.task(task.id)
             for task in self.tasks
             if task.id not in known
-            and (alone or (NUMBERED.match(task.id) and self.sizes.scaling(task.id) is None))
+            and (self.alone or (NUMBERED.match(task.id) and self.sizes.scaling(task.id) is None))
         ]
 
     def _prepare(
@@ -279,7 +285,7 @@ class Bench:
         on_fault: Callable[[str, str], None],
     ) -> None:
         """Each once; without kernels a task without room is smaller afterwards."""
-        alone = not self.submissions
+        alone = self.alone
         config = replace(self.config, baselines_only=alone, verify_only=not alone)
         reported = time.monotonic()
         for number, (task, found) in enumerate(judge.prepare_many(todo, config), 1):
@@ -324,7 +330,7 @@ class Bench:
         """What the rows at hand say."""
         rows = self.at_size()
         waiting = {s.candidate.task_id for s in self.pending}
-        if not self.submissions and not rows:
+        if self.alone and not rows:
             waiting = self.hashes.keys() - self.references.keys()
         known = self.references.values()
         not_scored = {
@@ -349,12 +355,12 @@ class Bench:
             len(waiting),
             not_scored,
             tuple(self.left_out),
-            tuple(sorted(set(counted) - {r.task_id for r in rows})) if self.submissions else (),
+            tuple(sorted(set(counted) - {r.task_id for r in rows})) if not self.alone else (),
             (*(r.mark for r in rows), *(r.mark for r in known)),
-            *(summaries(counted, scores) if self.submissions or rows else (None, None, {}, {})),
+            *(summaries(counted, scores) if rows or not self.alone else (None, None, {}, {})),
             standings({k: b for k, b in self.timed_baselines().items() if k not in scaled}),
             scaled,
-            summarise(list(scaled), scores) if scaled and self.submissions else None,
+            summarise(list(scaled), scores) if scaled and not self.alone else None,
             tuple(sorted(waiting & {r.task_id for r in rows})),
         )
 
@@ -386,10 +392,6 @@ class Bench:
         except OSError as error:
             raise ConfigError(f"{self.folder}: cannot be written ({error.strerror})") from error
         return report
-
-
-def name_of(submission: Submission) -> str:
-    return f"{submission.candidate.task_id} sample {submission.sample}"
 
 
 def _without(task_id: str, detail: str) -> str:

@@ -43,6 +43,9 @@ class Submission:
     origin: str
     """File, and line where it holds several."""
 
+    def __str__(self) -> str:
+        return f"{self.candidate.task_id} sample {self.sample}"
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -149,6 +149,15 @@ def test_a_campaigns_winners_are_an_input_by_its_name(folder, monkeypatch):
     assert kernels_of("kernels", Path("out")) == Path("kernels")
 
 
+def test_a_campaign_without_a_winner_is_scored_as_failures(cli, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    Path("runs").mkdir()
+    campaign(Path("runs/first"), {"slow": [script(1, speedup=0.7)]})
+    code, out, err = cli(folder, "bench", "first", *REST)
+    assert code == 0, err
+    assert "0 of 3 (0%)" in out
+
+
 def test_inputs_of_two_names_do_not_share_a_folder(folder, monkeypatch):
     monkeypatch.chdir(folder)
     for version in ("kernels.v1", "kernels.v2"):

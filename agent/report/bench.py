@@ -63,7 +63,7 @@ def bench_page(folder: Path, references: Sequence[Curve] = ()) -> Page:
         if task_id not in first
     ]
     rows += [Row(task_id, State.FAILED, "no kernel") for task_id in report.without_kernel]
-    if not samples:
+    if not samples and report.all is None:
         rows += [_reference_row(found) for found in _references(folder, report)]
     by_task = {task_id: [s for s in samples if s.task_id == task_id] for task_id in first}
     statuses = Counter(s.evaluation.status.value for s in samples)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agent.journal import FILE, Journal
 from agent.report import render
-from agent.report.bench import bench_page, reference_curve
+from agent.report.bench import bench_page, read_report, reference_curve
 from agent.report.campaign import campaign_page
 from agent.report.page import Page
 from agent.runs import RUNS, find_run
@@ -40,6 +40,8 @@ def find_bench(name: str) -> Path | None:
         return BENCHES / name
     for folder in (Path(name), BENCHES / name):
         if (folder / SUMMARY).is_file() and not is_run:
+            if not read_report(folder).waiting:  # a campaign that won nothing
+                return folder
             raise ConfigError(
                 f"{folder}: a bench that has evaluated nothing yet; its command goes on with it"
             )

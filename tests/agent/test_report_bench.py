@@ -152,6 +152,21 @@ def test_a_bench_whose_name_is_not_utf_8_is_a_page_too(tmp_path: Path) -> None:
     assert "**caf⟨U+DCE9⟩**" in written.read_text(encoding="utf-8")
 
 
+def test_a_campaign_that_won_nothing_is_scored_as_failures(tmp_path: Path) -> None:
+    tasks = [Task(f"builtin/{name}", f"# {name}", "cpu") for name in ("relu", "softmax")]
+    Bench(tasks, [], EvalConfig(), HERE, tmp_path, {"input": "first"}, empty=True).write()
+    page, _ = page_of(str(tmp_path))
+    assert [(tile.label, tile.value) for tile in page.tiles] == [
+        ("against eager", "1.00x"),
+        (AT_LEAST_BEST, "1.00x"),
+        ("correct", "0 of 2"),
+    ]
+    assert [(row.name, row.verdict) for row in page.rows] == [
+        ("relu", "no kernel"),
+        ("softmax", "no kernel"),
+    ]
+
+
 def test_a_bench_of_a_run_of_kernelbenchs_is_found_by_its_name(
     bench: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
