@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
 from sandbox.errors import TaskError
@@ -96,7 +97,9 @@ class Selection:
         return LEVELS if self.level is None else (self.level,)
 
     def pick(self, entries: Iterable[T], origin: str) -> list[T]:
-        """Selected entries in order; TaskError where any part of the selection finds none."""
+        """Selected entries in order; TaskError where any part of the selection finds none, or two
+        have one number, by which kernels name them.
+        """
         ordered = sorted(entries, key=lambda e: (e.level, e.number, e.name))
         inside = [e for e in ordered if e.level in self.levels]
         for item in self.items:
@@ -106,8 +109,14 @@ class Selection:
         if not inside:
             raise TaskError(f"{origin}: no problems of {self if self.level else 'levels 1 to 3'}")
         if self.subset:
-            return self._named(inside, origin)
-        return [e for e in inside if not self.items or any(i.admits(e) for i in self.items)]
+            picked = self._named(inside, origin)
+        else:
+            picked = [e for e in inside if not self.items or any(i.admits(e) for i in self.items)]
+        for one, other in pairwise(picked):
+            if (one.level, one.number) == (other.level, other.number):
+                what = f"level{one.level}/{one.number} is both {one.name} and {other.name}"
+                raise TaskError(f"{origin}: {what}; expected one version of KernelBench")
+        return picked
 
     def _named(self, inside: Sequence[T], origin: str) -> list[T]:
         places = {(level, n) for level, numbers in SUBSETS[self.subset].items() for n in numbers}

@@ -67,6 +67,14 @@ def test_ranges_names_and_numbers_combine() -> None:
     assert [e.name for e in picked] == ["1_A", "2_B", "40_D"]
 
 
+def test_two_problems_of_one_number_are_refused_and_a_name_picks_one() -> None:
+    known = entries(1, "1_A", "19_ReLU", "19_Relu_")
+    with pytest.raises(TaskError, match="here: level1/19 is both 19_ReLU and 19_Relu_; expected"):
+        parse_selection("level1").pick(known, "here")
+    [picked] = parse_selection("level1/19_Relu_").pick(known, "here")
+    assert picked.name == "19_Relu_"
+
+
 @pytest.mark.parametrize(("name", "count"), [("representative", 35), ("sound", 20)])
 def test_a_subset_has_a_name(name: str, count: int) -> None:
     known = [Entry(level, n, f"{n}_X") for level in (1, 2, 3) for n in range(1, 101)]
