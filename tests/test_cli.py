@@ -11,6 +11,7 @@ import pytest
 
 import warpsmith
 from agent.commands.app import DATA, TASKS, TRAIN, VERBS
+from agent.commands.output import note, say
 from sandbox.errors import ConfigError
 from tests.agent.scripts import campaign, script
 
@@ -348,3 +349,11 @@ def test_money_is_not_spent_where_nobody_can_be_asked(tmp_path, cli, monkeypatch
     assert "gpt-5: up to 3 requests" in done.err
     assert "pass --yes" in done.err
     assert not (tmp_path / "runs").exists()
+
+
+def test_what_a_candidate_says_cannot_steer_the_terminal(capsys):
+    note("relu: WRONG_VALUE \x1b[1A\x1b[2Krelu: PASSED 9x")
+    say(["RuntimeError: \x9b2J\r", "été\t∑"])
+    out, err = capsys.readouterr()
+    assert err == "relu: WRONG_VALUE ⟨U+001B⟩[1A⟨U+001B⟩[2Krelu: PASSED 9x\n"
+    assert out == "RuntimeError: ⟨U+009B⟩2J\nété\t∑\n"

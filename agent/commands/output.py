@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
 
 import warpsmith
+from agent.report.texts import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from agent.outcome import CampaignResult
 
-note = partial(typer.echo, err=True)
+
+def note(line: str) -> None:
+    """On stderr. What a candidate says in it cannot steer the terminal."""
+    typer.echo(visible(line), err=True)
 
 
 def say(lines: Iterable[object]) -> None:
-    typer.echo("\n".join(map(str, lines)))
+    """On stdout, likewise."""
+    typer.echo(visible("\n".join(map(str, lines))))
 
 
 def answer(found: object, as_json: bool, show: Callable[[Console], object]) -> None:
