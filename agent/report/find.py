@@ -40,7 +40,7 @@ def find_bench(name: str) -> Path | None:
         return BENCHES / name
     for folder in (Path(name), BENCHES / name):
         if (folder / SUMMARY).is_file() and not is_run:
-            if not read_report(folder).waiting:  # a campaign that won nothing
+            if _is_over(folder):
                 return folder
             raise ConfigError(
                 f"{folder}: a bench that has evaluated nothing yet; its command goes on with it"
@@ -50,6 +50,16 @@ def find_bench(name: str) -> Path | None:
 
 def _is_bench(folder: Path) -> bool:
     return any((folder / file).is_file() for file in (EVALUATIONS, REFERENCES))
+
+
+def _is_over(folder: Path) -> bool:
+    """Whether a bench without a record has its figures all the same: of a campaign that won
+    nothing.
+    """
+    try:
+        return not read_report(folder).waiting
+    except ConfigError:
+        return False
 
 
 def summary_of(name: str, references: Sequence[Path] = ()) -> str:
