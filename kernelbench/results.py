@@ -26,6 +26,7 @@ from typing import Any, TextIO, TypeVar
 from kernelbench.scaling import Scaling
 from kernelbench.submissions import NUMBERED
 from sandbox.best import best_baseline
+from sandbox.cache import write_text
 from sandbox.errors import ConfigError
 from sandbox.figures import Baseline
 from sandbox.records import from_record, to_record
@@ -326,8 +327,7 @@ def _hardware(environment: Mapping[str, str]) -> str:
 
 
 def _write(path: Path, record: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=4) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(record, indent=4) + "\n")
 
 
 def write_json(path: Path, record: object) -> None:

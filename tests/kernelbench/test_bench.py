@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import multiprocessing
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,15 @@ from kernelbench.bench import Bench
 from kernelbench.bench_view import progress_line, reference_line, report_view
 from kernelbench.comparison import read_bench
 from kernelbench.metrics import figure
-from kernelbench.results import EVALUATIONS, REFERENCES, SUMMARY, Row, append_record, read_records
+from kernelbench.results import (
+    EVALUATIONS,
+    REFERENCES,
+    SUMMARY,
+    Row,
+    append_record,
+    read_records,
+    write_json,
+)
 from kernelbench.submissions import Submission
 from sandbox.errors import InvalidReference, WarpsmithError
 from sandbox.figures import Baseline, Interval
@@ -340,6 +349,24 @@ def test_rows_survive_the_file_and_foreign_lines_are_named(tmp_path):
     rows, complaints = read_records(path, Row)
     assert rows == [kept, kept]
     assert [line.split(":")[1] for line in complaints] == ["2", "3", "4", "5"]
+
+
+def test_a_summary_is_whole_whenever_it_is_read_or_its_writer_killed(tmp_path):
+    path = tmp_path / SUMMARY
+    write_json(path, {"numbers": list(range(20_000))})
+    fork = multiprocessing.get_context("fork")
+    writer = fork.Process(target=write_on_and_on, args=(path,), daemon=True)
+    writer.start()
+    for _ in range(200):
+        assert json.loads(path.read_text())["schema_version"] == 1
+    writer.kill()
+    writer.join()
+    assert json.loads(path.read_text())["schema_version"] == 1
+
+
+def write_on_and_on(path: Path) -> None:
+    while True:
+        write_json(path, {"numbers": list(range(20_000))})
 
 
 def test_progress_says_what_was_found_and_how_long_it_still_takes():
