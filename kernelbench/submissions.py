@@ -273,15 +273,19 @@ def _line(line: str, origin: str, suite: Suite) -> Raw | Problem:
     except (ValueError, RecursionError) as error:
         return Problem(origin, f"not JSON, or cut short: {error}")
     match record:
-        case {"level_id": int() | str() as level, "task_id": int() | str() as number}:
+        case {
+            "level_id": int() | str() as level,
+            "task_id": int() | str() as number,
+            "custom_code": code,
+        }:
             pass
         case _:
             return Problem(origin, "expected an object with level_id, task_id and custom_code")
-    code, sample = record.get("custom_code"), record.get("sample_id", 0)
+    sample = record.get("sample_id", 0)
     named = f"level{level}/{number}"
     if not isinstance(code, str | None):
         return Problem(origin, f"{named}: custom_code is {code!r:.40}; expected text")
-    if not isinstance(sample, int) or sample < 0:
+    if type(sample) is not int or sample < 0:
         return Problem(origin, f"{named}: sample_id is {sample!r}; expected a number from 0")
     try:
         task = suite.numbers.get((int(level), int(number)))

@@ -106,13 +106,14 @@ def test_json_lines_are_read_and_broken_ones_named(tmp_path):
         json.dumps(good | {"sample_id": 1}),
         "[1, 2]",
         json.dumps(good)[:40],
+        json.dumps({"level_id": 1, "task_id": 1, "code": KERNEL}),
     ]
     path = tmp_path / "kernels.json"
     path.write_text("\n".join(lines))
     names, problems = found(path)
     assert names == [(TASKS[1].id, 0), (TASKS[1].id, 1)]
     words = ("2: level1/1: custom_code is 3", "3: level1/77 is no task", "4: kernelbench/level1/19")
-    words = (*words, "6: expected an object", "7: not JSON, or cut short")
+    words = (*words, "6: expected an object", "7: not JSON, or cut short", "8: expected")
     assert len(problems) == len(words)
     for problem, word in zip(sorted(problems), words, strict=True):
         assert f"kernels.json:{word}" in problem
