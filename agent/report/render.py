@@ -103,9 +103,9 @@ def milliseconds(value: float | None) -> str:
     if value is None:
         return "-"
     for unit, factor in (("µs", 1e3), ("ms", 1.0)):
-        if value * factor < 1000:
+        if value * factor < 999.5:  # what is rounded up to 1000 has no three digits
             return f"{value * factor:#.3g}".rstrip(".") + f" {unit}"
-    return f"{value / 1e3:#.3g} s"
+    return f"{value / 1e3:#.3g}".rstrip(".") + " s"
 
 
 def cell(text: object) -> str:

@@ -298,6 +298,8 @@ def test_the_markdown_is_a_table_nothing_can_break(page: Page) -> None:
 def test_latencies_are_shown_in_their_unit() -> None:
     shown = [milliseconds(v) for v in (0.0123, 0.5, 4.56, 1234.0, None)]
     assert shown == ["12.3 µs", "500 µs", "4.56 ms", "1.23 s", "-"]
+    shown = [milliseconds(v) for v in (0.9994, 0.9996, 999.6, 123_456.0)]
+    assert shown == ["999 µs", "1.00 ms", "1.00 s", "123 s"]
 
 
 # --- the command ----------------------------------------------------------------------------------
