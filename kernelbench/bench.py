@@ -130,7 +130,7 @@ class Bench:
     def _settle(self, records: Sequence[Row | Reference]) -> None:
         """The sizes that records of tasks to be evaluated have come to."""
         self.hashes = {task.id: task.hash for task in self.tasks}
-        asked = {s.candidate.task_id for s in self.submissions} or self.hashes.keys()
+        asked = self.hashes if self.alone else {s.candidate.task_id for s in self.submissions}
         seen: dict[str, dict[str, bool]] = {task_id: {} for task_id in asked}
         for record in filter(self._is_here, records):
             known = seen.get(record.task_id, {})
