@@ -15,8 +15,10 @@ UNBOUNDED = 10_000
 
 
 def open_console() -> Console:
-    """On stdout; as wide as the terminal, or as `widened` says where there is none."""
-    return widened(Console())
+    """On stdout; as wide as the terminal, or as `widened` says where there is none. A name that
+    looks like markup is a name.
+    """
+    return widened(Console(markup=False))
 
 
 def widened(console: Console) -> Console:

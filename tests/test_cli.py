@@ -12,8 +12,10 @@ import pytest
 import warpsmith
 from agent.commands.app import DATA, TASKS, TRAIN, VERBS
 from agent.commands.output import note, say
+from kernelbench.results import EVALUATIONS, append_record
 from sandbox.errors import ConfigError
 from tests.agent.scripts import campaign, script
+from tests.kernelbench.bench_records import row
 
 ROOT = Path(__file__).parents[1]
 
@@ -357,3 +359,10 @@ def test_what_a_candidate_says_cannot_steer_the_terminal(capsys):
     out, err = capsys.readouterr()
     assert err == "relu: WRONG_VALUE ⟨U+001B⟩[1A⟨U+001B⟩[2Krelu: PASSED 9x\n"
     assert out == "RuntimeError: ⟨U+009B⟩2J\nété\t∑\n"
+
+
+def test_a_task_whose_name_looks_like_markup_is_shown_as_it_is(tmp_path, cli):
+    name = "file/a[bold]b[x]"
+    for folder, speedup in (("a", 1.0), ("b", 2.0)):
+        append_record(tmp_path / folder / EVALUATIONS, row(name, speedup))
+    assert name in cli(tmp_path, "compare", "a", "b").out
