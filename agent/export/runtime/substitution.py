@@ -3,9 +3,10 @@
 `Patch` stands before the model's forward. At the first call with inputs it has not seen it traces
 the model, looks for places where an operator fits, and keeps a graph with the operators in them; a
 later call with such inputs runs that graph on the model's present parameters. Everything else runs
-the model's own forward: train mode, autocast, other shapes, hooks inside the model, a model whose
-modules or attributes were exchanged, a model that torch.export refuses (then its children are
-tried, each by itself).
+the model's own forward: train mode, autocast, other shapes, hooks inside the model or on all
+modules, a model whose modules, forwards or attributes were exchanged or whose parameters were
+added, removed or untied, a model that torch.export refuses (then its children are tried, each by
+itself).
 
 It replaces what is proven elsewhere to be right and fast; that the whole is, `warpsmith apply`
 shows.
@@ -19,12 +20,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from agent.export.runtime import graphs, places, twins
 from agent.export.runtime.attributes import PLAIN, Attributes
 from agent.export.runtime.operators import Custom
 from agent.export.runtime.places import Place, Variant
+from agent.export.runtime.structure import Structure
 
 KEPT_PLANS = 32
 """Of one module: beyond so many kinds of inputs the module's own forward runs."""
@@ -49,8 +52,8 @@ class Plan:
         """Parameters and buffers as they are now; None where they are of another kind."""
         found = []
         for home, name, dtype, shape in self.state:
-            tensor = home[name]
-            if tensor.dtype is not dtype or tensor.shape != shape:
+            tensor = home.get(name)
+            if tensor is None or tensor.dtype is not dtype or tensor.shape != shape:
                 return None
             found.append(tensor)
         return found
@@ -72,7 +75,10 @@ class Site:
         self.modal = [m for m in module.modules() if _has_mode(m)]
         self.attributes: Attributes | None = None
         """As they were when a graph was first made, which holds their values."""
-        self._had_its_own = "forward" in vars(module)
+        self.structure: Structure | None = None
+        """Likewise."""
+        self.stands_for = vars(module).get("forward")
+        """What the module itself had beside its class's forward."""
         module.forward = self
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -91,13 +97,23 @@ class Site:
         """Outside autocast, in eval mode, and made of what it was traced with."""
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             return False
+        if _has_any_global_hook():  # which sees the modules inside, or changes what they return
+            return False
         for module in self.modal:
             if module.training:
                 return False
         for module, children in self.modules:
             if list(module._modules.values()) != children:
                 return False
-        return self.attributes is None or self.attributes.hold()
+        if self.attributes is None or self.structure is None:
+            return True
+        return self.structure.holds() and self.attributes.hold()
+
+    def note(self) -> None:
+        """What a graph that is made now takes for granted."""
+        if self.attributes is None or self.structure is None:
+            modules = [module for module, _ in self.modules]
+            self.attributes, self.structure = Attributes(modules), Structure(modules)
 
     def hooked(self) -> bool:
         """Whether somebody watches a module inside, which a graph would pass by."""
@@ -106,10 +122,10 @@ class Site:
     def remove(self) -> None:
         if vars(self.module).get("forward") is not self:
             return
-        if self._had_its_own:
-            self.module.forward = self.own
-        else:
+        if self.stands_for is None:
             del self.module.forward
+        else:
+            self.module.forward = self.stands_for
 
     def put_back(self) -> None:
         self.module.forward = self
@@ -167,7 +183,7 @@ class Patch:
             if key in site.plans or len(site.plans) >= KEPT_PLANS:
                 return
             site.plans[key] = None
-            site.attributes = site.attributes or Attributes([m for m, _ in site.modules])
+            site.note()
             try:
                 if site.hooked():
                     raise graphs.Untraceable("modules inside it have hooks")

@@ -1,0 +1,148 @@
+"""A patched model that was changed since its graph was made runs its own forward."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from agent.export.artefact import gather
+from agent.export.package import export_package
+from tests.agent.export_library import cpp_campaign
+
+NAME = "changing_kernels"
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    """`bias_relu`: torch.relu(x + bias) of float32 (64, 32) and (32,)."""
+    folder = tmp_path_factory.mktemp("library")
+    run = cpp_campaign(folder / "run", bias_relu="speedup=3.0")
+    export_package(gather([run], "Apache-2.0"), folder / "out", NAME)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patched.syspath_prepend(str(folder / "out" / "source"))
+        yield importlib.import_module(NAME)
+    for name in [n for n in sys.modules if n.partition(".")[0] == NAME]:
+        del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def _compiled_anew():
+    """Dynamo compiles one function so many times alone, and patched models share theirs."""
+    torch.compiler.reset()
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shift, self.second = nn.Parameter(torch.randn(32)), nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.second(torch.relu(x + self.shift))
+
+
+class Blocks(nn.Module):
+    """Two blocks whose tensors are one, and a layer without a bias."""
+
+    scale = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.plain = nn.Linear(32, 32, bias=False)
+        self.one, self.other = Block(), Block()
+        self.other.shift = self.one.shift
+        self.other.second.weight = self.one.second.weight
+
+    def forward(self, x):
+        return self.other(self.one(self.plain(x))) * self.scale
+
+
+def untied(model):
+    model.other.shift = nn.Parameter(torch.randn(32))
+
+
+def untied_first(model):
+    model.one.second.weight = nn.Parameter(torch.randn(32, 32))
+
+
+def without_bias(model):
+    model.one.second.bias = None
+
+
+def with_bias(model):
+    model.plain.bias = nn.Parameter(torch.randn(32))
+
+
+def frozen(model):
+    bias = model.one.second.bias.detach() + 1
+    del model.one.second.bias
+    model.one.second.register_buffer("bias", bias)
+
+
+def scaled(model):
+    model.scale = 3.0
+
+
+def replaced_inside(model):
+    model.one.second.forward = lambda x: x * 2
+
+
+def used(kernels) -> int:
+    return kernels.counts()["bias_relu"].get("kernel", 0)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "change",
+    [untied, untied_first, without_bias, with_bias, frozen, scaled, replaced_inside],
+)
+def test_a_model_whose_make_was_changed_runs_its_own_forward(kernels, change, compiled):
+    model, given = Blocks().eval(), torch.randn(64, 32)
+    patch = kernels.patch(model, given)
+    call = torch.compile(model, backend="aot_eager") if compiled else model
+    before = used(kernels)
+    call(given)
+    assert used(kernels) == before + 2
+    change(model)
+    found = call(given)
+    assert used(kernels) == before + 2
+    patch.unpatch()
+    torch.testing.assert_close(found, model(given))
+
+
+def test_hooks_on_all_modules_see_those_inside(kernels):
+    model, given = Blocks().eval(), torch.randn(64, 32)
+    patch = kernels.patch(model, given)
+    linear = []
+    hook = register_module_forward_hook(
+        lambda module, _, found: (
+            linear.append(1) or found / 2 if type(module) is nn.Linear else None
+        )
+    )
+    try:
+        found = model(given)
+        patch.off()
+        assert torch.equal(found, model(given))
+    finally:
+        hook.remove()
+        patch.unpatch()
+    assert len(linear) == 6
+
+
+def test_a_patch_of_a_part_does_not_stop_that_of_the_whole(kernels):
+    class Deciding(Blocks):
+        def forward(self, x, values=False):
+            return super().forward(x) if not values or x.sum() > 0 else self.plain(x)
+
+    model, given = Deciding().eval(), torch.randn(64, 32).abs()
+    patch = kernels.patch(model, given)
+    model(given, values=True)  # torch.export refuses it: the parts are tried
+    assert {place.module for place in patch.replaced} == {"one", "other"}
+    assert len(patch.sites) > 1
+    before = used(kernels)
+    model(given)
+    assert used(kernels) == before + 2
+    patch.unpatch()
