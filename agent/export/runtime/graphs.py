@@ -20,8 +20,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
-NOTHING = {"alias", "detach", "lift_fresh_copy", "clone", "contiguous"}
-"""Core ATen operators that change no value."""
+NOTHING = {"alias", "lift_fresh_copy", "clone", "contiguous"}
+"""Core ATen operators that change no value. Nor does `detach`, but it ends the gradient."""
 MAYBE_NOTHING = {"_to_copy", "view", "expand", "permute", "_unsafe_view", "slice"}
 """Likewise where dtype and shape (and, for a permutation, the order) stay."""
 
@@ -172,9 +172,11 @@ def fake(parts: Sequence[tuple[torch.dtype, Sequence[int], Sequence[int]]], devi
 
 
 def _core(call: Callable[..., list[torch.Tensor]], tensors: Sequence[torch.Tensor]) -> fx.Graph:
+    table = dict(core_aten_decompositions())
+    table.pop(torch.ops.aten.detach.default, None)  # else an alias, which ends no gradient
     try:
         with torch.no_grad():
-            traced = make_fx(call, decomposition_table=core_aten_decompositions())(*tensors)
+            traced = make_fx(call, decomposition_table=table)(*tensors)
     except Untraceable:
         raise
     except Exception as error:  # whatever an operator's decomposition raises
@@ -257,7 +259,7 @@ def _changes_nothing(node: fx.Node) -> bool:
     here, before = node.meta.get("val"), node.args[0].meta.get("val")
     if not isinstance(here, torch.Tensor) or not isinstance(before, torch.Tensor):
         return False
-    if name == "permute" and list(node.args[1]) != sorted(node.args[1]):
+    if name == "permute" and [d % here.ndim for d in node.args[1]] != list(range(here.ndim)):
         return False
     same_device = here.device == before.device
     return bool(here.dtype == before.dtype and here.shape == before.shape and same_device)
