@@ -64,3 +64,16 @@ def plain(kinds: Sequence[tuple[type, ...]], types: Sequence[type]) -> bool:
     if len(kinds) != len(types):
         return False
     return all(one in kind for kind, one in zip(kinds, types, strict=True))
+
+
+def cast(arguments: Sequence[object], device: str, dtype: torch.dtype) -> list[object]:
+    """As torch casts what an operator is given under autocast."""
+    return [
+        a.to(dtype)
+        if isinstance(a, torch.Tensor)
+        and a.is_floating_point()
+        and a.device.type == device
+        and a.dtype is not torch.float64
+        else a
+        for a in arguments
+    ]

@@ -40,7 +40,7 @@ class Chosen:
         """None before the first call, and for a kernel that is broken here."""
         self.order: Order | None = None
         """Shared by all signatures of a kernel that keeps something between calls."""
-        self.instances: models.Instances[torch.nn.Module] = models.Instances()
+        self.instances: models.Instances[models.Instance] = models.Instances()
 
 
 class Dispatch:

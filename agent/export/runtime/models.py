@@ -96,6 +96,15 @@ def matched(match: str, reference: Sequence[str], own: Sequence[str]) -> list[st
     return [name if name in own else None for name in reference]
 
 
+class Instance:
+    """A kernel's model, and the tensors that were given to it: their memory stays theirs, unless
+    somebody frees a storage that is in use.
+    """
+
+    def __init__(self, model: torch.nn.Module, state: Sequence[torch.Tensor]) -> None:
+        self.model, self.state = model, [tensor.detach() for tensor in state]
+
+
 Kept = TypeVar("Kept")
 
 

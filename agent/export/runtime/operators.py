@@ -62,10 +62,23 @@ class Custom:
         compiling = torch.compiler.is_compiling()
         if not compiling and self._alone(arguments, init):
             return self._direct(arguments, init)
+        self._check(arguments)
         if not compiling and direct.transformed() and len(arguments) == len(self._kinds):
             return self._transformed(arguments, init)
         found: Result = self.op(*arguments, init)
         return found
+
+    def _check(self, arguments: Sequence[Any]) -> None:
+        """Raises TypeError for what torch's own words would not make clear."""
+        names = [*(name for name, _ in self.operator.inputs), *self.operator.state]
+        if len(arguments) < len(names):
+            raise TypeError(
+                f"{self.operator.name} takes {len(names)} arguments ({', '.join(names)}), "
+                f"not {len(arguments)}"
+            )
+        for name, argument in zip(names, arguments, strict=False):
+            if argument is None:
+                raise TypeError(f"{self.operator.name}: {name} is None; expected a tensor")
 
     @property
     def reference(self) -> Any:
@@ -127,7 +140,8 @@ class Custom:
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Result) -> None:
         tensors = [a for a in inputs if isinstance(a, torch.Tensor)]
-        ctx.save_for_backward(*tensors)
+        # Autograd keeps no tensor of inference mode; the reference may have no need to.
+        ctx.save_for_backward(*(t.clone() if t.is_inference() else t for t in tensors))
         ctx.others = [None if isinstance(a, torch.Tensor) else a for a in inputs]
 
     def _backward(self, ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -205,7 +219,7 @@ class Custom:
         given = arguments
         kind = arguments[self._first].device.type
         if kind in direct.DEVICES and torch.is_autocast_enabled(kind):
-            given = _cast(arguments, kind, getattr(torch, self.operator.dtype))
+            given = direct.cast(arguments, kind, getattr(torch, self.operator.dtype))
         return self._plain(self.refer(given, init))
 
     # --- the two ways to compute it --------------------------------------------------------------
@@ -231,10 +245,12 @@ class Custom:
     def _launched(self, chosen: Chosen, arguments: Arguments, init: str) -> Result:
         state = arguments[self._inputs :]
         key = models.place(state)
-        model = chosen.instances.find(key)
-        if model is None:
-            model = self._instance(chosen, state, init, arguments[self._first].device)
-            chosen.instances.keep(key, model)
+        kept = chosen.instances.find(key)
+        # Storage that was freed and filled again lies elsewhere, and others where it was.
+        if kept is None or models.place(kept.state) != key:
+            made = self._instance(chosen, state, init, arguments[self._first].device)
+            kept = chosen.instances.keep(key, models.Instance(made, state))
+        model = kept.model
         if chosen.order is None:
             return self._own(model(*arguments[: self._inputs]), arguments)
 
@@ -361,19 +377,6 @@ def _needs(arguments: Sequence[Any]) -> bool:
         if isinstance(argument, torch.Tensor) and argument.requires_grad:
             return True
     return False
-
-
-def _cast(arguments: Sequence[Any], device: str, dtype: torch.dtype) -> list[Any]:
-    """As torch casts what an operator is given under autocast."""
-    return [
-        a.to(dtype)
-        if isinstance(a, torch.Tensor)
-        and a.is_floating_point()
-        and a.device.type == device
-        and a.dtype is not torch.float64
-        else a
-        for a in arguments
-    ]
 
 
 def _shares(result: torch.Tensor, known: Sequence[Any]) -> bool:
