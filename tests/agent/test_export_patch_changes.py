@@ -12,21 +12,27 @@ from agent.export.artefact import gather
 from agent.export.package import export_package
 from tests.agent.export_library import cpp_campaign
 
-NAME = "changing_kernels"
+NAMES = "changing_kernels", "other_kernels"
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    """`bias_relu`: torch.relu(x + bias) of float32 (64, 32) and (32,)."""
+def libraries(tmp_path_factory):
+    """Two with `bias_relu`: torch.relu(x + bias) of float32 (64, 32) and (32,)."""
     folder = tmp_path_factory.mktemp("library")
     run = cpp_campaign(folder / "run", bias_relu="speedup=3.0")
-    export_package(gather([run], "Apache-2.0"), folder / "out", NAME)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        patched.syspath_prepend(str(folder / "out" / "source"))
-        yield importlib.import_module(NAME)
-    for name in [n for n in sys.modules if n.partition(".")[0] == NAME]:
+        for name in NAMES:
+            export_package(gather([run], "Apache-2.0"), folder / name, name)
+            patched.syspath_prepend(str(folder / name / "source"))
+        yield tuple(importlib.import_module(name) for name in NAMES)
+    for name in [n for n in sys.modules if n.partition(".")[0] in NAMES]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def kernels(libraries):
+    return libraries[0]
 
 
 @pytest.fixture(autouse=True)
@@ -146,3 +152,24 @@ def test_a_patch_of_a_part_does_not_stop_that_of_the_whole(kernels):
     model(given)
     assert used(kernels) == before + 2
     patch.unpatch()
+
+
+def test_two_libraries_in_a_model_are_taken_out_last_in_first_out(libraries):
+    first, second = libraries
+    model = Blocks().eval()
+    below, above = first.patch(model), second.patch(model)
+    for unpatch in (below.unpatch, lambda: first.unpatch(model)):
+        with pytest.raises(first.LibraryError, match="put into it later: unpatch those"):
+            unpatch()
+    with pytest.raises(first.LibraryError, match="patched already"):
+        first.patch(model)
+    above.unpatch()
+    first.unpatch(model)
+    assert "forward" not in vars(model)
+
+
+def test_what_became_of_a_patch_is_told_after_it_was_taken_out(kernels):
+    model = nn.Linear(32, 32).eval()
+    patch = kernels.patch(model, torch.randn(64, 32))
+    patch.unpatch()
+    assert patch.reasons() == {"bias_relu": "nothing in the model has its graph"}

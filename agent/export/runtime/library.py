@@ -75,7 +75,7 @@ class KernelLibrary:
 
         `only` names the operators to use. Raises LibraryError for a model that is patched already.
         """
-        if isinstance(vars(model).get("forward"), Site):
+        if self._site(model) is not None:
             raise records.LibraryError("the model is patched already: unpatch it first")
         names = self.names if only is None else tuple(only)
         made = Patch(model, {name: self.operator(name) for name in names})
@@ -89,10 +89,20 @@ class KernelLibrary:
         return made
 
     def unpatch(self, model: torch.nn.Module) -> None:
-        """Give a model its own forward back; nothing happens to one that is not patched."""
-        site = vars(model).get("forward")
-        if isinstance(site, Site):
+        """Give a model its own forward back; nothing happens to one that is not patched.
+
+        Raises LibraryError where another library was put into it after this one.
+        """
+        site = self._site(model)
+        if site is not None:
             site.patch.unpatch()
+
+    def _site(self, model: torch.nn.Module) -> Site | None:
+        """This library's, also where another's stands before it."""
+        found = vars(model).get("forward")
+        while found is not None and not isinstance(found, Site):
+            found = getattr(found, "stands_for", None)
+        return found
 
     def switch(self, name: str, on: bool | None = None, against: str | None = None) -> None:
         """Let an operator's kernels be used, or leave all its calls to the reference.

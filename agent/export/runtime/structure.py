@@ -59,4 +59,6 @@ class Structure:
 def forward_of(module: torch.nn.Module) -> Any:
     """The one that it has beside its class's, or None; what stands in for it left aside."""
     found = module.__dict__.get("forward")
-    return getattr(found, "stands_for", found)
+    while hasattr(found, "stands_for"):
+        found = found.stands_for
+    return found

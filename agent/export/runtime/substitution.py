@@ -27,6 +27,7 @@ from agent.export.runtime import graphs, places, twins
 from agent.export.runtime.attributes import PLAIN, Attributes
 from agent.export.runtime.operators import Custom
 from agent.export.runtime.places import Place, Variant
+from agent.export.runtime.records import LibraryError
 from agent.export.runtime.structure import Structure
 
 KEPT_PLANS = 32
@@ -119,6 +120,15 @@ class Site:
         """Whether somebody watches a module inside, which a graph would pass by."""
         return any(_hooked(module) for module, _ in self.modules[1:])
 
+    def covered(self) -> bool:
+        """Whether another library's operators were put before this."""
+        found = vars(self.module).get("forward")
+        while found is not None and found is not self:
+            found = getattr(found, "stands_for", None)
+            if found is self:
+                return True
+        return False
+
     def remove(self) -> None:
         if vars(self.module).get("forward") is not self:
             return
@@ -156,6 +166,8 @@ class Patch:
             self.variants += found
             if reason:
                 self.missing[name] = reason
+        self.called = False
+        """Whether the model was, as long as it was patched."""
         self.sites: list[Site] = [Site(self, model, "")] if self.variants else []
 
     @property
@@ -173,7 +185,13 @@ class Patch:
             site.remove()
 
     def unpatch(self) -> None:
-        """Give the model its own forward back; may be called again."""
+        """Give the model its own forward back; may be called again.
+
+        Raises LibraryError, and changes nothing, where another library was put in after this one.
+        """
+        if any(site.covered() for site in self.sites):
+            raise LibraryError("another library's operators were put into it later: unpatch those")
+        self.called = self.called or any(site.plans for site in self.sites)
         self.off()
         self.sites.clear()
 
@@ -261,9 +279,8 @@ class Patch:
     def reasons(self) -> dict[str, str]:
         """Operators without any place, and modules that could not be traced, and why."""
         seen = {p.operator for p in self.places} | set(self.missing)
-        looked = any(site.plans for site in self.sites)
         why = "nothing in the model has its graph"
-        if not looked:
+        if not self.called and not any(site.plans for site in self.sites):
             why = "the model was not called in eval mode yet"
         rest = {v.name: why for v in self.variants if v.name not in seen}
         untraced = {n or "the model": f"not traced: {why}" for n, why in self.untraceable.items()}
