@@ -1,4 +1,4 @@
-"""A patched model that was changed since its graph was made runs its own forward."""
+"""What a patched model may be changed by: its user, another library, a write of its own."""
 
 import importlib
 import sys
@@ -173,3 +173,29 @@ def test_what_became_of_a_patch_is_told_after_it_was_taken_out(kernels):
     patch = kernels.patch(model, torch.randn(64, 32))
     patch.unpatch()
     assert patch.reasons() == {"bias_relu": "nothing in the model has its graph"}
+
+
+class Writing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.shift = nn.Linear(32, 32), nn.Parameter(torch.randn(32))
+
+    def forward(self, x):
+        y = self.first(x)
+        z = torch.relu(y + self.shift)
+        y += 1
+        return z * y
+
+
+def test_an_argument_that_is_written_in_place_afterwards_is_left_to_the_model(kernels):
+    model, given = Writing().eval(), torch.randn(64, 32)
+
+    def gradients():
+        return torch.autograd.grad(model(given).sum(), list(model.parameters()))
+
+    patch = kernels.patch(model, given)
+    found = gradients()
+    [place] = patch.places
+    assert place.state == "linear, an argument, is written in place afterwards"
+    patch.unpatch()
+    torch.testing.assert_close(found, gradients())

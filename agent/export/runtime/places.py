@@ -214,6 +214,10 @@ def _fit(
             raise Unfit(f"{source.name} does more than the operator")
     results = tuple(_result(binding[o], decomposed, covered) for o in variant.pattern.outputs)
     arguments = tuple(_argument(binding[i], decomposed) for i in variant.pattern.inputs)
+    for argument in arguments:
+        # The backward pass reads the arguments again, where the model's own may not.
+        if any(graphs.writes(u) and u not in covered for u in argument.users):
+            raise Unfit(f"{argument.name}, an argument, is written in place afterwards")
     covered = _with_transparent(covered, set(results), decomposed)
     for node in covered - set(results):
         if any(u not in covered and _counts(u) for u in node.users):
