@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from agent.export.runtime import graphs, matching
+from agent.export.runtime.substitution import Patch
+from tests.agent.test_export_direct import custom
 
 
 def graph_of(call, *given: torch.Tensor) -> torch.fx.Graph:
@@ -56,3 +58,39 @@ def test_an_end_of_the_gradient_is_not_skipped():
     assert occurs(stopped, stopped, x)
     assert not occurs(silu, stopped, x)
     assert not occurs(stopped, silu, x)
+
+
+SWISH = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.tanh(x * torch.sigmoid(x))
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "replaced"),
+    [
+        (lambda y: y.permute(0, 2, 3, 1).view(2, -1), 0),
+        (lambda y: (y + 1).permute(0, 2, 3, 1).view(2, -1), 0),
+        (lambda y: y.permute(0, 2, 3, 1).reshape(2, -1), 1),
+    ],
+    ids=["view", "later view", "reshape"],
+)
+def test_a_view_that_contiguous_results_do_not_have_keeps_the_models_own(
+    tmp_path, monkeypatch, end, replaced
+):
+    class Model(nn.Module):
+        def forward(self, x):
+            return end(torch.tanh(x * torch.sigmoid(x)))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    x = torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)
+    kernel = SWISH.replace("Model(", "ModelNew(")
+    op = custom(tmp_path, SWISH, kernel, (x,), inputs=(("x", "Tensor"),), state=())
+    model = Model().eval()
+    patch = Patch(model, {"tested": op})
+    found = model(x)
+    assert len(patch.replaced) == replaced
+    patch.unpatch()
+    torch.testing.assert_close(found, model(x))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from agent.export.runtime import graphs, matching, records, signature
 from agent.export.runtime.graphs import Decomposed, Traced, Untraceable
@@ -179,7 +180,21 @@ def rewrite(traced: Traced, fits: Sequence[Fit]) -> fx.GraphModule:
         graph.lint()
     except RuntimeError as error:
         raise Unfit("other operations stand between its parts") from error
-    return fx.GraphModule({}, graph)
+    module = fx.GraphModule({}, graph)
+    if any(not result.meta["val"].is_contiguous() for fit in fits for result in fit.results):
+        _check_strides(traced, module)
+    return module
+
+
+def _check_strides(traced: Traced, module: fx.GraphModule) -> None:
+    """Operators return contiguous tensors: raises Unfit where a view cannot be had of one."""
+    values = [n.meta.get("val") for n in traced.graph.nodes if n.op == "placeholder"]
+    [mode, *_] = [v.fake_mode for v in values if isinstance(v, FakeTensor)]
+    try:
+        with mode, torch.no_grad():
+            module(*values)
+    except Exception as error:  # whatever an operator's meta function raises
+        raise Unfit("what reads its result depends on its strides") from error
 
 
 def _item(values: Sequence[torch.Tensor], place: int) -> torch.Tensor:
