@@ -95,7 +95,7 @@ MAIN = '''"""`python -m {package} table | verify`."""
 
 import sys
 
-from {package} import library
+from . import library
 
 sys.exit(library.main(sys.argv[1:]))
 '''

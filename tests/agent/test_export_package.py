@@ -518,6 +518,21 @@ def test_the_table_can_be_read_from_a_shell(tree):
     assert "kernel" in line
 
 
+def test_a_copy_under_another_name_tells_of_its_own_files(tree):
+    copied = tree.rename(tree.with_name("vendored"))
+    kernel = copied / "kernels" / "signs_reference.py"
+    kernel.unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "vendored", "verify"],
+        cwd=copied.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == f"kernels/{kernel.name} cannot be read (No such file or directory)\n"
+    assert done.returncode == 1
+
+
 @pytest.mark.parametrize("name", ["torch", "numpy", "json", "agent"])
 def test_a_library_does_not_take_a_name_that_other_code_imports(name):
     with pytest.raises(ConfigError, match=f"package '{name}': other code imports this name"):
