@@ -130,6 +130,44 @@ def test_a_module_without_the_parameter_keeps_its_own_forward(kernels):
     assert torch.equal(under(kernels.layers.BiasRelu, Plain())(x), x + 1)
 
 
+class Gated(BiasRelu):
+    """With more than the reference has."""
+
+    def __init__(self, **more):
+        super().__init__()
+        for name, value in more.items():
+            setattr(self, name, value)
+
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"gate": nn.Parameter(torch.zeros(32))},
+        {"gate": nn.Buffer(torch.zeros(32))},
+        {"gate": nn.Identity()},
+        {"eps": 1e-5},
+    ],
+    ids=["parameter", "buffer", "module", "attribute"],
+)
+def test_a_module_with_more_than_the_reference_keeps_its_own_forward(kernels, more):
+    x = torch.randn(64, 32)
+    module = under(kernels.layers.BiasRelu, Gated(**more))
+    before = hits(kernels, "bias_relu").get("another module", 0)
+    assert torch.equal(module(x), torch.relu(x + module.bias) + 1)
+    assert hits(kernels, "bias_relu")["another module"] == before + 1
+
+
+def test_methods_that_a_module_is_given_are_not_more(kernels):
+    x, module = torch.randn(64, 32), under(kernels.layers.BiasRelu, BiasRelu())
+    module.train = nn.Module.train.__get__(module)
+    before = hits(kernels, "bias_relu").get("kernel", 0)
+    module(x)
+    assert hits(kernels, "bias_relu")["kernel"] == before + 1
+
+
 def test_layers_compile_into_one_graph(kernels):
     module = under(kernels.layers.BiasRelu, BiasRelu())
     x = torch.randn(64, 32)

@@ -19,7 +19,9 @@ logger = logging.getLogger(__name__)
 
 PLAIN = (bool, int, str, type(None))
 Fact = tuple[tuple[str, ...], str, Any]
-"""(path of a submodule, attribute, value); for its class the attribute is `class`."""
+"""(path of a submodule, attribute, value); for its class the attribute is `class`, for the names of
+all that it holds it is HOLDS."""
+HOLDS = "*"
 
 
 class Incomparable(Exception):
@@ -46,8 +48,7 @@ class Host:
             owner = _found(module, path)
             if owner is None:
                 return False
-            has = type(owner).__name__ if name == "class" else getattr(owner, name, Incomparable)
-            if has != value:
+            if _has(owner, name) != value:
                 return False
         return all(isinstance(_found(module, path), torch.Tensor) for path in self._state)
 
@@ -68,6 +69,7 @@ def facts(model: torch.nn.Module) -> Iterator[Fact]:
     """What makes two modules with the same parameters compute the same."""
     for path, owner in model.named_modules():
         parts = tuple(path.split(".")) if path else ()
+        yield parts, HOLDS, _held(owner)
         if parts:
             yield parts, "class", type(owner).__name__
         for name, value in vars(owner).items():
@@ -76,6 +78,21 @@ def facts(model: torch.nn.Module) -> Iterator[Fact]:
             if not _plain(value):
                 raise Incomparable(f"{'.'.join((*parts, name))} is a {type(value).__name__}")
             yield parts, name, tuple(value) if isinstance(value, torch.Size) else value
+
+
+def _has(owner: torch.nn.Module, name: str) -> Any:
+    if name == HOLDS:
+        return _held(owner)
+    return type(owner).__name__ if name == "class" else getattr(owner, name, Incomparable)
+
+
+def _held(owner: torch.nn.Module) -> tuple[str, ...]:
+    """Names of its tensors, modules and attributes, but for methods, which `kernelize` gives it."""
+    names = [n for n, v in vars(owner).items() if n[0] != "_" and not callable(v)]
+    names.remove("training")
+    for home in (owner._parameters, owner._buffers, owner._modules):
+        names += [n for n, v in home.items() if v is not None]
+    return tuple(sorted(names))
 
 
 def _plain(value: Any) -> bool:
