@@ -100,6 +100,7 @@ def header(candidate: Candidate, figure: Evaluation, run_dir: Path) -> str:
         f"Candidate:   {candidate.id}, {candidate.language.value}",
         f"Speedup:     {figure.speedup} against eager PyTorch",
         f"Environment: {environment or 'unknown'}",
+        "Limits:      inputs like those that were measured; no gradients, no check, no fallback",
         f"Made by:     warpsmith optimize --name {run_dir.name}",
         "Check it:    warpsmith evaluate TASK THIS_FILE",
     )
