@@ -26,6 +26,35 @@ def test_a_tensor_of_inference_mode_may_stand_beside_one_with_a_gradient(op, pas
     assert op.dispatch.counts.read() == {"kernel": 1}
 
 
+IMPORTED = "import torch\nSCRATCH = torch.zeros(4)"
+CONSTRUCTED = "super().__init__()\n        self.scratch = torch.zeros(4)"
+LATER = "self.__dict__.setdefault('scratch', torch.empty(4)).zero_()"
+
+
+@pytest.mark.parametrize(
+    ("made", "there", "used"),
+    [
+        ("import torch", IMPORTED, "SCRATCH.zero_()"),
+        ("super().__init__()", CONSTRUCTED, "self.scratch.zero_()"),
+        ("import torch", "import torch", LATER),
+    ],
+    ids=["imported", "constructed", "called"],
+)
+def test_a_kernel_that_was_first_called_in_inference_mode_works_outside(
+    tmp_path, monkeypatch, made, there, used
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kernel = KERNEL.replace(made, there).replace("return", f"{used}\n        return")
+    op, (x, weight) = custom(tmp_path, REFERENCE, kernel, inputs()), inputs()
+    with torch.inference_mode():
+        op(x, weight)
+    torch.testing.assert_close(op(x, weight), torch.sin(x) * weight)
+    with torch.inference_mode():
+        op(x, weight)
+    op(x, weight)
+    assert op.dispatch.counts.read() == {"kernel": 4}
+
+
 def test_parameters_that_lie_where_freed_ones_lay_are_not_taken_for_them(tmp_path, monkeypatch):
     """As sharded training frees and fills what it gathers."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -137,7 +137,7 @@ class Dispatch:
         name = f"{self._package}._kernel_{kernel.id}"
         build = compiled.build_folder(self._package, kernel)
         path = self._folder / kernel.file
-        with compiled.sealed(build):
+        with compiled.sealed(build), torch.inference_mode(False):  # it may make tensors
             module = models.import_source(text, path, name, build, self._builtins(kernel))
         return Loaded(kernel, module.ModelNew)
 

@@ -226,6 +226,10 @@ class Custom:
 
     def _kernel(self, chosen: Chosen, arguments: Arguments, init: str) -> Result | None:
         """Without gradients, on the arguments' device; None where the kernel fails."""
+        if torch.is_inference_mode_enabled():
+            # A later call, outside of it, may write to what the kernel keeps.
+            with torch.inference_mode(False):
+                return self._kernel(chosen, arguments, init)
         device = arguments[self._first].device
         before = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
