@@ -232,9 +232,10 @@ def test_other_threads_may_call_a_model_while_it_is_traced(kernels):
 
     model, given, calls = Busy().eval(), torch.randn(64, 32), []
     patch = kernels.patch(model, given)
-    [found] = calls
-    assert type(found) is torch.Tensor
-    assert torch.equal(found, torch.relu(given + model.shift))
+    assert len(calls) == 2  # it is traced with gradients and without
+    for found in calls:
+        assert type(found) is torch.Tensor
+        assert torch.equal(found, torch.relu(given + model.shift))
     assert patch.replaced
     patch.unpatch()
 

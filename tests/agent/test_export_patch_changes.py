@@ -199,3 +199,35 @@ def test_an_argument_that_is_written_in_place_afterwards_is_left_to_the_model(ke
     assert place.state == "linear, an argument, is written in place afterwards"
     patch.unpatch()
     torch.testing.assert_close(found, gradients())
+
+
+class Moded(nn.Module):
+    """What it returns depends on the mode that it is called in, or changes it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.shift = kind, nn.Parameter(torch.randn(32))
+
+    def forward(self, x):
+        if self.kind == "asks":
+            return torch.relu(x + self.shift) * (2 if torch.is_grad_enabled() else 3)
+        with torch.enable_grad() if self.kind == "enables" else torch.inference_mode():
+            return torch.relu(x + self.shift)
+
+
+@pytest.mark.parametrize("planned_with", [False, True], ids=["first without", "first with"])
+@pytest.mark.parametrize("kind", ["asks", "enables", "inference"])
+def test_gradient_modes_are_those_of_the_models_own_forward(kernels, kind, planned_with):
+    model, given = Moded(kind).eval(), torch.randn(64, 32)
+    patch = kernels.patch(model)
+    for gradients in (planned_with, not planned_with, planned_with):
+        with torch.set_grad_enabled(gradients):
+            found = model(given)
+            patch.off()
+            wanted = model(given)
+            patch.on()
+        assert torch.equal(found, wanted)
+        assert found.requires_grad == wanted.requires_grad
+        assert found.is_inference() == wanted.is_inference()
+    assert bool(patch.replaced) == (kind != "inference")
+    patch.unpatch()

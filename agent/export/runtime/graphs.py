@@ -58,15 +58,22 @@ class Decomposed:
     """By exported node."""
 
 
-def trace(module: torch.nn.Module, arguments: Sequence[Any], named: dict[str, Any]) -> Traced:
-    """The module's graph in eval mode; raises Untraceable."""
+def trace(
+    module: torch.nn.Module,
+    arguments: Sequence[Any],
+    named: dict[str, Any],
+    gradients: bool = True,
+) -> Traced:
+    """The module's graph in eval mode, as it is called with gradients or without them; where a part
+    of it changes that, the graph says so. Raises Untraceable.
+    """
     try:
-        # With gradients, so that a part of the module without them says so in the graph.
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.set_grad_enabled(gradients):
             program = torch.export.export(module, tuple(arguments), named, strict=False)
     except Exception as error:  # whatever the module's own code raises
         lines = str(error).strip().splitlines() or [""]
         raise Untraceable(f"torch.export: {type(error).__name__}: {lines[0][:200]}") from error
+    _refuse_inference(program.graph_module.graph)
     signature = program.graph_signature
     if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
         raise Untraceable("it changes its inputs or buffers")
@@ -89,6 +96,14 @@ def trace(module: torch.nn.Module, arguments: Sequence[Any], named: dict[str, An
         raise Untraceable("its graph takes more than tensors and numbers")
     _thread_writes(graph)
     return Traced(graph, tuple(state), program.call_spec.out_spec)
+
+
+def _refuse_inference(graph: fx.Graph) -> None:
+    """Raises Untraceable where a part works in inference mode, which no graph says."""
+    values = {n: n.meta.get("val") for n in graph.nodes}
+    made = {n for n, v in values.items() if isinstance(v, torch.Tensor) and v.is_inference()}
+    if made and all(n.op == "call_function" for n in made):  # a view of such an input is one too
+        raise Untraceable("a part of it works in inference mode")
 
 
 def _thread_writes(graph: fx.Graph) -> None:

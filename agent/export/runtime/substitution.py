@@ -71,6 +71,7 @@ class Site:
         self.patch, self.module, self.name = patch, module, name
         self.own: Callable[..., Any] = module.forward
         self.plans: dict[Key, Plan | None] = {}
+        """By whether gradients are on, and the kind of inputs."""
         self.modules = [(m, list(m._modules.values())) for m in module.modules()]
         """With their children."""
         self.modal = [m for m in module.modules() if _has_mode(m)]
@@ -86,9 +87,9 @@ class Site:
         if not self._ready():
             return self.own(*arguments, **named)
         values, key = _key(arguments, named)
-        if key not in self.plans and not torch.compiler.is_compiling():
+        if (True, *key) not in self.plans and not torch.compiler.is_compiling():
             self.patch.plan(self, key, arguments, named)
-        plan = self.plans.get(key)
+        plan = self.plans.get((torch.is_grad_enabled(), *key))
         state = None if plan is None or self.hooked() else plan.present()
         if plan is None or state is None:
             return self.own(*arguments, **named)
@@ -196,22 +197,29 @@ class Patch:
         self.sites.clear()
 
     def plan(self, site: Site, key: Key, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Trace the site's module for inputs of this kind and keep what is to run for them."""
+        """Trace the site's module for inputs of this kind, with gradients and without, and keep
+        what is to run for them.
+        """
         with TRACING:
-            if key in site.plans or len(site.plans) >= KEPT_PLANS:
+            if (True, *key) in site.plans or len(site.plans) >= 2 * KEPT_PLANS:
                 return
-            site.plans[key] = None
+            site.plans[(True, *key)] = site.plans[(False, *key)] = None
             site.note()
             try:
                 if site.hooked():
                     raise graphs.Untraceable("modules inside it have hooks")
-                site.plans[key] = self._made(site, arguments, named)
+                made: dict[str, Plan | None] = {}
+                for gradients in (True, False):  # most compute the same
+                    traced = self._traced(site, arguments, named, gradients)
+                    text = str(traced.graph)
+                    if text not in made:
+                        made[text] = self._made(site, traced)
+                    site.plans[(gradients, *key)] = made[text]
             except graphs.Untraceable as error:
                 self.untraceable.setdefault(site.name, str(error))
                 self._descend(site)
 
-    def _made(self, site: Site, arguments: tuple[Any, ...], named: dict[str, Any]) -> Plan | None:
-        traced = self._traced(site, arguments, named)
+    def _made(self, site: Site, traced: graphs.Traced) -> Plan | None:
         fits, told = places.find(traced, graphs.decompose(traced), self.variants)
         graph = None
         if fits:
@@ -230,7 +238,7 @@ class Patch:
         return Plan(graph.forward, state, traced.out_spec, traced.out_spec.is_leaf())
 
     def _traced(
-        self, site: Site, arguments: tuple[Any, ...], named: dict[str, Any]
+        self, site: Site, arguments: tuple[Any, ...], named: dict[str, Any], gradients: bool
     ) -> graphs.Traced:
         """Of a twin where there can be one: calls of the module in other threads go on."""
         sites = self.sites
@@ -243,13 +251,13 @@ class Patch:
                 each.put_back()
         if twin is not None:
             with twins.unhooked(twin):
-                traced = graphs.trace(twin, arguments, named)
+                traced = graphs.trace(twin, arguments, named, gradients)
             if not twins.shared(traced.state, site.module):
                 return traced
         site.remove()
         try:
             with twins.unhooked(site.module):
-                return graphs.trace(site.module, arguments, named)
+                return graphs.trace(site.module, arguments, named, gradients)
         finally:
             site.put_back()
 
