@@ -231,3 +231,27 @@ def test_gradient_modes_are_those_of_the_models_own_forward(kernels, kind, plann
         assert found.is_inference() == wanted.is_inference()
     assert bool(patch.replaced) == (kind != "inference")
     patch.unpatch()
+
+
+class Counting(nn.Module):
+    def __init__(self, inner: bool) -> None:
+        super().__init__()
+        self.shift, self.inner = nn.Parameter(torch.randn(32)), nn.Identity()
+        self.home = self.inner if inner else nn.Identity()
+        self.home.calls = 0
+
+    def forward(self, x):
+        self.home.calls += 1
+        self.inner.last = torch.relu(x + self.shift)
+        return self.inner.last * self.home.calls
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_forward_that_changes_attributes_is_the_models_own(kernels, inner):
+    model, given = Counting(inner).eval(), torch.randn(64, 32)
+    patch = kernels.patch(model, given)
+    assert patch.untraceable[""] == "its forward changes its attributes"
+    found = model(given)
+    assert torch.equal(found, torch.relu(given + model.shift) * 2)
+    assert model.inner.last is not None
+    patch.unpatch()

@@ -250,8 +250,11 @@ class Patch:
             for each in sites:
                 each.put_back()
         if twin is not None:
+            kept = Attributes(list(twin.modules()))
             with twins.unhooked(twin):
                 traced = graphs.trace(twin, arguments, named, gradients)
+            if not kept.hold():
+                raise graphs.Untraceable("its forward changes its attributes")
             if not twins.shared(traced.state, site.module):
                 return traced
         site.remove()
