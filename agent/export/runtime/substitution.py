@@ -250,10 +250,12 @@ class Patch:
             for each in sites:
                 each.put_back()
         if twin is not None:
-            kept = Attributes(list(twin.modules()))
+            kept, changed = Attributes(list(twin.modules())), list[bool]()
             with twins.unhooked(twin):
+                # Here: torch.export puts the module's own attributes back before it returns.
+                twin._forward_hooks[0] = lambda *_: changed.append(not kept.hold())
                 traced = graphs.trace(twin, arguments, named, gradients)
-            if not kept.hold():
+            if any(changed):
                 raise graphs.Untraceable("its forward changes its attributes")
             if not twins.shared(traced.state, site.module):
                 return traced
