@@ -99,6 +99,9 @@ class Worker:
         self._disk = Disk(scratch)
         self._alive = True
         self._weighed_s = 0.0
+        self._frozen = False
+        self._stage = "load"
+        """Of the last request."""
         self._later: tuple[str, float] | None = None
         """Stage and seconds of an answer that is still to be read."""
 
@@ -150,6 +153,7 @@ class Worker:
             due, limit_s = self._later
             self._later = None
             self.reply(stage=due, timeout_s=limit_s)
+        self._stage = stage
         try:
             self._channel.send({"op": op, **fields}, fds)
         except ChannelClosed:
@@ -197,8 +201,14 @@ class Worker:
     def freeze(self) -> None:
         """Stop the whole process tree, so that it cannot disturb a measurement."""
         processes.freeze_tree(self.pid)
+        self._frozen = True
 
     def thaw(self) -> None:
+        """Let it go on; raises WorkerFailed, and kills the tree, where a candidate's has."""
+        woken = self._frozen and not self.trusted and processes.woken(self.pid)
+        self._frozen = False
+        if woken:
+            raise self._failed(self._stage, FailureKind.AWAKE, "it went on while it was stopped")
         processes.thaw_tree(self.pid)
 
     def pause(self, *, surely: bool) -> None:

@@ -110,6 +110,8 @@ def failed(failure: Failure) -> tuple[Status, str]:
         return Status.OUT_OF_MEMORY, f"{failure.stage}: {first}"
     if failure.kind is FailureKind.PROTOCOL:
         return Status.REWARD_HACK, f"{failure.stage}: the worker sent {first}"
+    if failure.kind is FailureKind.AWAKE:
+        return Status.REWARD_HACK, f"{failure.stage}: {first}"
     if failure.kind is FailureKind.DIED:
         return Status.RUNTIME_ERROR, f"{failure.stage}: {first}"
     kinds = set(failure.types)

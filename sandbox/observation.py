@@ -26,6 +26,8 @@ class FailureKind(StrEnum):
     """Its process tree held more memory than allowed, or left none to others."""
     PROTOCOL = "protocol"
     """It sent something that is no reply of our harness."""
+    AWAKE = "awake"
+    """It went on while it was stopped, so that it could not disturb what is timed."""
     FAULT = "fault"
     """Ours: the reference's worker, the zygote, the device."""
 

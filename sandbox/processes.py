@@ -89,20 +89,31 @@ def reap_tree(pgid: int) -> int | None:
 
 
 def freeze_tree(pgid: int, *, blocked: bool = False) -> None:
-    """SIGSTOP the group; returns once every process is stopped, raises SandboxFault after 15 s.
+    """SIGSTOP the group, until every process stands still; raises SandboxFault after 15 s.
 
-    `blocked`: one that waits in the kernel will do: it stops when it leaves it. A parent between
-    vfork and its child's exec never stops, since the child has stopped first.
+    `blocked`: one that waits in the kernel will do: it stops when it leaves it.
     """
-    stop_tree(pgid)
-    still = "TtD" if blocked else "Tt"
-    if not _settle(lambda: all(process.state in still for process in _family(pgid))):
-        awake = [process for process in _family(pgid) if process.state not in still]
+
+    def still() -> bool:
+        stop_tree(pgid)  # again, for whoever has himself sent SIGCONT
+        return all(_stands(p) or (blocked and p.state == "D") for p in _family(pgid))
+
+    if not _settle(still):
+        awake = [process for process in _family(pgid) if not _stands(process)]
         where = [f"{p.pid} is {p.state} in {_read(f'/proc/{p.pid}/wchan') or '?'}" for p in awake]
         raise SandboxFault(
             f"process group {pgid} did not stop within {SETTLE_S} s: driver hung? "
             + ", ".join(where)
         )
+
+
+def woken(pgid: int) -> bool:
+    """Whether a process of a frozen group goes on: who is being killed does not count."""
+    moving = {process.pid for process in _family(pgid) if not _stands(process)}
+    if not moving:
+        return False
+    freeze_tree(pgid)
+    return not moving.isdisjoint(members(pgid))
 
 
 def stop_tree(pgid: int) -> None:
@@ -243,6 +254,16 @@ def _children(pid: int) -> list[int] | None:
     lists = [_read(f"/proc/{pid}/task/{thread}/children") for thread in threads]
     told = [text for text in lists if text is not None]
     return [int(child) for text in told for child in text.split()] if told else None
+
+
+def _stands(process: Process) -> bool:
+    """Whether it is stopped, or waits in the kernel for a child that is: a parent between vfork and
+    its child's exec never stops.
+    """
+    if process.state != "D":
+        return process.state in "Tt"
+    children = map(_process, _children(process.pid) or [])
+    return any(child is not None and child.state in "Tt" for child in children)
 
 
 def _living(pgid: int) -> list[Process]:

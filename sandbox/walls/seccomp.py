@@ -88,12 +88,14 @@ DENIED = {
     # Signals to a thread or process by ways that carry no process id to look at.
     "tkill": (200, 130),
     "pidfd_send_signal": (424, 424),
+    # A signal of one's choice at a set time: SIGCONT wakes a process that the supervisor stopped.
+    "timer_create": (222, 107),
 }
 """Refused whatever the arguments: number in x86 asm/unistd_64.h, then in asm-generic/unistd.h."""
 
 SETPGID, SOCKET, SOCKETPAIR = (109, 154), (41, 198), (53, 199)
 CLONE, CLONE3, PRCTL, PRLIMIT64, IOCTL = (56, 220), (435, 435), (157, 167), (302, 261), (16, 29)
-SECCOMP = (317, 277)
+SECCOMP, FCNTL = (317, 277), (72, 25)
 NAMING_A_PROCESS = {
     "kill": (62, 129),
     "tgkill": (234, 131),
@@ -107,6 +109,8 @@ MOST_PROTECTED = 32
 
 NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET (include/uapi/linux/sched.h)."""
+F_SETSIG = 10
+"""fcntl(2): a signal of one's choice at an event (asm-generic/fcntl.h)."""
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 """Typing into a terminal (asm-generic/ioctls.h)."""
 SOCKET_TYPE_MASK = 0xF
@@ -180,6 +184,7 @@ def program(machine: str, protected: Sequence[int] = ()) -> list[Instruction]:
     code += _when(
         IOCTL[column], _deny_if(JUMP_EQUAL, 1, TIOCSTI)[:-1] + _deny_if(JUMP_EQUAL, 1, TIOCLINUX)
     )
+    code += _when(FCNTL[column], _deny_if(JUMP_EQUAL, 1, F_SETSIG))
     # A datagram socket can name a receiver in each message, behind a pointer: streams only.
     stream = [
         *_allow_only(0, socket.AF_UNIX)[:-1],

@@ -66,6 +66,7 @@ VERDICTS = [
     (failing(FailureKind.TIMEOUT), Status.TIMEOUT),
     (failing(FailureKind.MEMORY), Status.OUT_OF_MEMORY),
     (failing(FailureKind.PROTOCOL), Status.REWARD_HACK),
+    (failing(FailureKind.AWAKE), Status.REWARD_HACK),
     (failing(FailureKind.DIED), Status.RUNTIME_ERROR),
     (failing(FailureKind.CLAIMED), Status.RUNTIME_ERROR),
     (failing(FailureKind.CLAIMED, "ValueError", "Exception"), Status.RUNTIME_ERROR),

@@ -1,5 +1,6 @@
 """What a walled process cannot do: network, files, other processes, limits. On the real kernel."""
 
+import fcntl
 import os
 import resource
 import signal
@@ -19,7 +20,7 @@ from sandbox.walls.enclose import Enclosure, Layer, enclose
 from sandbox.walls.folders import prepare_scratch
 from sandbox.walls.kernel import prctl, syscall
 from sandbox.walls.probe import ask
-from sandbox.walls.seccomp import ARCHITECTURES, DENIED
+from sandbox.walls.seccomp import ARCHITECTURES, DENIED, F_SETSIG
 
 SLOT_UID = 61_000 + os.getpid() % 2_000
 """Unlike any other test run's on this host: limits count, and kill_tree sweeps, by uid."""
@@ -227,11 +228,20 @@ def number_of(name: str) -> int:
     [
         *("ptrace", "process_vm_readv", "unshare", "mount", "bpf", "io_uring_setup", "keyctl"),
         *("perf_event_open", "open_by_handle_at", "sched_setaffinity", "pidfd_getfd", "shmget"),
+        "timer_create",
     ],
 )
 def test_dangerous_system_calls_are_refused(inside: Asker, name: str) -> None:
     number = number_of(name)
     assert inside(lambda: refused(lambda: syscall(number, 0, 0, 0, 0, 0))) == "PermissionError"
+
+
+def test_no_event_sends_a_signal_of_ones_choice(inside: Asker) -> None:
+    def attempt() -> object:
+        return fcntl.fcntl(0, F_SETSIG, signal.SIGCONT)
+
+    assert inside(lambda: refused(attempt)) == "PermissionError"
+    assert inside(lambda: refused(lambda: fcntl.fcntl(0, fcntl.F_GETFL))) is None
 
 
 def test_the_tree_cannot_leave_its_process_group(inside: Asker) -> None:

@@ -1,5 +1,6 @@
 """The supervisor's side: a process group can be killed, frozen, thawed, measured and counted."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from sandbox.processes import (
     reap_tree,
     thaw_tree,
     tree_memory_bytes,
+    woken,
 )
 
 SLOT_UID = 61_000 + os.getpid() % 2_000
@@ -140,6 +142,51 @@ def test_a_frozen_tree_stands_still_until_it_is_thawed() -> None:
         assert drain() == 0
         thaw_tree(pgid)
         assert wait_until(lambda: drain() > 0)
+
+
+def wake_oneself(every_ns: int) -> None:
+    """SIGCONT at every tick of a timer, and no rest."""
+    libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
+    signal.signal(signal.SIGCONT, lambda *_: None)
+    event = (ctypes.c_int * 16)(0, 0, signal.SIGCONT, 0)  # SIGEV_SIGNAL
+    assert libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0
+    assert libc.timer_settime(timer, 0, (ctypes.c_long * 4)(0, every_ns, 0, every_ns), None) == 0
+    while True:
+        pass
+
+
+def test_a_tree_that_wakes_itself_is_told() -> None:
+    with worker(lambda: wake_oneself(20_000_000)) as pgid:
+        time.sleep(0.1)
+        freeze_tree(pgid)
+        time.sleep(0.1)
+        assert woken(pgid)
+
+
+def test_a_frozen_tree_is_not_woken() -> None:
+    with worker(lambda: fork_sleepers(1)) as pgid:
+        freeze_tree(pgid)
+        time.sleep(0.05)
+        assert not woken(pgid)
+
+
+def test_one_that_was_killed_while_it_was_frozen_is_not_woken() -> None:
+    with worker(lambda: fork_sleepers(1)) as pgid:
+        assert wait_until(lambda: count_processes(pgid) == 3)
+        freeze_tree(pgid)
+        os.kill(pgid, signal.SIGKILL)
+        assert not woken(pgid)
+
+
+def test_a_parent_that_waits_for_its_childs_exec_counts_as_frozen() -> None:
+    def leave_open() -> None:
+        if ctypes.CDLL(None).vfork() == 0:
+            time.sleep(60)
+
+    with worker(leave_open) as pgid:
+        assert wait_until(lambda: count_processes(pgid) == 2)
+        freeze_tree(pgid)
+        assert not woken(pgid)
 
 
 def test_a_frozen_tree_can_be_killed() -> None:

@@ -104,6 +104,15 @@ def test_a_thawed_worker_answers(worker: Worker) -> None:
     assert worker.reply(stage="load", timeout_s=10) == {}
 
 
+def test_a_worker_that_goes_on_while_it_is_frozen_fails_and_is_killed(worker: Worker) -> None:
+    worker.freeze()
+    os.killpg(worker.pid, signal.SIGCONT)
+    with pytest.raises(WorkerFailed) as caught:
+        worker.thaw()
+    assert caught.value.failure.kind is FailureKind.AWAKE
+    assert not any(group_of(pid) == worker.pid for pid in living())
+
+
 def test_a_preloaded_folder_is_a_private_copy(zygote: Zygote, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     worker = zygote.spawn(
