@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from sandbox import compare, hidden
+from sandbox import compare, hidden, memory
 from sandbox.subject import Signature, Subject
+from sandbox.trees import Layout
 from sandbox.types import EvalConfig
 from sandbox.unlike import Unlike
+from sandbox.updates import same_buffer
+
+FLOAT32_BYTES = 4
 
 
 class Given:
@@ -154,6 +158,33 @@ class Given:
             limit_s, seed = self.config.run_timeout_s, secrets.randbits(31)
             self.reference.request("restyle", limit_s, state_seed=seed, part=part)
             self.share_state()
+
+    def same_state(self) -> bool:
+        """Whether both sides' calls left the same in what they update, after a round of them. Not
+        told of half precision: what is fed back drifts.
+        """
+        if not (self.new_weights and self.signature.moves_state and self.config.check_state):
+            return True
+        sides = self.reference, self.candidate
+        before = self.reference.arenas["state"].bytes.clone()
+        for side in sides:
+            side.idle.end()
+            side.request("publish", self.config.run_timeout_s)
+        layout = Layout(tuple(leaf for _, leaf in self.signature.state), 1)
+        same = all(
+            same_buffer(
+                self.candidate.leaf("state", 0, number),
+                self.reference.leaf("state", 0, number),
+                memory.leaf_view(before, layout, 0, number),
+            )
+            for number, (_, leaf) in enumerate(self.signature.state)
+            if not (leaf.floating and leaf.itemsize < FLOAT32_BYTES)
+        )
+        for side in sides:
+            side.arenas["state"].bytes.copy_(before)
+        self.synchronize()
+        self.candidate.idle.begin()
+        return same
 
     def share_state(self) -> None:
         """The candidate's parameters and buffers become the reference's."""

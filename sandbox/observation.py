@@ -154,6 +154,7 @@ class CaseObservation:
             layout_differs=self.layout_differs or other.layout_differs,
             dtype_differs=self.dtype_differs or other.dtype_differs,
             foreign_type=self.foreign_type or other.foreign_type,
+            state_differs=self.state_differs or other.state_differs,
             stale=self.stale or other.stale,
         )
 

@@ -262,6 +262,8 @@ class ProcessPair(Turns):
                 if self.truthful and not case.within:
                     case = self.looked_at_again(case, given, single)
             self.handed_over.forget()
+            # Its code runs here: until now it could have written what was compared.
+            case = replace(case, state_differs=not self.given.same_state())
         if self.keep is None:  # kept in an earlier round
             if self.ages and self.last:
                 self.candidate.idle.end()

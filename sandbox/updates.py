@@ -17,6 +17,8 @@ ROUNDINGS = 4.0
 INPUT_SHARE = {"float64": 1e-9, "float32": 1e-3, "float16": 5e-3, "bfloat16": 4e-2}
 """Of a change, by which one side's may differ from the other's in norm: TF32 makes 2.8e-4 of a
 product's, bfloat16 2e-3."""
+STATE_BOUND = Errors(1e-3, 1e-2, 1e-1)
+"""Of buffers such as running statistics, beside that of what changed."""
 BUFFER_SHARE = 5e-2
 """Of running statistics: means near zero have few digits in common, whoever sums them."""
 ELEMENT_TIMES = 8.0
@@ -33,6 +35,13 @@ def coarsened(bound: Errors, dtype: torch.dtype) -> Errors:
 
 def input_share(dtype: torch.dtype) -> float:
     return INPUT_SHARE.get(str(dtype).removeprefix("torch."), INPUT_SHARE["float32"])
+
+
+def same_buffer(found: torch.Tensor, expected: torch.Tensor, before: torch.Tensor) -> bool:
+    """A parameter or buffer after a call: by its size, and by how much it was to change."""
+    near = compare.errors(found, expected).within(coarsened(STATE_BOUND, expected.dtype))
+    changed = not torch.equal(expected, before)
+    return near and (not changed or same_update(found, expected, before, BUFFER_SHARE))
 
 
 def same_update(

@@ -14,18 +14,16 @@ from sandbox import compare, hardware_counters, memory
 from sandbox.claims import words
 from sandbox.handle import WorkerFailed
 from sandbox.mismatch import mismatch
-from sandbox.observation import CaseObservation, Errors
+from sandbox.observation import CaseObservation
 from sandbox.pool import Case, Pool
 from sandbox.structure import structure
 from sandbox.subject import Subject
 from sandbox.trees import Layout
-from sandbox.updates import BUFFER_SHARE, coarsened, input_share, same_update
+from sandbox.updates import input_share, same_buffer, same_update
 
 HASTY_BYTES = 64 << 20
 """Of a set's inputs, and of its outputs, up to which one call is made in haste: inputs are needed
 twice there, and calls on more fill a device, so that none gains by running beside another."""
-STATE_BOUND = Errors(1e-3, 1e-2, 1e-1)
-"""Of buffers such as running statistics, beside that of what changed."""
 
 
 def verify(
@@ -194,13 +192,6 @@ class _Checker:
             )
             for leaf in range(len(layout.leaves))
         )
-
-
-def same_buffer(found: torch.Tensor, expected: torch.Tensor, before: torch.Tensor) -> bool:
-    """A parameter or buffer after a call: by its size, and by how much it was to change."""
-    near = compare.errors(found, expected).within(coarsened(STATE_BOUND, expected.dtype))
-    changed = not torch.equal(expected, before)
-    return near and (not changed or same_update(found, expected, before, BUFFER_SHARE))
 
 
 def float_inputs(case: Case, pool: Pool) -> list[torch.Tensor]:
