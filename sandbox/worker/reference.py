@@ -131,7 +131,7 @@ class ReferenceSession(Session):
         storages = {t.untyped_storage().data_ptr() for t in [*tensors, *own]}
         aliases = any(t.untyped_storage().data_ptr() in storages for t in first if t.numel())
         outputs = [memory.describe(t).dense().to_json() for t in first]
-        classes = [trees.stride_class(t.shape, t.stride()) for t in first]
+        classes = [self.layout_class(t) for t in first]
         kept = [t.clone() for t in first] if aliases else first
         given = {t.untyped_storage().data_ptr() for t in kept if t.numel()}
         del first

@@ -360,15 +360,26 @@ class Session:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
+    def layout_class(self, tensor: torch.Tensor) -> str:
+        """As `trees.stride_class`, but of what is on another device, or holds the negative of what
+        it stands for.
+        """
+        if tensor.device.type != self.device:
+            return f"{tensor.device.type} device's"
+        if torch.Tensor.is_neg(tensor):
+            return "negated"
+        return trees.stride_class(tensor.shape, tensor.stride())
+
     def _deliver(self, tensor: torch.Tensor, index: int, leaf: int) -> list[Any]:
         """Copy an output to its slot, if it fits; shape, type, strides and class of it."""
-        key = (type(tensor), tensor.shape, tensor.dtype, tensor.stride())
+        promised = tensor.device.type, torch.Tensor.is_neg(tensor)
+        key = (type(tensor), tensor.shape, tensor.dtype, tensor.stride(), promised)
         described = self.described.get(key)
         if described is None:
             self.described[key] = described = [
                 list(tensor.shape),
                 str(tensor.dtype).removeprefix("torch."),
-                trees.stride_class(tensor.shape, tensor.stride()),
+                self.layout_class(tensor),
                 # Not its name alone: a subclass may be called Tensor too.
                 "Tensor" if type(tensor) in PLAIN else type(tensor).__qualname__ + " (a subclass)",
             ]
