@@ -96,10 +96,12 @@ def freeze_tree(pgid: int, *, blocked: bool = False) -> None:
 
     def still() -> bool:
         stop_tree(pgid)  # again, for whoever has himself sent SIGCONT
-        return all(_stands(p) or (blocked and p.state == "D") for p in _family(pgid))
+        family = _family(pgid)
+        stand = all(_stands(p) or (blocked and p.state == "D") for p in family)
+        return stand and not any(_runs(p) for p in family)
 
     if not _settle(still):
-        awake = [process for process in _family(pgid) if not _stands(process)]
+        awake = [p for p in _family(pgid) if not _stands(p) or _runs(p)]
         where = [f"{p.pid} is {p.state} in {_read(f'/proc/{p.pid}/wchan') or '?'}" for p in awake]
         raise SandboxFault(
             f"process group {pgid} did not stop within {SETTLE_S} s: driver hung? "
@@ -245,12 +247,17 @@ def _family(pgid: int) -> list[Process]:
     return found
 
 
+def _listed(folder: str) -> list[str]:
+    """Names in a folder of /proc; none where its process has ended."""
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def _children(pid: int) -> list[int] | None:
     """Of all its threads; None where the kernel does not tell, or it has ended."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+    threads = _listed(f"/proc/{pid}/task")
     lists = [_read(f"/proc/{pid}/task/{thread}/children") for thread in threads]
     told = [text for text in lists if text is not None]
     return [int(child) for text in told for child in text.split()] if told else None
@@ -264,6 +271,17 @@ def _stands(process: Process) -> bool:
         return process.state in "Tt"
     children = map(_process, _children(process.pid) or [])
     return any(child is not None and child.state in "Tt" for child in children)
+
+
+def _runs(process: Process) -> bool:
+    """Whether one of several threads runs: the state of a process is its first thread's, and what
+    another copies in the kernel it copies to the end.
+    """
+    if process.threads == 1:
+        return False
+    folder = f"/proc/{process.pid}/task"
+    stats = [_read(f"{folder}/{thread}/stat") for thread in _listed(folder)]
+    return any(stat.rpartition(")")[2].split()[0] == "R" for stat in stats if stat is not None)
 
 
 def _living(pgid: int) -> list[Process]:

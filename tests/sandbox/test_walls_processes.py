@@ -1,9 +1,11 @@
 """The supervisor's side: a process group can be killed, frozen, thawed, measured and counted."""
 
 import ctypes
+import mmap
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ import pytest
 from sandbox.processes import (
     adopt_orphans,
     count_processes,
+    cpu_seconds,
     freeze_tree,
     kill_tree,
     reap_tree,
@@ -187,6 +190,30 @@ def test_a_parent_that_waits_for_its_childs_exec_counts_as_frozen() -> None:
         assert wait_until(lambda: count_processes(pgid) == 2)
         freeze_tree(pgid)
         assert not woken(pgid)
+
+
+def test_no_thread_goes_on_in_the_kernel_of_a_frozen_tree() -> None:
+    file, place = os.memfd_create("hole"), mmap.mmap(-1, 1 << 20)
+    os.ftruncate(file, 1 << 30)
+
+    def read() -> None:
+        while True:
+            os.preadv(file, [place] * 1000, 0)
+
+    def act() -> None:
+        threading.Thread(target=read, daemon=True).start()
+        time.sleep(60)
+
+    with worker(act) as pgid:
+        time.sleep(0.1)
+        for _ in range(5):
+            freeze_tree(pgid)
+            used = cpu_seconds(pgid)
+            time.sleep(0.05)
+            assert used is not None
+            assert cpu_seconds(pgid) == pytest.approx(used, abs=0.002)
+            thaw_tree(pgid)
+            time.sleep(0.02)
 
 
 def test_a_frozen_tree_can_be_killed() -> None:
