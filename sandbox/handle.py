@@ -100,6 +100,7 @@ class Worker:
         self._alive = True
         self._weighed_s = 0.0
         self._frozen = False
+        self._on_host = zygote.device == "cpu"
         self._stage = "load"
         """Of the last request."""
         self._later: tuple[str, float] | None = None
@@ -195,12 +196,12 @@ class Worker:
         """
         if self.core is not None:
             processes.place(self.pid, self.core.number)
-        elif self._zygote.device == "cpu":
+        elif self._on_host:
             processes.spread_threads(self.pid)
 
     def freeze(self) -> None:
         """Stop the whole process tree, so that it cannot disturb a measurement."""
-        processes.freeze_tree(self.pid)
+        processes.freeze_tree(self.pid, threads=self._on_host)
         self._frozen = True
 
     def thaw(self) -> None:
@@ -219,7 +220,7 @@ class Worker:
             return
         self._channel.stop_clock()
         if surely:
-            processes.freeze_tree(self.pid, blocked=True)
+            processes.freeze_tree(self.pid, blocked=True, threads=self._on_host)
         else:
             processes.stop_tree(self.pid)
 

@@ -88,21 +88,25 @@ def reap_tree(pgid: int) -> int | None:
             leader = status
 
 
-def freeze_tree(pgid: int, *, blocked: bool = False) -> None:
+def freeze_tree(pgid: int, *, blocked: bool = False, threads: bool = True) -> None:
     """SIGSTOP the group, until every process stands still; raises SandboxFault after 15 s.
 
-    `blocked`: one that waits in the kernel will do: it stops when it leaves it.
+    `blocked`: one that waits in the kernel will do: it stops when it leaves it. `threads`: to the
+    last of them; else the first of a process tells, as where a GPU's time is at stake: looking at
+    64 of them takes 0.5 ms.
     """
+
+    def awake() -> list[Process]:
+        family = _family(pgid)
+        stand = {p.pid for p in family if _stands(p) or (blocked and p.state == "D")}
+        return [p for p in family if p.pid not in stand or (threads and _runs(p))]
 
     def still() -> bool:
         stop_tree(pgid)  # again, for whoever has himself sent SIGCONT
-        family = _family(pgid)
-        stand = all(_stands(p) or (blocked and p.state == "D") for p in family)
-        return stand and not any(_runs(p) for p in family)
+        return not awake()
 
     if not _settle(still):
-        awake = [p for p in _family(pgid) if not _stands(p) or _runs(p)]
-        where = [f"{p.pid} is {p.state} in {_read(f'/proc/{p.pid}/wchan') or '?'}" for p in awake]
+        where = [f"{p.pid} is {p.state} in {_read(f'/proc/{p.pid}/wchan') or '?'}" for p in awake()]
         raise SandboxFault(
             f"process group {pgid} did not stop within {SETTLE_S} s: driver hung? "
             + ", ".join(where)
