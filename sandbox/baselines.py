@@ -232,8 +232,7 @@ class Baselines:
                     races.together([late], null)
             if null is not None:
                 with stage(TOGETHER):
-                    for rival in (r for r in rivals.values() if r.wrap is not None):
-                        races.narrow(rival, null)
+                    races.narrow([r for r in rivals.values() if r.wrap is not None], null)
         except (WorkerFailed, OutOfMemoryError, torch.OutOfMemoryError) as failed:
             logger.info("pair by pair from now on: %s", failed)
         finally:

@@ -91,27 +91,32 @@ class Races:
             self._raced(rival, null, bare=bare)
         return rival.rounds
 
-    def narrow(self, rival: Rival, null: Null, *, bare: bool = True) -> None:
-        """More pairs of fresh processes while its figure is a disturbed one's, at most as many as
-        it had. They are spared where one fails.
+    def narrow(self, rivals: Sequence[Rival], null: Null, *, bare: bool = True) -> None:
+        """More pairs of fresh processes of those whose figure is a disturbed one's, at most as many
+        as they had. They are spared where one fails.
         """
         fewest = self.config.min_pairs
         for number in range(fewest, 2 * fewest):
-            if not rival.disturbed(null, self.config):
+            loud = [rival for rival in rivals if rival.disturbed(null, self.config)]
+            if not loud:
                 break
-            rival.left.add(number)
+            for rival in loud:
+                rival.left.add(number)
             try:
-                self._race([rival], lambda: null, bare=bare)
+                self._race(loud, lambda: null, bare=bare)
             except (WorkerFailed, OutOfMemoryError, torch.OutOfMemoryError) as failed:
-                logger.info("%s stays as it is: %s", rival.wrap, failed)
-                rival.left.clear()
+                logger.info("figures stay as they are: %s", failed)
                 break
+            finally:
+                for rival in loud:
+                    rival.left.clear()
+                    rival.failed = None  # what it had stands
 
     def _raced(self, rival: Rival, null: Null | None, *, bare: bool) -> None:
         try:
             self._race([rival], lambda: null, bare=bare)
             if rival.wrap is not None and null is not None:
-                self.narrow(rival, null, bare=bare)
+                self.narrow([rival], null, bare=bare)
         finally:
             self.dismiss(rival)
         if rival.failed is not None:

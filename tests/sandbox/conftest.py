@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -173,6 +174,12 @@ def evaluator(one_core: None, cache: Path) -> Iterator[LocalEvaluator]:
     found = LocalEvaluator("cpu", cache_dir=cache)
     yield found
     found.close()
+
+
+@pytest.fixture
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No baseline is taken for a disturbed one, of two pairs on a busy machine."""
+    monkeypatch.setattr("sandbox.rival.DISTURBED", math.inf)
 
 
 @pytest.fixture

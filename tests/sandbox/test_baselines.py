@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -183,10 +182,9 @@ def compiled(evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch) -> list
 
 @pytest.fixture
 def raced(
-    evaluator: LocalEvaluator, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+    evaluator: LocalEvaluator, compiled: list[str], calm: None
 ) -> Iterator[tuple[Races, Null]]:
-    """Of a task that was prepared, where no figure is taken for a disturbed one."""
-    monkeypatch.setattr("sandbox.rival.DISTURBED", math.inf)
+    """Of a task that was prepared."""
     task = task_of(SCALE.replace("1.0", "4.625"))
     prepared = evaluator.prepare(task, FAST)
     compiled.clear()

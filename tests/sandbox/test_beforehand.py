@@ -24,6 +24,8 @@ from sandbox.subject import Opening, Subject
 from sandbox.types import EvalConfig, Task
 from tests.sandbox.conftest import FAST, SCALE, task_of
 
+pytestmark = pytest.mark.usefixtures("calm")
+
 ALONE = replace(FAST, baselines_only=True, baselines=("compile",))
 
 

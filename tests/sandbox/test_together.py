@@ -28,6 +28,8 @@ from sandbox.subject import Opening, Subject
 from sandbox.types import Candidate, EvalConfig, Language, Task
 from tests.sandbox.conftest import FAST, SCALE, forward, task_of
 
+pytestmark = pytest.mark.usefixtures("calm")
+
 ONE, TWO = "one", "two"
 """Baselines that are eager once more: the CPU has none that a GPU has."""
 PAIRS = FAST.min_pairs
