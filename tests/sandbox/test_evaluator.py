@@ -487,7 +487,7 @@ def test_a_process_that_served_is_placed_and_closed_as_any_other(
 
 @pytest.mark.slow
 def test_compilers_serve_the_next_task_with_what_they_have_compiled(
-    evaluator: LocalEvaluator, as_on_a_gpu: Ready, monkeypatch: pytest.MonkeyPatch
+    evaluator: LocalEvaluator, as_on_a_gpu: Ready, calm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready, config = evaluator._compilers.ready, replace(FAST, baselines=("compile",))
     monkeypatch.setattr(ready, "_most_used", 4)
