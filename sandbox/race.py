@@ -76,7 +76,8 @@ class Races:
         bare: bool = True,
     ) -> list[RoundObservation]:
         """Rounds of `min_pairs` pairs of the reference and itself, wrapped as `wrap` says; with a
-        `null` experiment a pair ends once its figure is settled. `bare`: they are calls alone.
+        `null` experiment a pair ends once its figure is settled, and a baseline that was disturbed
+        has more of them. `bare`: they are calls alone.
 
         `ready`: workers of the wrapped one, which are used up.
         """

@@ -16,6 +16,7 @@ import torch
 
 from agent.export.runtime import records, switches, tables
 from agent.export.runtime.operators import Custom, Layer
+from agent.export.runtime.structure import forwards
 from agent.export.runtime.substitution import Patch, Site
 
 DEFINED: dict[tuple[str, str], Custom] = {}
@@ -99,10 +100,7 @@ class KernelLibrary:
 
     def _site(self, model: torch.nn.Module) -> Site | None:
         """This library's, also where another's stands before it."""
-        found = vars(model).get("forward")
-        while found is not None and not isinstance(found, Site):
-            found = getattr(found, "stands_for", None)
-        return found
+        return next((f for f in forwards(model) if isinstance(f, Site)), None)
 
     def switch(self, name: str, on: bool | None = None, against: str | None = None) -> None:
         """Let an operator's kernels be used, or leave all its calls to the reference.

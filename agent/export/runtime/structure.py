@@ -6,7 +6,7 @@ was there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,14 @@ class Structure:
             if torch.compiler.is_compiling():
                 _ = module.forward  # Dynamo guards what is looked up, not what is in a dictionary.
         return True
+
+
+def forwards(module: torch.nn.Module) -> Iterator[Any]:
+    """What it has beside its class's forward, and what that stands for, the outermost first."""
+    found = vars(module).get("forward")
+    while found is not None:
+        yield found
+        found = getattr(found, "stands_for", None)
 
 
 def forward_of(module: torch.nn.Module) -> Any:

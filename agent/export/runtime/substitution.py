@@ -28,7 +28,7 @@ from agent.export.runtime.attributes import PLAIN, Attributes
 from agent.export.runtime.operators import Custom
 from agent.export.runtime.places import Place, Variant
 from agent.export.runtime.records import LibraryError
-from agent.export.runtime.structure import Structure
+from agent.export.runtime.structure import Structure, forwards
 
 KEPT_PLANS = 32
 """Of one module: beyond so many kinds of inputs the module's own forward runs."""
@@ -123,12 +123,7 @@ class Site:
 
     def covered(self) -> bool:
         """Whether another library's operators were put before this."""
-        found = vars(self.module).get("forward")
-        while found is not None and found is not self:
-            found = getattr(found, "stands_for", None)
-            if found is self:
-                return True
-        return False
+        return any(each is self for each in [*forwards(self.module)][1:])
 
     def remove(self) -> None:
         if vars(self.module).get("forward") is not self:
