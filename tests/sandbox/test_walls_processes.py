@@ -147,23 +147,24 @@ def test_a_frozen_tree_stands_still_until_it_is_thawed() -> None:
         assert wait_until(lambda: drain() > 0)
 
 
-def wake_oneself(every_ns: int) -> None:
-    """SIGCONT at every tick of a timer, and no rest."""
+def wake_oneself(every_ns: int, begun: Callable[[], object]) -> None:
+    """SIGCONT at every tick of a timer, and no rest; calls `begun` once the timer is set."""
     libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
     signal.signal(signal.SIGCONT, lambda *_: None)
     event = (ctypes.c_int * 16)(0, 0, signal.SIGCONT, 0)  # SIGEV_SIGNAL
     assert libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0
     assert libc.timer_settime(timer, 0, (ctypes.c_long * 4)(0, every_ns, 0, every_ns), None) == 0
+    begun()
     while True:
         pass
 
 
 def test_a_tree_that_wakes_itself_is_told() -> None:
-    with worker(lambda: wake_oneself(20_000_000)) as pgid:
-        time.sleep(0.1)
+    reader, writer = os.pipe()
+    with worker(lambda: wake_oneself(20_000_000, lambda: os.write(writer, b"x"))) as pgid:
+        assert os.read(reader, 1) == b"x"
         freeze_tree(pgid)
-        time.sleep(0.1)
-        assert woken(pgid)
+        assert wait_until(lambda: woken(pgid))
 
 
 def test_a_frozen_tree_is_not_woken() -> None:
