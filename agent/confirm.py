@@ -60,8 +60,8 @@ def refuted(record: Recorded) -> bool:
     """Measured afresh, and not faster, or otherwise than the search said; a fault of ours refutes
     nothing. What is not refuted may have too few pairs to be promoted.
     """
-    search, again = record.evaluation, record.confirmation
-    if search is None or again is None or not again.status.scored:
+    search, again = record.evaluation, checked(record)
+    if search is None or again is None:
         return False
     return not (promising(again) and agree(search.speedup, again.speedup))
 
@@ -74,9 +74,15 @@ def told(record: Recorded) -> Attempt | None:
     return replace(attempt, evaluation=confirmation)
 
 
+def checked(record: Recorded) -> Evaluation | None:
+    """Its confirmation, where that says anything of the candidate: a fault of ours does not."""
+    again = record.confirmation
+    return again if again is not None and again.status.scored else None
+
+
 def lower_bound(record: Recorded) -> float:
     """What records are ranked by, of the latest figure; 0 without a speedup."""
-    figure = record.confirmation or record.evaluation
+    figure = checked(record) or record.evaluation
     interval = None if figure is None else figure.speedup
     return 0.0 if interval is None else interval.low
 
@@ -97,9 +103,18 @@ def best_of(records: Sequence[Recorded]) -> Recorded | None:
     return max(able, key=lambda r: (not refuted(r), lower_bound(r)), default=None)
 
 
+def reported(records: Sequence[Recorded]) -> Recorded | None:
+    """Whose figure stands for the task: the best that was confirmed, whatever the search has put
+    above it since and nothing upheld; without one the best.
+    """
+    return best_of([r for r in records if _confirmed(r)]) or best_of(records)
+
+
 def winner_of(records: Sequence[Recorded]) -> Recorded | None:
-    """The best record, if it is a win that has still to be confirmed."""
-    best = best_of(records)
+    """The best record, if it is a win that has still to be confirmed; what could not be measured
+    again through a fault of ours gives way to the next.
+    """
+    best = best_of([r for r in records if r.confirmation is None or checked(r) is not None])
     if best is None or best.evaluation is None or best.confirmation is not None:
         return None
     if sum(map(refuted, records)) >= CONFIRMATIONS:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from agent.confirm import abnormal
+from agent.confirm import abnormal, checked
 from agent.journal import Journal
 from agent.model import Model
 from agent.recorded import Recorded
@@ -196,8 +196,8 @@ def _believed(record: Recorded, doubted: bool) -> Evaluation | None:
     """What may enter a gradient: of a figure too good to be true what it was confirmed to be, or
     nothing at all.
     """
-    confirmation, found = record.confirmation, record.evaluation
-    if confirmation is not None and confirmation.status.scored:
+    confirmation, found = checked(record), record.evaluation
+    if confirmation is not None:
         return confirmation
     if doubted and found is not None:
         return replace(found, status=Status.SANDBOX_ERROR, timing=None, detail=UNCONFIRMED)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agent.confirm import best_of, promising, upheld, wins
+from agent.confirm import checked, promising, reported, upheld, wins
 from agent.journal import Journal
 from agent.recorded import Recorded
 from agent.types import Attempt
@@ -50,9 +50,11 @@ class TaskReport:
     budget: int = 0
     rounds: int = 0
     best: Attempt | None = None
-    """Passed, with the highest lower bound of its speedup."""
+    """The best that was confirmed; without one, what passed with the highest lower bound of its
+    speedup."""
     confirmation: Evaluation | None = None
-    """Of the best, measured afresh after it was selected."""
+    """Of the best, measured afresh after it was selected; None where a fault of ours kept it from
+    being so."""
     reason: str = ""
     """Why the task ended early or was not begun."""
     mean_seconds: float | None = None
@@ -157,7 +159,7 @@ def report(
 ) -> TaskReport:
     """The row of a task from its journal rows."""
     done = [r.evaluation for r in records if r.evaluation is not None]
-    best = best_of(records)
+    best = reported(records)
     total_s = sum(e.seconds.get("total", sum(e.seconds.values())) for e in done)
     return TaskReport(
         task_id,
@@ -167,7 +169,7 @@ def report(
         budget=budget,
         rounds=1 + max((r.round for r in records), default=-1),
         best=None if best is None else best.attempt,
-        confirmation=None if best is None else best.confirmation,
+        confirmation=None if best is None else checked(best),
         reason=reason,
         mean_seconds=total_s / len(done) if done else None,
     )

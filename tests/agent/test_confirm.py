@@ -11,7 +11,7 @@ from agent.confirm import agree, upheld
 from agent.engine import LocalEngine
 from agent.journal import Journal
 from agent.lanes import LanePool, NoLane
-from agent.scripted import ScriptedEvaluator, scripted_evaluation
+from agent.scripted import ScriptedEvaluator, parse_script, scripted_evaluation
 from sandbox.figures import Interval
 from sandbox.types import EvalConfig, Status
 from tests.agent.scripts import calls, campaign, candidate, local_engine, script
@@ -75,6 +75,61 @@ def test_nothing_is_promoted_where_every_confirmation_disagrees(tmp_path: Path):
     assert row.verdict == "no win (not confirmed)" or not row.confirmed
     again = [name for name in calls(log, "evaluate") if calls(log, "evaluate").count(name) > 1]
     assert len(set(again)) == 3, "a task has three tries"
+
+
+class FaultyAgain(ScriptedEvaluator):
+    """Cannot measure a second time what says `fault`."""
+
+    def evaluate(self, task, candidate, config, *, to_beat=None):
+        if to_beat is None and "fault" in parse_script(candidate.source):
+            return scripted_evaluation(candidate, config, Status.SANDBOX_ERROR, 1.0)
+        return super().evaluate(task, candidate, config, to_beat=to_beat)
+
+
+@pytest.mark.parametrize(
+    ("others", "place", "verdict"),
+    [((), 0, "unconfirmed win"), ((0.9,), 0, "unconfirmed win"), ((1.5,), 1, "win")],
+    ids=["alone", "beside a slower one", "beside a lesser win"],
+)
+def test_a_fault_of_ours_refutes_no_winner(tmp_path: Path, others, place, verdict):
+    slower = [script(n, speedup=speedup) for n, speedup in enumerate(others, 2)]
+    sources = [script(1, speedup=2.0, fault="yes"), *slower]
+    engine = LocalEngine(FaultyAgain)
+    row = campaign(tmp_path / "run", {"a": sources}, engine).tasks[0]
+    engine.close()
+    assert row.best is not None
+    assert row.best.proposal.candidate.source == sources[place]
+    assert row.verdict == verdict
+    assert row.speedup is not None
+
+
+def test_what_nothing_may_confirm_any_more_does_not_hide_the_confirmed_best(tmp_path: Path):
+    lucky = [script(n, speedup=4.0 + n, confirmed=1.1) for n in (1, 2, 3)]
+    sources = [script(0, speedup=3.5), *lucky, script(4, speedup=9.0)]
+    row = campaign(tmp_path / "run", {"a": sources}, proposals_per_round=1).tasks[0]
+    assert row.best is not None
+    assert row.best.proposal.candidate.source == sources[0]
+    assert row.verdict == "win"
+
+
+def test_a_confirmed_winner_is_not_lost_where_a_better_one_waits_for_its_confirmation(
+    tmp_path: Path,
+):
+    sources = [script(0, speedup=3.5), script(1, speedup=3.6)]
+    log, engine = tmp_path / "log", local_engine(log=tmp_path / "log")
+    stopped = campaign(
+        tmp_path / "run",
+        {"a": sources},
+        engine,
+        interrupted=lambda: len(calls(log, "evaluate")) == 3,
+        proposals_per_round=1,
+    ).tasks[0]
+    engine.close()
+    assert (stopped.tried, stopped.verdict) == (2, "win")
+    resumed = campaign(tmp_path / "run", {"a": sources}).tasks[0]
+    assert resumed.best is not None
+    assert resumed.best.proposal.candidate.source == sources[1]
+    assert resumed.verdict == "win"
 
 
 def test_three_times_is_confirmed_before_the_search_goes_on(tmp_path: Path):
