@@ -97,6 +97,15 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all processes of a parallel run, for what is kept by its contents."""
+    base = tmp_path_factory.getbasetemp()
+    found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    found.mkdir(exist_ok=True)
+    return found
+
+
+@pytest.fixture(scope="session")
 def one_core() -> Iterator[None]:
     """Workers get one thread, since OpenMP teams of two spin against each other on a busy machine,
     and each process of a parallel run a core of its own.

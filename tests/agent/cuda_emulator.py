@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 import subprocess
 import types
@@ -183,18 +184,23 @@ def launchers(code: str) -> tuple[list[str], str]:
 
 
 class RawModule:
-    """Compiles with g++ where cupy would call NVRTC."""
+    """Compiles with g++ where cupy would call NVRTC, each source once in a folder."""
 
     def __init__(self, *, code: str, options: tuple[str, ...] = (), backend: str = "nvrtc") -> None:
         code = plain(code)
         source = SHIM + code + launchers(code)[1]
         stem = Path(self.folder) / hashlib.sha256(source.encode()).hexdigest()[:16]
-        stem.with_suffix(".cpp").write_text(source)
-        command = ["g++", "-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-fno-strict-aliasing"]
-        files = [str(stem.with_suffix(".cpp")), "-o", str(stem.with_suffix(".so"))]
-        done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[:3000]
-        self.library = ctypes.CDLL(str(stem.with_suffix(".so")))
+        library = stem.with_suffix(".so")
+        if not library.exists():
+            own = stem.with_suffix(f".{os.getpid()}")  # another process may compile the same
+            command = ["g++", "-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-fno-strict-aliasing"]
+            files = ["-x", "c++", "-", "-o", str(own)]
+            done = subprocess.run(
+                [*command, *files], input=source, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr[:3000]
+            own.replace(library)
+        self.library = ctypes.CDLL(str(library))
 
     folder = "/tmp"
 

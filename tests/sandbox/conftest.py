@@ -157,15 +157,14 @@ def _earlier_scratch() -> None:
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
     """What Inductor finds of this machine's vector instructions by compiling for ten seconds and
     more is one for all processes of a parallel run.
     """
-    found, base = tmp_path_factory.mktemp("cache"), tmp_path_factory.getbasetemp()
-    probes = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "probes"
-    probes.mkdir(exist_ok=True)
+    found = tmp_path_factory.mktemp("cache")
+    (shared / "probes").mkdir(exist_ok=True)
     (found / "inductor").mkdir()
-    (found / "inductor" / "probes").symlink_to(probes)
+    (found / "inductor" / "probes").symlink_to(shared / "probes")
     return found
 
 

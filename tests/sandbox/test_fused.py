@@ -20,8 +20,8 @@ WITHIN = Errors(1e-1, 1.0, 10.0)
 
 
 @pytest.fixture
-def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = type("InFolder", (RawModule,), {"folder": str(tmp_path)})
+def emulated(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = type("InFolder", (RawModule,), {"folder": str(shared)})
 
     def kernel(source: str, name: str) -> Any:
         return module(code=source).get_function(name)
