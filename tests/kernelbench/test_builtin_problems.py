@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ TASKS = {device: load_tasks("builtin", device) for device in ("cpu", "cuda")}
 def cases(device: str) -> pytest.MarkDecorator:
     sized = [(task, shape) for task in TASKS[device] for shape in task.shapes]
     names = [f"{task.id.removeprefix('builtin/')}-{shape.name}" for task, shape in sized]
-    return pytest.mark.parametrize(("task", "shape"), sized, ids=names)
+    return pytest.mark.parametrize(("task", "shape"), sized, ids=names, scope="module")
 
 
 def problems(device: str) -> pytest.MarkDecorator:
@@ -54,45 +55,55 @@ class Run:
         with torch.no_grad():
             return self.model(*self.inputs(seed))
 
+    @cached_property
+    def truth(self) -> torch.Tensor:
+        return self.output(seed=1)
+
+    @cached_property
+    def other(self) -> torch.Tensor:
+        return self.output(seed=2)
+
+
+@pytest.fixture(scope="module")
+def run(task: Task, shape: Shape) -> Run:
+    """One for all tests of a case, which come one after the other."""
+    return Run(task, shape)
+
 
 NULL_CANDIDATES: dict[str, Callable[[Run, torch.Tensor], torch.Tensor]] = {
     "zeros": lambda run, truth: torch.zeros_like(truth),
     "constant": lambda run, truth: torch.full_like(truth, truth.median().item()),
     "row constant": lambda run, truth: truth[:1].expand_as(truth),
-    "previous output": lambda run, truth: run.output(seed=2).double(),
+    "previous output": lambda run, truth: run.other.double(),
 }
 
 
 @cases("cpu")
-def test_output_repeats_and_differs_between_inputs(task: Task, shape: Shape) -> None:
-    run = Run(task, shape)
-    assert torch.equal(run.output(seed=1), run.output(seed=1))
-    assert not torch.equal(run.output(seed=1), run.output(seed=2))
+def test_output_repeats_and_differs_between_inputs(run: Run) -> None:
+    assert torch.equal(run.output(seed=1), run.truth)
+    assert not torch.equal(run.truth, run.other)
 
 
 @cases("cpu")
-def test_null_candidates_fail_even_at_the_loosest_tolerance(task: Task, shape: Shape) -> None:
-    run = Run(task, shape)
-    truth = run.output(seed=1).double()
+def test_null_candidates_fail_even_at_the_loosest_tolerance(run: Run) -> None:
+    truth = run.truth.double()
     for name, candidate in NULL_CANDIDATES.items():
         guess = candidate(run, truth)
         assert not torch.allclose(guess, truth, rtol=1e-2, atol=1e-2), name
 
 
 @cases("cpu")
-def test_float64_result_is_finite_and_close(task: Task, shape: Shape) -> None:
-    run = Run(task, shape)
+def test_float64_result_is_finite_and_close(run: Run) -> None:
     inputs = [t.double() if t.is_floating_point() else t for t in run.inputs(seed=1)]
     with torch.no_grad():
         truth = copy.deepcopy(run.model).double()(*inputs).double()
-    error = (run.output(seed=1).double() - truth).norm() / truth.norm()
+    error = (run.truth.double() - truth).norm() / truth.norm()
     assert truth.isfinite().all()
     assert error < 1e-5
 
 
 @cases("cpu")
-def test_inputs_are_not_mutated_and_output_is_fresh(task: Task, shape: Shape) -> None:
-    run = Run(task, shape)
+def test_inputs_are_not_mutated_and_output_is_fresh(run: Run) -> None:
     inputs = run.inputs(seed=1)
     with torch.no_grad():
         output = run.model(*inputs)
