@@ -273,11 +273,11 @@ def test_a_kernel_that_ends_badly_is_a_status_and_code_1(folder, evaluate, lines
     assert "harness" not in done.out
 
 
-def test_a_kernel_that_prints_100_mb_passes_with_its_output_cut(folder):
+def test_a_kernel_that_prints_100_mb_passes_with_its_output_cut(folder, evaluate):
     (folder / "kernel.py").write_text(
         "print('noise ' * ((100 << 20) // 6))\n" + GOOD.replace("Model", "ModelNew")
     )
-    done = run(folder, "evaluate", "good.py", "kernel.py", *REST)
+    done = evaluate("good.py", "kernel.py")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("PASSED")
     assert len(done.out) < 100_000

@@ -1,7 +1,7 @@
 """The house's one-way imports, held by walking every file's syntax tree."""
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,14 +27,17 @@ def modules() -> list[Path]:
     return [*sorted(found), ROOT / "warpsmith.py"]
 
 
-def imported(path: Path) -> Iterator[str]:
+@cache
+def imported(path: Path) -> frozenset[str]:
     """Top-level names of all imports in a file, at whatever depth; none are relative."""
+    found = set[str]()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
+            found.update(alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield (node.module or "").partition(".")[0]
+            found.add((node.module or "").partition(".")[0])
+    return frozenset(found)
 
 
 def users(package: str) -> list[str]:
@@ -45,7 +48,7 @@ def users(package: str) -> list[str]:
 def test_imports_run_one_way(package):
     for path in (ROOT / package).rglob("*.py"):
         if COMMANDS not in path.parents:
-            upward = set(imported(path)) & OURS - ALLOWED[package]
+            upward = imported(path) & OURS - ALLOWED[package]
             assert not upward, f"{path.relative_to(ROOT)} imports {sorted(upward)}"
 
 
