@@ -172,8 +172,14 @@ def test_a_compiler_that_hangs_times_out_with_its_tree(
 
 
 def running(word: str) -> list[str]:
-    """Command lines of living processes that hold the word, after a moment to die."""
-    time.sleep(0.2)
+    """Command lines of living processes that hold the word; the killed have a while to die."""
+    deadline = time.monotonic() + 10
+    while (found := holding(word)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def holding(word: str) -> list[str]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

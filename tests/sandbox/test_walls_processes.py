@@ -206,7 +206,7 @@ def test_no_thread_goes_on_in_the_kernel_of_a_frozen_tree() -> None:
         time.sleep(60)
 
     with worker(act) as pgid:
-        time.sleep(0.1)
+        assert wait_until(lambda: (cpu_seconds(pgid) or 0.0) > 0.05)
         for _ in range(5):
             freeze_tree(pgid)
             used = cpu_seconds(pgid)
