@@ -148,12 +148,18 @@ def test_a_frozen_tree_stands_still_until_it_is_thawed() -> None:
 
 
 def wake_oneself(every_ns: int, begun: Callable[[], object]) -> None:
-    """SIGCONT at every tick of a timer, and no rest; calls `begun` once the timer is set."""
+    """SIGCONT again and again for 20 s, and no rest; calls `begun` once all timers are set.
+
+    A timer for each: one that repeats has ended where SIGSTOP discards its signal before that is
+    delivered, as to a process that waits for a core (Linux rearms it at the delivery).
+    """
     libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
     signal.signal(signal.SIGCONT, lambda *_: None)
     event = (ctypes.c_int * 16)(0, 0, signal.SIGCONT, 0)  # SIGEV_SIGNAL
-    assert libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0
-    assert libc.timer_settime(timer, 0, (ctypes.c_long * 4)(0, every_ns, 0, every_ns), None) == 0
+    for after_ns in range(every_ns, 20_000_000_000, every_ns):
+        at = (ctypes.c_long * 4)(0, 0, *divmod(after_ns, 1_000_000_000))
+        assert libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0
+        assert libc.timer_settime(timer, 0, at, None) == 0
     begun()
     while True:
         pass
