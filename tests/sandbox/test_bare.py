@@ -6,6 +6,7 @@ import math
 from collections import Counter, deque
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -52,6 +53,10 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return count
 
 
+def alike(rounds: list[RoundObservation]) -> bool:
+    return abs(median(pair.log_speedup for pair in summarise(rounds))) < math.log(3)
+
+
 def test_a_round_of_a_baseline_is_its_calls_alone(
     evaluator: LocalEvaluator, done: Counter[str]
 ) -> None:
@@ -60,12 +65,14 @@ def test_a_round_of_a_baseline_is_its_calls_alone(
     with baselines.races(TASK, FAST, prepared.signature, prepared.plan) as races:
         done.clear()
         rounds = races.race(None, deque(), prepared.null)
+        counted = done.copy()
+        # A neighbour may disturb the one round that a pair had, but not in three races alike.
+        again = (races.race(None, deque(), prepared.null) for _ in range(2))
+        assert any(map(alike, chain([rounds], again)))
     assert {pair.rounds for pair in summarise(rounds)} <= set(range(1, FAST.rounds + 1))
-    assert done["bare turns"] == 2 * len(rounds)
-    assert (done["whole turns"], done["compared"], done["poisoned"], done["restyled"]) == (0,) * 4
-    assert done["filled"] == FAST.min_pairs
-    # Of one pair a neighbour may disturb the single round that it had.
-    assert abs(median(pair.log_speedup for pair in summarise(rounds))) < math.log(3)
+    assert counted["bare turns"] == 2 * len(rounds)
+    assert not {"whole turns", "compared", "poisoned", "restyled"} & set(counted)
+    assert counted["filled"] == FAST.min_pairs
 
 
 def test_a_reference_that_changes_its_inputs_has_new_ones_every_round(
