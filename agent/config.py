@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -69,7 +69,8 @@ class OptimizeConfig:
     language: Language | None = None
     """That models are asked for; by default cpp on the CPU and cuda on a GPU."""
     max_reply_tokens: int | None = None
-    """Of one reply of `model`, reasoning included; a cap on tokens or money needs it."""
+    """Of one reply, reasoning included, of models without a `max_tokens` of their own; a cap on
+    tokens or money needs one."""
     strategy: Annotated[AnyStrategy, Discriminator("kind")] = field(default_factory=Fsr)
     """Of models; the built-in proposer has its own."""
     features: Order = "search"
@@ -146,7 +147,8 @@ class OptimizeConfig:
         if self.local is not None:
             return ()
         if self.model is None:
-            return self.models
+            most = self.max_reply_tokens
+            return tuple(m if m.max_tokens else replace(m, max_tokens=most) for m in self.models)
         return (ModelConfig(self.model, max_tokens=self.max_reply_tokens),)
 
     @property
@@ -165,7 +167,7 @@ class OptimizeConfig:
         """The strategy as it asks: a portfolio knows the models it chooses from."""
         strategy = self.strategy
         if isinstance(strategy, Portfolio) and not strategy.models:
-            return dataclasses.replace(strategy, models=tuple(m.name for m in self.asked))
+            return replace(strategy, models=tuple(m.name for m in self.asked))
         return strategy
 
 

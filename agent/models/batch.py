@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agent.model import AwaitingReplies, ModelError, Reply, answered
+from agent.model import AwaitingReplies, CapReached, ModelError, Reply, answered
 from agent.models.completions import most_of, sampling
 from agent.models.endpoint import parse_completion
 from agent.models.ledger import Ledger, Spend
@@ -78,15 +78,24 @@ class BatchModel:
     def complete_each(
         self, prompts: Sequence[Sequence[Message]], draw: str = ""
     ) -> list[Reply | None]:
-        """Raises AwaitingReplies where a request was not exported before."""
+        """Raises AwaitingReplies where a request was not exported before; one that the caps have no
+        room for is left without an answer, and CapReached is raised where all are.
+        """
         keys = request_keys(prompts, draw, self._identity())
         replies = [self._kept(key) for key in keys]
         absent = [i for i, reply in enumerate(replies) if reply is None]
         waiting = [i for i in absent if keys[i] not in self.outbox.unanswered]
+        exported, full = 0, None
         for i in waiting:
-            self._export(keys[i], prompts[i])
-        if waiting:
-            raise AwaitingReplies(len(waiting))
+            try:
+                self._export(keys[i], prompts[i])
+                exported += 1
+            except CapReached as error:
+                full = error
+        if exported:
+            raise AwaitingReplies(exported)
+        if full is not None and len(absent) == len(prompts):
+            raise full
         if absent and len(absent) == len(prompts):
             raise ModelError(f"{self.name}: none of {len(absent)} exported requests was answered")
         return replies

@@ -155,6 +155,12 @@ def test_what_overrides_a_file_is_not_blamed_on_it(overrides, message):
     assert str(caught.value).startswith(message)
 
 
+def test_max_reply_tokens_is_of_every_model_that_has_no_limit_of_its_own(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("max_reply_tokens: 100\nmodels: [{name: a}, {name: b, max_tokens: 7}]\n")
+    assert [m.max_tokens for m in load_optimize(str(path)).asked] == [100, 7]
+
+
 def test_a_files_caps_wait_for_the_models_that_are_typed_beside_it(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("max_usd: 5\nmodel: m\nmax_reply_tokens: 100\n")

@@ -325,6 +325,23 @@ def test_what_waits_in_a_file_counts_until_its_reply_is_used(tmp_path):
     assert books.ledger.spent - Spend(0, books.ledger.spent.tokens) == Spend(2)
 
 
+def test_a_cap_that_ends_within_a_round_keeps_the_replies_that_were_paid_for(tmp_path):
+    books = Books(Ledger(tmp_path / "l", Caps(max_requests=1)), ReplyStore(tmp_path / "r"))
+    outbox = Outbox()
+    with pytest.raises(AwaitingReplies, match="awaiting 1 reply"):
+        ask(books, outbox, 2)
+    (key,) = outbox.lines
+    _, outbox = imported(books, tmp_path, reply_line(key, "yes"))
+    model = batch_model(ModelConfig("scripted"), CONFIG, books, outbox)
+    first, second = model.complete_each([ASK, ASK])
+    assert first is not None
+    assert first.text == "yes"
+    assert second is None
+    assert not outbox.lines
+    with pytest.raises(CapReached, match="max_requests"):
+        model.complete_each([ASK, ASK], "another round")
+
+
 def test_files_without_a_model_are_refused():
     with pytest.raises(ConfigError, match="only with --model"):
         check_models(OptimizeConfig(), BatchFiles(Path("out")))
