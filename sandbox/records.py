@@ -48,7 +48,9 @@ def _builder(kind: Any) -> Build:
     """Builds values of a type; kept, since resolving the type takes far longer than building."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        some = _builder(next(a for a in args if a is not type(None)))
+        some = _of_one([a for a in args if a is not type(None)])
+        if type(None) not in args:
+            return some
         return lambda record: None if record is None else some(record)
     if origin is tuple:
         return _of_tuple(args)
@@ -61,6 +63,14 @@ def _builder(kind: Any) -> Build:
     if kind in SCALARS:
         return _of_scalar(*SCALARS[kind])
     return lambda record: record
+
+
+def _of_one(kinds: list[Any]) -> Build:
+    """A union is of one type, or of scalars: JSON tells apart no others."""
+    if len(kinds) == 1:
+        return _builder(kinds[0])
+    words, forms = zip(*(SCALARS[kind] for kind in kinds), strict=True)
+    return _of_scalar(" or ".join(words), sum(forms, ()))
 
 
 def _of_scalar(word: str, forms: tuple[type, ...]) -> Build:

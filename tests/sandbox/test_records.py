@@ -21,11 +21,13 @@ class Whole:
     parts: Mapping[str, Part] = field(default_factory=dict)
     row: tuple[Part, ...] = ()
     pair: tuple[int, str] = (0, "")
+    features: Mapping[str, str | int] = field(default_factory=dict)
 
 
 def test_what_is_written_is_what_is_read() -> None:
     part = Part(Language.CUDA, Interval(2.0, 1.0, 3.0))
-    whole = Whole({"a": part}, (Part(Language.CPP), part), (1, "x"))
+    features = {"schedule": "static", "chunk": 16384}
+    whole = Whole({"a": part}, (Part(Language.CPP), part), (1, "x"), features)
     assert from_record(Whole, to_record(whole)) == whole
 
 
@@ -36,8 +38,11 @@ def test_an_unknown_field_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize(
     "record",
-    [None, [], "x", {"parts": None}, {"parts": {"a": None}}, {"row": [3]}, {"pair": [0, None]}],
+    [
+        *(None, [], "x", {"parts": None}, {"parts": {"a": None}}, {"row": [3]}),
+        *({"pair": [0, None]}, {"features": {"chunk": None}}),
+    ],
 )
 def test_a_record_of_another_form_is_refused_as_such(record: object) -> None:
-    with pytest.raises(TypeError, match=r"is no (Whole|Part|object|text)"):
+    with pytest.raises(TypeError, match=r"is no (Whole|Part|object|text|text or number)$"):
         from_record(Whole, record)
