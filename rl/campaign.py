@@ -26,9 +26,9 @@ from sandbox.types import digest
 
 def learning(config: OptimizeConfig, train: TrainConfig) -> OptimizeConfig:
     """The campaign as a policy learns in it: contrastive prompts, each asked `group` times, whole
-    groups a round, and all tasks side by side, so that an update sees each of them.
+    groups a round, and all tasks side by side, so that an update sees each of them: unless the
+    config has fewer at once, of which the next begins where one ends.
     """
-    group = train.rl.group
     strategy = Contrastive(
         exemplars=train.exemplars,
         selection=train.selection,
@@ -36,13 +36,24 @@ def learning(config: OptimizeConfig, train: TrainConfig) -> OptimizeConfig:
         temperature=train.temperature,
         repair_turns=0,
         repair_share=0.0,
-        samples_per_prompt=group,
+        samples_per_prompt=train.rl.group,
         unshown_share=train.unshown_share,
         turns=train.rl.turns,
         seed=config.seed,
     )
-    per_round = group * math.ceil(config.proposals_per_round / group)
-    return replace(config, strategy=strategy, proposals_per_round=per_round)
+    device = resolve_device(config.device)
+    ids = {id for spec in config.tasks for id in loaders(spec, device)}
+    return replace(
+        config,
+        strategy=strategy,
+        proposals_per_round=_per_round(config, train),
+        tasks_at_once=config.tasks_at_once or len(ids),
+    )
+
+
+def _per_round(config: OptimizeConfig, train: TrainConfig) -> int:
+    """Whole groups of a task, of no fewer replies than the campaign asks."""
+    return train.rl.group * math.ceil(config.proposals_per_round / train.rl.group)
 
 
 def sampling(
@@ -87,7 +98,7 @@ def reinforcing(
         return config
     # Enough for those that are sampled again; the updates are what ends it.
     rounds = rl.updates * rl.turns * (1 + rl.resample)
-    most = rounds * learning(config, train).proposals_per_round
+    most = rounds * _per_round(config, train)
     return replace(config, max_candidates_per_task=most)
 
 

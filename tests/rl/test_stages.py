@@ -7,7 +7,9 @@ import pytest
 pytest.importorskip("trl", reason="needs the train extra")
 
 from agent.config import load_optimize
-from rl.campaign import reinforcing, tasks_of
+from agent.presets import preset_names
+from kernelbench.suite import load_tasks
+from rl.campaign import learning, reinforcing, tasks_of
 from rl.config import SPLITS, load_train
 from rl.opening import local_policy
 from rl.self_supervised import tuning
@@ -35,6 +37,23 @@ def test_a_run_has_candidates_for_all_its_updates_whatever_its_campaign_asks_at_
     settings = reinforcing("cpu", replace(config, rl=rl), tmp_path, None)
     assert settings.max_updates == 3
     assert settings.max_candidates_per_task == 3 * 2 * 32
+
+
+def test_an_update_sees_every_task_however_many_there_are():
+    """A campaign has four at once by itself, and updates may end before the fifth has begun."""
+    train = load_train("cpu", tasks=["builtin"], device="cpu")
+    campaign = load_optimize(tasks=("builtin",), model="local:policy", learn=True, device="cpu")
+    assert campaign.tasks_at_once is None
+    assert learning(campaign, train).tasks_at_once == len(load_tasks("builtin", "cpu")) > 4
+    assert learning(replace(campaign, tasks_at_once=3), train).tasks_at_once == 3
+
+
+@pytest.mark.parametrize("preset", preset_names("train"))
+def test_every_preset_has_all_its_tasks_in_every_update(preset):
+    train = load_train(preset, device="cpu")
+    tasks = len(tasks_of(train, ("train",), train.rl.tasks))
+    at_once = load_optimize(train.campaign, device="cpu").tasks_at_once
+    assert at_once is None or at_once >= tasks
 
 
 def test_a_round_of_self_supervision_has_steps_of_its_own_size():
