@@ -107,7 +107,7 @@ class GrpoLearner:
             task
             for task, mine in tasks.items()
             if self._generations(mine) <= self.config.rl.resample
-            and not any(_varies(group) for group in self._groups(mine, rollouts))
+            and not any(self._teaches(group) for group in self._groups(mine, rollouts))
         )
 
     def _generations(self, rollouts: Sequence[Rollout]) -> int:
@@ -120,9 +120,7 @@ class GrpoLearner:
             return None
         began_s = time.monotonic()
         seen = self._groups(fresh, rollouts)
-        # What a few replies say of each other, against a whole step of the optimizer, is chance.
-        least = self.config.rl.group / 2
-        groups = [group for group in seen if _varies(group) and len(group.replies) >= least]
+        groups = [group for group in seen if self._teaches(group)]
         figures = summary(fresh, self.config.reward) | spread(seen)
         if groups:
             told = self.ranks.update(groups)
@@ -163,6 +161,13 @@ class GrpoLearner:
                 part = members[first : first + settings.group]
                 groups.append(self._group(digest([key, first]), part))
         return groups
+
+    def _teaches(self, group: Group) -> bool:
+        """Whether its rewards differ, and are half a group's at least: what a few replies say of
+        each other, against a whole step of the optimizer, is chance.
+        """
+        known = [value for value in group.rewards if value is not None]
+        return len(set(known)) > 1 and len(known) >= self.config.rl.group / 2
 
     def _group(self, key: str, members: Sequence[tuple[Rollout, float | None]]) -> Group:
         return Group(
@@ -222,7 +227,3 @@ def _compared_with(rollout: Rollout) -> str:
     which has a prompt of its own.
     """
     return f"repairs of {rollout.task_id}" if rollout.repair else rollout.prompt
-
-
-def _varies(group: Group) -> bool:
-    return len({value for value in group.rewards if value is not None}) > 1

@@ -201,6 +201,19 @@ def test_our_own_fault_and_older_weights_move_nothing(start, tmp_path):
     assert (lesson.groups, lesson.figures["unscored"]) == (0, 1.0)
 
 
+def test_a_few_rewards_of_a_group_are_no_update_whatever_the_others_lack(start, tmp_path):
+    """Two replies, or eight of which six have no reward: the same chance, and no step for it."""
+    config = replace(CONFIG, rl=replace(CONFIG.rl, group=8))
+    learner = GrpoLearner(tmp_path, start, config, "cpu")
+    known = [rollout("fast one", 0, Status.PASSED, 3.0), rollout("cheat", 0, Status.REWARD_HACK)]
+    faulty = [rollout(f"wrong one {n}", 0, Status.SANDBOX_ERROR) for n in range(6)]
+    for rollouts in (known, known + faulty):
+        lesson = learner.learn(rollouts)
+        assert lesson is not None
+        assert (lesson.version, lesson.groups) == (0, 0)
+        assert learner.again(rollouts) == {"t"}
+
+
 def test_a_reply_without_a_reward_is_left_out_of_its_group(start, tmp_path):
     """Three replies and one of our faults: the same update as three replies alone."""
     whole = generation(0)[:3]
