@@ -10,10 +10,9 @@ from pathlib import Path
 
 from agent.config import LOCAL, OptimizeConfig, load_optimize
 from agent.learner import LocalPolicy
-from agent.strategies.contrastive import Contrastive
 from kernelbench.suite import loaders
 from rl.config import SPLITS, TrainConfig
-from rl.data import TRAIN, split_of
+from rl.data import TRAIN, contrastive_of, split_of
 from rl.grpo import GrpoLearner
 from rl.local import LocalModel
 from rl.policy import load_policy
@@ -29,11 +28,8 @@ def learning(config: OptimizeConfig, train: TrainConfig) -> OptimizeConfig:
     groups a round, and all tasks side by side, so that an update sees each of them: unless the
     config has fewer at once, of which the next begins where one ends.
     """
-    strategy = Contrastive(
-        exemplars=train.exemplars,
-        selection=train.selection,
-        bucket_width=train.bucket_width,
-        temperature=train.temperature,
+    strategy = replace(
+        contrastive_of(train),
         repair_turns=0,
         repair_share=0.0,
         samples_per_prompt=train.rl.group,

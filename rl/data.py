@@ -25,7 +25,7 @@ from agent.features.assemble import without_header
 from agent.journal import Journal
 from agent.prompts.message import Message
 from agent.prompts.render import Scene, fenced, render_contrast, render_propose, render_repair
-from agent.strategies.contrastive import Contrastive, buckets, draw
+from agent.strategies.contrastive import Contrastive, buckets
 from agent.strategies.lineage import writable
 from agent.strategies.types import REPAIR
 from agent.types import Attempt, Proposal
@@ -58,10 +58,10 @@ class Example:
 
 
 def examples_of(
-    journal: Journal, seed: int = 0, evaluated: Known | None = None
+    journal: Journal, config: TrainConfig, evaluated: Known | None = None
 ) -> Iterator[Example]:
-    """Every verified kernel of a run, in each kind it can serve, but those on tasks too like the
-    evaluated ones.
+    """Every verified kernel of a run, in each kind it can serve, with exemplars as the config's
+    campaigns show them; but those on tasks too like the evaluated ones.
     """
     for task in journal.tasks():
         if evaluated is not None and evaluated.too_alike(task.source) is not None:
@@ -70,7 +70,7 @@ def examples_of(
         passed = [a for a in history if a.evaluation.passed and writable(a)]
         for attempt in passed:
             scene = replace(told, language=attempt.proposal.candidate.language)
-            for kind, messages in _prompts(scene, attempt, history, passed, seed):
+            for kind, messages in _prompts(scene, attempt, history, passed, config):
                 yield Example(
                     task.id,
                     family_of(task),
@@ -84,7 +84,11 @@ def examples_of(
 
 
 def _prompts(
-    scene: Scene, attempt: Attempt, history: Sequence[Attempt], passed: Sequence[Attempt], seed: int
+    scene: Scene,
+    attempt: Attempt,
+    history: Sequence[Attempt],
+    passed: Sequence[Attempt],
+    config: TrainConfig,
 ) -> Iterator[tuple[str, list[Message]]]:
     yield "propose", render_propose(scene)
     proposal = attempt.proposal
@@ -94,13 +98,22 @@ def _prompts(
             yield "repair", render_repair(scene, parent.proposal.candidate, parent.evaluation)
     speed = _speed(attempt)
     slower = [a for a in passed if speed is not None and (_speed(a) or math.inf) < speed]
-    strategy = Contrastive()
+    strategy = contrastive_of(config)
     found = buckets(slower, strategy.bucket_width)
     if found:
-        dice = random.Random(digest([seed, proposal.candidate.id]))
-        drawn = draw(found, strategy.exemplars, strategy.temperature, dice)
-        shown = [plainly(a) for a in drawn]
+        dice = random.Random(digest([config.seed, proposal.candidate.id]))
+        shown = [plainly(a) for a in strategy.shown(found, dice)]
         yield "contrast", render_contrast(scene, shown)
+
+
+def contrastive_of(config: TrainConfig) -> Contrastive:
+    """How a policy is shown exemplars, in its campaigns and in what it is taught before them."""
+    return Contrastive(
+        exemplars=config.exemplars,
+        selection=config.selection,
+        bucket_width=config.bucket_width,
+        temperature=config.temperature,
+    )
 
 
 def reply_of(task: Task, proposal: Proposal, kind: str) -> str:
@@ -177,7 +190,7 @@ def dataset_of(
     found: list[Example] = []
     for run in runs:
         with Journal(run, read_only=True) as journal:
-            found += examples_of(journal, config.seed, known)
+            found += examples_of(journal, config, known)
     found += made
     refuse_evaluated((e.task_id for e in found), config.transductive)
     return build_dataset(found, config.held_out, per_task)

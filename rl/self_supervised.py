@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent.journal import Journal
-from rl.config import HeldOut, TrainConfig
+from rl.config import TrainConfig
 from rl.data import TRAIN, Example, build_dataset, examples_of
 from rl.policy import FILE
 from rl.sft import Fitted, sft
@@ -34,7 +34,7 @@ def self_supervised(
     for number in range(config.self_supervised.rounds):
         folder = out / f"round-{number}"
         if not (folder / FILE).is_file():
-            kept = successes(sample(policy, number), config.held_out)
+            kept = successes(sample(policy, number), config)
             if not kept:
                 raise ConfigError(f"round {number}: nothing passed; train longer by sft first")
             on_round(number, sft(kept, tuning(config), folder, device, policy))
@@ -55,11 +55,11 @@ def tuning(config: TrainConfig) -> TrainConfig:
     return replace(config, sft=stage)
 
 
-def successes(run: Path, held_out: HeldOut) -> list[Example]:
+def successes(run: Path, config: TrainConfig) -> list[Example]:
     """What a run's policy wrote that passed, less what is held out."""
     with Journal(run, read_only=True) as journal:
-        found = [e for e in examples_of(journal) if e.kind == "propose"]
+        found = [e for e in examples_of(journal, config) if e.kind == "propose"]
     if not found:
         return []
-    dataset = build_dataset(found, held_out)
+    dataset = build_dataset(found, config.held_out)
     return [Example(**row) for row in dataset[TRAIN]]

@@ -88,14 +88,14 @@ class Contrastive:
             if self.unshown_share and dice.random() < self.unshown_share:
                 asked += fresh(scene, 1)
                 continue
-            shown = self._shown(found, dice)
+            shown = self.shown(found, dice)
             parents = tuple(attempt.proposal.candidate.id for attempt in shown)
             fastest = shown[-1].proposal.candidate.language
             messages = render_contrast(replace(scene, language=fastest), shown)
             asked.append(Ask(CONTRAST, fastest, messages, parents))
         return asked
 
-    def _shown(self, found: Sequence[Bucket], dice: random.Random) -> list[Attempt]:
+    def shown(self, found: Sequence[Bucket], dice: random.Random) -> list[Attempt]:
         """Exemplars, slowest first."""
         if self.selection == "buckets":
             return draw(found, self.exemplars, self.temperature, dice)

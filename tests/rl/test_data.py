@@ -17,7 +17,7 @@ from agent.strategies.best_of_n import BestOfN
 from agent.types import Measured, Turn
 from kernelbench.suite import load_tasks
 from rewards import speedup
-from rl.config import HeldOut
+from rl.config import HeldOut, TrainConfig
 from rl.data import (
     build_dataset,
     composition_of,
@@ -34,6 +34,7 @@ from sandbox.types import EvalConfig, Status
 
 FACTS = {"CPU": "two cores"}
 MEASURED = Measured(eager_ms=0.5)
+TRAIN = TrainConfig()
 EVERYTHING = HeldOut(families=0.0, tasks=0.0)
 
 
@@ -60,7 +61,9 @@ def test_a_policy_learns_the_prompt_that_the_campaign_asks(journal):
     task = journal.tasks()[0]
     proposer = ModelProposer(ScriptedModel([]), FACTS, BestOfN(), policy=EvalConfig())
     [ask] = proposer.asks(task, [], 1, Turn(0, MEASURED))
-    learnt = [e for e in examples_of(journal) if e.task_id == task.id and e.kind == "propose"]
+    learnt = [
+        e for e in examples_of(journal, TRAIN) if e.task_id == task.id and e.kind == "propose"
+    ]
     assert [e.messages for e in learnt] == [ask.messages] * 3
 
 
@@ -68,12 +71,12 @@ def test_every_reply_holds_the_kernel_that_was_verified(journal):
     sources = {
         plain(a.proposal.candidate.source) for t in journal.tasks() for a in journal.attempts(t.id)
     }
-    assert {extract(e.reply).source for e in examples_of(journal)} == sources
+    assert {extract(e.reply).source for e in examples_of(journal, TRAIN)} == sources
     assert all("features_" not in source for source in sources)
 
 
 def test_a_contrast_leads_to_something_faster_than_all_that_is_shown(journal):
-    found = [e for e in examples_of(journal) if e.kind == "contrast"]
+    found = [e for e in examples_of(journal, TRAIN) if e.kind == "contrast"]
     assert len(found) == 4
     for example in found:
         text = example.messages[1]["content"]
@@ -82,8 +85,20 @@ def test_a_contrast_leads_to_something_faster_than_all_that_is_shown(journal):
         assert f"{example.speedup / 0.98:.2f}x" not in text
 
 
+def test_a_lesson_shows_as_many_exemplars_as_the_campaign_will(journal):
+    """And from its buckets: one that holds all leaves nothing slower to be shown beside it."""
+    for shown in (1, 2):
+        config = TrainConfig(exemplars=shown)
+        found = [e for e in examples_of(journal, config) if e.kind == "contrast"]
+        most = [e.messages[1]["content"].count("## Implementation ") for e in found]
+        assert max(most) == shown
+    wide = TrainConfig(exemplars=2, bucket_width=10.0)
+    found = [e for e in examples_of(journal, wide) if e.kind == "contrast"]
+    assert {e.messages[1]["content"].count("## Implementation ") for e in found} == {1}
+
+
 def test_equal_kernels_count_once_and_data_survives_the_disk(journal, tmp_path):
-    once = list(examples_of(journal))
+    once = list(examples_of(journal, TRAIN))
     dataset = build_dataset(once + once, EVERYTHING)
     save_dataset(dataset, tmp_path / "data")
     kept = load_examples(tmp_path / "data")
@@ -94,7 +109,7 @@ def test_equal_kernels_count_once_and_data_survives_the_disk(journal, tmp_path):
 
 def test_what_is_held_out_is_not_trained_on(journal):
     with pytest.raises(ConfigError, match="hold out less"):
-        build_dataset(examples_of(journal), HeldOut(families=1.0))
+        build_dataset(examples_of(journal, TRAIN), HeldOut(families=1.0))
 
 
 def test_a_lesson_begins_with_the_steps_of_its_reference(journal):
@@ -106,7 +121,7 @@ def test_a_lesson_begins_with_the_steps_of_its_reference(journal):
 
 
 def _proposed(journal):
-    return [e for e in examples_of(journal) if e.kind == "propose"]
+    return [e for e in examples_of(journal, TRAIN) if e.kind == "propose"]
 
 
 def test_tasks_that_call_the_same_operators_are_one_family():
@@ -132,7 +147,7 @@ def test_references_that_differ_in_names_and_sizes_alone_are_in_one_split():
 
 
 def test_a_data_set_of_another_version_is_named(journal, tmp_path):
-    dataset = build_dataset(examples_of(journal), EVERYTHING).remove_columns("composition")
+    dataset = build_dataset(examples_of(journal, TRAIN), EVERYTHING).remove_columns("composition")
     save_dataset(dataset, tmp_path / "data")
     with pytest.raises(ConfigError, match="make it again"):
         load_examples(tmp_path / "data")
@@ -150,6 +165,6 @@ class Torn:
 def test_a_data_set_that_was_half_written_is_made_anew_by_the_same_command(journal, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         save_dataset(Torn(), tmp_path / "data")
-    dataset = build_dataset(examples_of(journal), EVERYTHING)
+    dataset = build_dataset(examples_of(journal, TRAIN), EVERYTHING)
     save_dataset(dataset, tmp_path / "data")
     assert len(load_examples(tmp_path / "data")) == len(dataset["train"])
