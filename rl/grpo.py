@@ -26,7 +26,7 @@ from rl.config import TrainConfig
 from rl.curves import write_curves
 from rl.episodes import hacks_last, returns
 from rl.figures import spread, summary
-from rl.kept import keep_config, refuse_other
+from rl.kept import LEARNING, keep_config, refuse_other
 from rl.local import LocalModel, TokenStore
 from rl.policy import FILE
 from rl.ranks import Ranks
@@ -61,13 +61,13 @@ class GrpoLearner:
         """
         self.config, self.folder = config, run / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
-        refuse_other(config, self.folder)
+        refuse_other(LEARNING, to_record(config), self.folder)
         newest = max(versions(self.folder), default=None)
         self.ranks = ranks or Ranks(Replica(config, device))
         self.scratch = self.folder / "trainer"
         checkpoint = None if newest is None else self.folder / str(newest)
         self.ranks.open(start, checkpoint, self.scratch)
-        keep_config(config, self.folder)
+        keep_config(to_record(config), self.folder)
         self.policy = self.ranks.replica.policy
         self.name = self.policy.name
         tokens = TokenStore(self.folder / TOKENS)

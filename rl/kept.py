@@ -1,57 +1,91 @@
-"""A learning run's train config, resolved, beside its checkpoints: it goes on as it began.
+"""A training's config, resolved, beside its checkpoints: what was killed goes on as it began.
 
-The campaign's own config names a preset or a file, which may say something else by then.
+A call names a preset or a file, which may say something else by then.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from rl.config import TrainConfig
 from sandbox.errors import ConfigError
-from sandbox.records import to_record
 
 FILE = "train.yaml"
-DECIDE = ("dtype", "lora", "optimizer", "reward", "rl", "sampling", "seed", "transductive")
-"""Keys by which updates differ; what is asked the campaign's own config holds."""
-FREE = (
-    "rl.batch",
-    "rl.tasks",
-    "rl.updates",
-    "sampling.base_url",
-    "sampling.batch",
-    "sampling.engine",
+Record = Mapping[str, object]
+"""A TrainConfig as a record, and what else its stage depends on."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a later call of it may not set anew."""
+
+    decide: tuple[str, ...]
+    """Keys by which weights differ."""
+    free: tuple[str, ...]
+    """Of those: where, how much, and in how much memory."""
+    option: str
+    """By which another training is begun."""
+
+
+LEARNING = Stage(
+    # What is asked the campaign's own config holds.
+    ("dtype", "lora", "optimizer", "reward", "rl", "sampling", "seed", "transductive"),
+    (
+        "rl.batch",
+        "rl.tasks",
+        "rl.updates",
+        "sampling.base_url",
+        "sampling.batch",
+        "sampling.engine",
+    ),
+    "--name",
 )
-"""Of those, what a later call may set anew: where, how much, and in how much memory."""
+BEGUN_FROM, EXAMPLES = "begun_from", "examples"
+"""Of fine-tuning, beside the config: a checkpoint or model, and a digest of what it learns."""
+FINE_TUNING = Stage(
+    (
+        BEGUN_FROM,
+        EXAMPLES,
+        "dtype",
+        "lora",
+        "optimizer",
+        "seed",
+        "sft",
+        "shape",
+        "transductive",
+    ),
+    ("sft.save_steps",),
+    "--to",
+)
 
 
-def refuse_other(config: TrainConfig, folder: Path) -> None:
+def refuse_other(stage: Stage, record: Record, folder: Path) -> None:
     """Raises ConfigError where an earlier call's would have learned otherwise."""
     file = folder / FILE
     earlier = yaml.safe_load(file.read_text()) if file.is_file() else {}
-    for key, before, now in _differing(earlier, to_record(config)):
-        if key.partition(".")[0] in DECIDE and key not in FREE:
+    for key, before, now in _differing(earlier, record):
+        if key.partition(".")[0] in stage.decide and key not in stage.free:
             raise ConfigError(
-                f"{file}: {key} was {before} and is {now} now; a run goes on as it began: set it "
-                "back, or take another --name"
+                f"{file}: {key} was {before} and is {now} now; a training goes on as it began: "
+                f"set it back, or take another {stage.option}"
             )
 
 
-def keep_config(config: TrainConfig, folder: Path) -> None:
-    """Once a learner is open: what cannot be opened is not to be gone on with."""
-    file, record = folder / FILE, to_record(config)
+def keep_config(record: Record, folder: Path) -> None:
+    """Once there is something to go on with: what cannot be opened is not."""
+    file = folder / FILE
     partial = file.with_suffix(".partial")
-    partial.write_text(yaml.safe_dump(record, sort_keys=False))
+    partial.write_text(yaml.safe_dump(dict(record), sort_keys=False))
     os.replace(partial, file)
 
 
 def _differing(before: object, now: object, path: str = "") -> Iterator[tuple[str, object, object]]:
     """Keys with their paths, of those that both have: a newer version may know more."""
-    if isinstance(before, dict) and isinstance(now, dict):
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in before.keys() & now.keys():
             yield from _differing(before[key], now[key], f"{path}.{key}".removeprefix("."))
     elif before != now:

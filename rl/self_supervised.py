@@ -13,8 +13,9 @@ from pathlib import Path
 from agent.journal import Journal
 from rl.config import TrainConfig
 from rl.data import TRAIN, Example, build_dataset, examples_of
+from rl.kept import FINE_TUNING, refuse_other
 from rl.policy import FILE
-from rl.sft import Fitted, sft
+from rl.sft import Fitted, record_of, sft
 from sandbox.errors import ConfigError
 
 Sample = Callable[[Path, int], Path]
@@ -29,17 +30,26 @@ def self_supervised(
     device: str,
     on_round: Callable[[int, Fitted], None] = lambda number, fitted: None,
 ) -> Path:
-    """The last round's checkpoint, `out/round-N`. Raises ConfigError where nothing passed."""
+    """The last round's checkpoint. Raises ConfigError where nothing passed, and where `out` holds
+    rounds that began otherwise.
+    """
     policy = start
     for number in range(config.self_supervised.rounds):
-        folder = out / f"round-{number}"
-        if not (folder / FILE).is_file():
+        folder, settings = round_of(out, number), tuning(config)
+        if (folder / FILE).is_file():
+            refuse_other(FINE_TUNING, record_of(settings, policy), folder)
+        else:
             kept = successes(sample(policy, number), config)
             if not kept:
                 raise ConfigError(f"round {number}: nothing passed; train longer by sft first")
-            on_round(number, sft(kept, tuning(config), folder, device, policy))
+            on_round(number, sft(kept, settings, folder, device, policy))
         policy = folder
     return policy
+
+
+def round_of(out: Path, number: int) -> Path:
+    """The folder of its checkpoint."""
+    return out / f"round-{number}"
 
 
 def tuning(config: TrainConfig) -> TrainConfig:

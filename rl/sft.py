@@ -10,23 +10,28 @@ import logging
 import random
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from accelerate import PartialState
 
 from rl.config import NEW, TrainConfig, refuse_evaluated
 from rl.data import Example
+from rl.kept import BEGUN_FROM, EXAMPLES, FINE_TUNING, keep_config, refuse_other
 from rl.policy import FILE, Policy, load_policy, new_policy
 from rl.replica import refuse_coarse, with_adapters
 from rl.trainers import Tokens, fine_tune
 from sandbox.errors import ConfigError
+from sandbox.records import to_record
+from sandbox.types import digest
 from sandbox.words import number_of
 
 log = logging.getLogger(__name__)
 
 TOKENIZED = 2000
 """Examples that a tokenizer is made of, drawn by chance: of 9,719 it takes half a minute."""
+TRAINER, BEGUN = "trainer", "begun"
+"""Within the checkpoint's folder, until it is one; and within that the policy before it learns."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,17 @@ class Fitted:
         if self.too_long:
             told += f", {self.too_long} too long and left out"
         return told if self.loss is None else f"{told}, loss {self.loss:.3f}"
+
+
+def has_begun(out: Path) -> bool:
+    """Whether a call was ended amid the fine-tuning in this folder."""
+    return (out / TRAINER / BEGUN / FILE).is_file()
+
+
+def record_of(config: TrainConfig, source: Path | None) -> dict[str, object]:
+    """What a fine-tuning depends on, beside its examples."""
+    first = config.model if source is None else str(source)
+    return {**to_record(config), BEGUN_FROM: first}
 
 
 def begin(
@@ -72,21 +88,26 @@ def sft(
 ) -> Fitted:
     """Fine-tune the config's model, or the checkpoint in `source`, and write it to `out`.
 
-    The same call goes on after a kill; one that had ended raises ConfigError.
+    The same call goes on after a kill; one that had ended, or would learn otherwise than it began,
+    raises ConfigError.
     """
     refuse_evaluated((e.task_id for e in examples), config.transductive)
     if (out / FILE).is_file():
         raise ConfigError(f"{out}: holds a checkpoint already; name another folder")
-    scratch = out / "trainer"
-    begun = scratch / "begun"
+    scratch = out / TRAINER
+    begun = scratch / BEGUN
+    record = {**record_of(config, source), EXAMPLES: digest([asdict(e) for e in examples])}
     processes = PartialState(cpu=device == "cpu")  # On a GPU, makes its own one the current one.
     with processes.main_process_first():  # Whose policy, random weights included, all have then.
-        if (begun / FILE).is_file():
+        if has_begun(out):
+            refuse_other(FINE_TUNING, record, out)
             policy = load_policy(begun, config.name, device, config.dtype)
             refuse_coarse(policy)
         else:
             policy = begin(examples, config, device, source)
             policy.transductive |= config.transductive
+            out.mkdir(parents=True, exist_ok=True)
+            keep_config(record, out)
             policy.save(begun)
     prompts = policy.prompts_ids(e.messages for e in examples)
     tokens = list(map(Tokens, prompts, policy.replies_ids(e.reply for e in examples)))

@@ -115,13 +115,19 @@ def fine_tune(
         data_collator=Unmasked(policy.tokenizer.pad_token_id),
     )
     left = (found.parent for found in folder.glob("checkpoint-*/trainer_state.json"))
-    newest = max(left, key=lambda found: int(found.name.partition("-")[2]), default=None)
+    newest = max(left, key=_step, default=None)
     trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     several = trainer.accelerator.num_processes > 1
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if several else None
     policy.model = released(trainer)
     figures = numbers({k: v for row in trainer.state.log_history for k, v in row.items()})
+    if newest is not None and trainer.state.global_step == _step(newest):
+        del figures["train_loss"]  # 0.0, of no step: all were taken before a kill.
     return figures, weights
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.partition("-")[2])
 
 
 def optimizer_of(policy: Policy, config: TrainConfig, folder: Path) -> Any:

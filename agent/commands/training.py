@@ -146,10 +146,13 @@ def train_self(
 
     settings = open_training(config)
     from rl.campaign import sampling
-    from rl.self_supervised import self_supervised
+    from rl.self_supervised import round_of, self_supervised
+    from rl.sft import has_begun
 
     def sample(policy: Path, number: int) -> Path:
         run = f"{name}-{number}"
+        if has_begun(round_of(to, number)):  # on what there was then, whatever time is left
+            return find_run(run)
         chosen = sampling(config, settings, policy, max_seconds)
         result = warpsmith.optimize(config=chosen, name=run)
         if result.interrupted:  # Else it would be fine-tuned on what there is so far.

@@ -129,3 +129,19 @@ def test_an_optimizer_that_nobody_knows_or_has_is_one_line(tmp_path):
     for name, words in (("adamm", "no optimizer 'adamm'"), ("galore_adamw", "install")):
         with pytest.raises(ConfigError, match=words):
             optimizer_of(policy, TrainConfig(device="cpu", optimizer=name), tmp_path)
+
+
+def test_a_call_that_has_no_step_left_to_take_tells_no_loss(tmp_path):
+    """Killed after its last step: 0.0 would be the best loss ever seen."""
+
+    def told() -> float | None:
+        policy = new_policy(["a b c d e f"] * 20, SHAPE, "toy", seed=1)
+        prompt, reply = policy.reply_ids("a b"), policy.reply_ids("c d e f")
+        config = TrainConfig(device="cpu", sft=SftConfig(epochs=2.0, batch=1))
+        figures, _ = fine_tune(policy, [Tokens(prompt, reply)], config, tmp_path)
+        return figures.get("train_loss")
+
+    first = told()
+    assert first is not None
+    assert first > 1
+    assert told() is None

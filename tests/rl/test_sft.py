@@ -1,0 +1,83 @@
+"""A fine-tuning that was killed goes on as it began, or says why it does not."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("trl", reason="needs the train extra")
+
+from agent.prompts.message import Message
+from rl.config import SelfConfig, SftConfig, ShapeConfig, TrainConfig
+from rl.data import Example
+from rl.policy import load_policy, new_policy
+from rl.self_supervised import round_of, self_supervised, tuning
+from rl.sft import BEGUN, TRAINER, has_begun, sft
+from sandbox.errors import ConfigError
+
+SHAPE = ShapeConfig(vocabulary=400, hidden=32, layers=1, heads=2, feed_forward=32, context=128)
+CONFIG = TrainConfig(
+    shape=SHAPE,
+    sft=SftConfig(epochs=1.0, batch=2),
+    self_supervised=SelfConfig(rounds=1),
+)
+
+
+def example(reply: str) -> Example:
+    asked = [Message(role="user", content="faster")]
+    return Example("file/t", "f", "c", "propose", asked, reply, None, "run")
+
+
+EXAMPLES = [example("one kernel"), example("another kernel")]
+
+
+def killed(folder: Path, examples: list[Example], config: TrainConfig) -> None:
+    """Leaves what a call leaves that is killed before its first checkpoint."""
+    sft(examples, config, folder, "cpu", None)
+    shutil.copytree(folder, folder / TRAINER / BEGUN, ignore=shutil.ignore_patterns(TRAINER))
+    for file in folder.iterdir():
+        if file.name not in (TRAINER, "train.yaml"):
+            file.unlink()
+    assert has_begun(folder)
+
+
+@pytest.mark.parametrize(
+    ("differs", "key"),
+    [
+        ({"shape": replace(SHAPE, hidden=64)}, "shape.hidden was 32 and is 64 now"),
+        ({"sft": SftConfig(epochs=2.0, batch=2)}, "sft.epochs was 1.0 and is 2.0 now"),
+    ],
+)
+def test_what_was_begun_by_another_config_is_not_gone_on_with(tmp_path, differs, key):
+    """It would end with weights of the old one, under the new one's name."""
+    killed(tmp_path / "to", EXAMPLES, CONFIG)
+    with pytest.raises(ConfigError, match=key):
+        sft(EXAMPLES, replace(CONFIG, **differs), tmp_path / "to", "cpu", None)
+
+
+def test_what_was_begun_on_other_examples_or_weights_is_not_gone_on_with(tmp_path):
+    killed(tmp_path / "to", EXAMPLES, CONFIG)
+    with pytest.raises(ConfigError, match="examples was"):
+        sft(EXAMPLES[:1], CONFIG, tmp_path / "to", "cpu", None)
+    new_policy(["one kernel"], SHAPE, "toy").save(tmp_path / "other")
+    with pytest.raises(ConfigError, match="begun_from was new"):
+        sft(EXAMPLES, CONFIG, tmp_path / "to", "cpu", tmp_path / "other")
+    less = replace(CONFIG, sft=replace(CONFIG.sft, save_steps=7))
+    sft(EXAMPLES, less, tmp_path / "to", "cpu", None)
+    assert load_policy(tmp_path / "to").parameters
+
+
+def test_rounds_that_began_from_other_weights_are_not_taken_for_these(tmp_path):
+    starts = [tmp_path / "one", tmp_path / "two"]
+    for start in starts:
+        new_policy(["one kernel"], SHAPE, "toy").save(start)
+    out = tmp_path / "self"
+    sft(EXAMPLES, tuning(CONFIG), round_of(out, 0), "cpu", starts[0])
+
+    def sample(policy: Path, number: int) -> Path:
+        raise AssertionError("the round has ended")
+
+    assert self_supervised(starts[0], sample, CONFIG, out, "cpu") == round_of(out, 0)
+    with pytest.raises(ConfigError, match=r"begun_from was .*one and is .*two now"):
+        self_supervised(starts[1], sample, CONFIG, out, "cpu")
