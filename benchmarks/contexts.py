@@ -2,6 +2,7 @@
 
     python -m benchmarks.contexts --gpus 1,2,4 --at-once 1,2 --out FILE
     python -m benchmarks.contexts --gpus 4 --set CUDA_DEVICE_MAX_CONNECTIONS=1 --out FILE
+    python -m benchmarks.contexts --gpus 4 --own-device --out FILE
 
 Every candidate runs in a process of its own, which makes a context and leaves it behind: where the
 driver does that for one process of the host at a time, more GPUs judge no more candidates. On each
@@ -25,6 +26,7 @@ import torch
 
 from benchmarks.keeping import header, keep_json, stop_cleanly
 from sandbox.doctor import gpu_count
+from sandbox.walls.devices import gpu_devices, keep_to, own_devices
 
 NEIGHBOUR_BYTES = 256 << 20
 WAIT_S = 60.0
@@ -37,6 +39,7 @@ def main() -> None:
     parser.add_argument("--at-once", default="1", help="processes a GPU, as in 1,2")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="environment")
+    parser.add_argument("--own-device", action="store_true", help="other GPUs' files are denied")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     stop_cleanly()
@@ -50,23 +53,25 @@ def main() -> None:
         parser.error(f"--gpus {asked.gpus}: this machine has {gpu_count()}")
     os.environ.update(variables)  # before any process that uses CUDA starts
     runs: list[dict[str, Any]] = []
-    record = {**header("contexts"), "set": variables, "runs": runs}
+    record = {**header("contexts"), "set": variables, "own_device": asked.own_device, "runs": runs}
     for gpus in numbers:
         for at_once in each:
-            runs.append(run(gpus, at_once, asked.seconds))
+            runs.append(run(gpus, at_once, asked.seconds, asked.own_device))
             print(json.dumps(runs[-1]), flush=True)
             if asked.out:
                 keep_json(asked.out, record)
 
 
-def run(gpus: int, at_once: int, seconds: float) -> dict[str, Any]:
+def run(gpus: int, at_once: int, seconds: float, own_device: bool) -> dict[str, Any]:
     """All makers and the neighbour for so long; seconds of each part, and contexts a second."""
     spawn = get_context("spawn")
     told, gate = spawn.SimpleQueue(), spawn.Barrier(gpus + 1)
     processes = []
     for gpu in range(gpus):
         os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
-        processes.append(spawn.Process(target=maker, args=(at_once, seconds, gate, told)))
+        processes.append(
+            spawn.Process(target=maker, args=(at_once, seconds, own_device, gate, told))
+        )
         processes[-1].start()
     os.environ["CUDA_VISIBLE_DEVICES"] = "0"
     processes.append(spawn.Process(target=neighbour, args=(seconds, gate, told)))
@@ -83,9 +88,9 @@ def run(gpus: int, at_once: int, seconds: float) -> dict[str, Any]:
         "gpus": gpus,
         "at_once": at_once,
         "contexts": len(made),
-        "per_second": round(len(made) / seconds, 2),
-        "create_s": spread([create for create, _ in made]),
-        "end_s": spread([end for _, end in made]),
+        "per_second": round(len(made) / max((gone for *_, gone in made), default=seconds), 2),
+        "create_s": spread([create for create, *_ in made]),
+        "end_s": spread([end for _, end, _ in made]),
         "neighbour_allocation_ms": spread([1e3 * taken for (taken,) in allocated]),
     }
 
@@ -99,10 +104,14 @@ def spread(values: Sequence[float]) -> list[float]:
     return [round(v, 4) for v in (statistics.median(ordered), ninth, ordered[-1])]
 
 
-def maker(at_once: int, seconds: float, gate: Any, told: Any) -> None:
+def maker(at_once: int, seconds: float, own_device: bool, gate: Any, told: Any) -> None:
     """Keeps so many processes under way, each of which makes a context and ends."""
+    own: tuple[Path, ...] = ()
+    if own_device:  # GPUs are numbered as their files are where all are of one kind
+        own = own_devices(gpu_devices(), int(os.environ["CUDA_VISIBLE_DEVICES"]))
     gate.wait(WAIT_S)
-    until = time.monotonic() + seconds
+    begun = time.monotonic()
+    until = begun + seconds
     living: dict[int, int] = {}
     rows = []
     while living or time.monotonic() < until:
@@ -110,7 +119,7 @@ def maker(at_once: int, seconds: float, gate: Any, told: Any) -> None:
             read, write = os.pipe()
             pid = os.fork()
             if pid == 0:
-                child(write)
+                child(write, own)
             os.close(write)
             living[pid] = read
         pid, _ = os.waitpid(-1, 0)
@@ -118,13 +127,15 @@ def maker(at_once: int, seconds: float, gate: Any, told: Any) -> None:
         pipe = os.fdopen(living.pop(pid))
         words = pipe.read().split()
         pipe.close()
-        if len(words) == 2 and gone <= until:
-            rows.append([float(words[0]), gone - float(words[1])])
+        if len(words) == 2:
+            rows.append([float(words[0]), gone - float(words[1]), gone - begun])
     told.put(("made", rows))
 
 
-def child(write: int) -> None:
+def child(write: int, devices: Sequence[Path]) -> None:
     """Ends at once, as a worker does that is killed."""
+    if devices:
+        keep_to(devices)
     start = time.monotonic()
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()

@@ -134,6 +134,11 @@ class GpuWatch:
             memory_errors=self._nvml.uncorrected_errors(),
         )
 
+    @property
+    def minor(self) -> int | None:
+        """The number in the name of its device file; None where NVML does not tell."""
+        return None if self._nvml is None else self._nvml.minor()
+
     def held_bytes(self, pid: int) -> int | None:
         """Memory of the GPU that a process holds, its context included; None where NVML does not
         tell.
@@ -216,7 +221,7 @@ NOT_AVAILABLE = 2**64 - 1
 
 
 class _Nvml:
-    """The five questions asked of the driver's library; None for one that it does not answer."""
+    """The questions asked of the driver's library; None for one that it does not answer."""
 
     def __init__(self, uuid: str) -> None:
         self._library = ctypes.CDLL(LIBRARY)
@@ -261,6 +266,11 @@ class _Nvml:
         value = ctypes.c_ulonglong()
         name = "nvmlDeviceGetTotalEccErrors"
         code = self._ask(name, UNCORRECTED, VOLATILE, ctypes.byref(value))
+        return value.value if code == SUCCESS else None
+
+    def minor(self) -> int | None:
+        value = ctypes.c_uint()
+        code = self._ask("nvmlDeviceGetMinorNumber", ctypes.byref(value))
         return value.value if code == SUCCESS else None
 
     def _ask(self, name: str, *arguments: object) -> int | None:

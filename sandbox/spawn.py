@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -19,12 +20,16 @@ from sandbox.channel import Channel, ChannelClosed, ChannelProtocol, ChannelTime
 from sandbox.cleanup import on_failure
 from sandbox.cores import LaunchingCore
 from sandbox.errors import SandboxFault
+from sandbox.gpu_state import GpuWatch
 from sandbox.handle import START_TIMEOUT_S, Worker, furnish
 from sandbox.logs import Log
 from sandbox.pages import MAPPED_BYTES
 from sandbox.quiet import Quiet
 from sandbox.slots import Slot
+from sandbox.walls.devices import gpu_devices, own_devices
 from sandbox.walls.folders import prepare_scratch, scratch_environment
+
+logger = logging.getLogger(__name__)
 
 
 class Zygote:
@@ -44,6 +49,8 @@ class Zygote:
         self.device = device
         self.device_index = device_index
         self.threads = min(len(os.sched_getaffinity(0)), 32)
+        self.devices = () if device == "cpu" else devices_of(device_index)
+        """What workers may open: of a host's GPUs only theirs."""
         self.launching_core: LaunchingCore | None = None
         """Where timed workers launch from; None on the CPU."""
         core = cores.launching_core(visible_device(device_index)) if device == "cuda" else None
@@ -108,7 +115,7 @@ class Zygote:
                     "nonce": nonce,
                     "scratch": str(scratch),
                     "uid": uid,
-                    "devices": self.device == "cuda" and role != "build",
+                    "devices": [] if role == "build" else list(map(str, self.devices)),
                     "readable": [*readable_folders(), *map(str, readable)],
                     "environment": scratch_environment(scratch),
                     "limits": {"cpu_seconds": 3600, "file_bytes": 2 << 30, "processes": 512},
@@ -173,6 +180,11 @@ class Zygote:
         self._control = Channel(ours, "zygote")
         try:
             self._control.receive(START_TIMEOUT_S)
+            if self.device == "cuda" and self.devices != gpu_devices():
+                self._control.send({"op": "probe", "devices": list(map(str, self.devices))})
+                if not self._control.receive(START_TIMEOUT_S)["works"]:
+                    logger.warning("workers can open every GPU: CUDA does not start with one alone")
+                    self.devices = gpu_devices()
         except (ChannelClosed, ChannelTimeout, ChannelProtocol) as error:
             self._end()
             raise SandboxFault("the zygote process did not start; see its output above") from error
@@ -236,6 +248,13 @@ def zygote_environment(device: str, index: int, threads: int) -> dict[str, str]:
         "CUPY_CACHE_IN_MEMORY": "1",
     }
     return environment
+
+
+def devices_of(index: int) -> tuple[Path, ...]:
+    """What a process needs that runs on one of the devices that this one sees."""
+    every = gpu_devices()
+    # Where NVML does not tell, as under MIG, all of them.
+    return own_devices(every, GpuWatch(index).minor)
 
 
 def visible_device(index: int) -> str:

@@ -25,6 +25,7 @@ from typing import Any
 
 from sandbox.channel import Channel, ChannelClosed
 from sandbox.parent import tied_to
+from sandbox.walls.devices import keep_to
 from sandbox.walls.enclose import Enclosure, enclose
 from sandbox.walls.folders import python_folders
 
@@ -61,6 +62,8 @@ def main(fd: int, imports: Sequence[str]) -> None:
             control.send({"pid": pid})
         elif request["op"] == "wait":
             control.send({"status": reap(request["pid"], workers, request["timeout_s"])})
+        elif request["op"] == "probe":
+            control.send({"works": forks_have_cuda([Path(path) for path in request["devices"]])})
     for pid in workers:
         with contextlib.suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
@@ -114,19 +117,26 @@ def complete_cupy() -> None:
         nvrtc.complete(cupy.cuda.compiler, cupy.cuda.driver.get_build_version() // 1000)
 
 
-def forks_have_cuda() -> bool:
-    """Whether a process forked now could use CUDA; true where there is no device to use."""
+def forks_have_cuda(devices: Sequence[Path] | None = None) -> bool:
+    """Whether a process forked now could use CUDA; true where there is no device to use. `devices`:
+    whether it can with these files alone, of which a context tells.
+    """
     if not os.environ.get("CUDA_VISIBLE_DEVICES"):
         return True
     pid = os.fork()
     if pid == 0:
-        import torch
-
+        code = 1
         try:
-            torch.cuda.init()
-        except RuntimeError:
-            os._exit(1)
-        os._exit(0)
+            import torch
+
+            if devices is None:
+                torch.cuda.init()
+            else:
+                keep_to(devices)
+                torch.zeros(1, device="cuda")
+            code = 0
+        finally:  # whatever it was, a forked child never runs its parent's loop
+            os._exit(code)
     return os.waitpid(pid, 0)[1] == 0
 
 
@@ -179,7 +189,7 @@ def enclosed(request: dict[str, Any]) -> dict[str, Any]:
             scratch=Path(request["scratch"]),
             readable=tuple(map(Path, request["readable"])),
             uid=request["uid"],
-            devices=request["devices"],
+            devices=tuple(map(Path, request["devices"])),
             cpu_seconds=limits["cpu_seconds"],
             file_bytes=limits["file_bytes"],
             processes=limits["processes"],

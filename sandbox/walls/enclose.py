@@ -60,8 +60,8 @@ class Enclosure:
     """Beyond the system, Python and packages already imported."""
     uid: int | None
     """The slot's own user, where we are root; None keeps the present one."""
-    devices: bool
-    """Whether the GPU's device files can be opened."""
+    devices: tuple[Path, ...]
+    """The files of a GPU and its driver that can be opened."""
     cpu_seconds: int
     """Per process, not for the tree."""
     file_bytes: int
@@ -199,9 +199,8 @@ class _Builder:
             writable += folders.PRIVATE
         # cuInit names its threads through /proc/self/task/*/comm and fails with error 304 where it
         # cannot (measured: H200, driver 580). Not all of /proc: the supervisor may share our uid.
-        usable = [*folders.DEVICES, Path(f"/proc/{os.getpid()}/task")]
-        if self.enclosure.devices:
-            usable += folders.gpu_devices()
+        own = Path(f"/proc/{os.getpid()}/task")
+        usable = [*folders.DEVICES, own, *self.enclosure.devices]
         scoped = Layer.SCOPE not in self.without
         if not scoped:
             version = min(version, landlock.SCOPE_ABI - 1)

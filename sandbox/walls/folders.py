@@ -126,8 +126,3 @@ def make_empty(scratch: Path) -> Path:
     empty.mkdir(exist_ok=True)
     empty.chmod(0o755)
     return empty
-
-
-def gpu_devices() -> tuple[Path, ...]:
-    """The NVIDIA driver's device files: nvidia0, nvidiactl, nvidia-uvm, nvidia-caps and so on."""
-    return tuple(sorted(Path("/dev").glob("nvidia*")))

@@ -28,7 +28,7 @@ def probe() -> Walls:
     folder = Path(tempfile.mkdtemp(prefix="warpsmith-probe-"))
     try:
         scratch = prepare_scratch(folder / "scratch", uid)
-        enclosure = Enclosure(scratch, (), uid, False, 10, 1 << 20, 16, None, os.getpid())
+        enclosure = Enclosure(scratch, (), uid, (), 10, 1 << 20, 16, None, os.getpid())
         record = ask(enclosure, dataclasses.asdict)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

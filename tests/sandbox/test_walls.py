@@ -36,7 +36,7 @@ def enclosure_of(scratch: Path, uid: int | None, **changes: object) -> Enclosure
         scratch=scratch,
         readable=(),
         uid=uid,
-        devices=False,
+        devices=(),
         cpu_seconds=30,
         file_bytes=1 << 28,
         processes=64,
@@ -85,6 +85,17 @@ def refused(act: Callable[[], object]) -> str | None:
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK])
 def test_internet_and_netlink_sockets_are_refused(inside: Asker, family: int, kind: int) -> None:
     assert inside(lambda: refused(lambda: socket.socket(family, kind))) == "PermissionError"
+
+
+def test_devices_that_were_not_given_are_refused(inside: Asker) -> None:
+    """Of GPUs' files a worker is given its own: here two other devices stand for them."""
+    devices = Path("/dev/ptmx"), Path("/dev/tty")
+
+    def attempts() -> list[bool]:
+        return [refused(path.open) == "PermissionError" for path in devices]
+
+    for given in ((), devices[:1], devices[1:], devices):
+        assert inside(attempts, devices=given) == [path not in given for path in devices]
 
 
 def test_without_seccomp_the_network_still_leads_nowhere(inside: Asker) -> None:

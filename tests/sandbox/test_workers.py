@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from sandbox import cores, spawn
 from sandbox.errors import SandboxFault
 from sandbox.handle import Worker, WorkerFailed, signal_name
 from sandbox.logs import Log
 from sandbox.observation import FailureKind
 from sandbox.slots import FIRST_UID, UIDS, Slot
 from sandbox.spawn import Zygote, zygote_environment
+from sandbox.walls.devices import own_devices
 from tests.sandbox.conftest import commands_of, scratch_folders
 
 ROOT = os.geteuid() == 0
@@ -184,6 +186,24 @@ def test_a_zygote_that_was_ended_is_not_started_again() -> None:
     with pytest.raises(SandboxFault, match="was ended"):
         zygote.start()
     assert zygote.pid is None
+
+
+def test_where_cuda_does_not_start_with_one_gpu_alone_workers_see_all(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here it starts with none at all."""
+    every = (Path("/dev/nvidia0"), Path("/dev/nvidia1"), Path("/dev/nvidiactl"))
+    monkeypatch.setattr(spawn, "gpu_devices", lambda: every)
+    monkeypatch.setattr(spawn, "devices_of", lambda index: own_devices(every, index))
+    monkeypatch.setattr(cores, "launching_core", lambda gpu: None)
+    zygote = Zygote("cuda", 1)
+    assert zygote.devices == every[1:]
+    zygote.start()
+    assert zygote.devices == every
+    assert "workers can open every GPU" in caplog.text
+    worker = zygote.spawn("candidate", memory_limit_bytes=1 << 30)  # the fork went back to its loop
+    worker.close()
+    zygote.close()
 
 
 def test_workers_end_with_their_zygote() -> None:
