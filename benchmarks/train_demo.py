@@ -58,7 +58,8 @@ ABLATION: Mapping[str, Mapping[str, object]] = {
     "rl-random": {"selection": "random"},
 }
 """Of RL, by what differs in its config."""
-JUDGING_S = 150.0
+JUDGING_S, JUDGED_S = 150.0, 60.0
+"""At most, and what it takes where references are known (49 to 61 s on an H200, 110 at first)."""
 SEARCHED = 2
 """Training tasks of which kernels are measured: to know the machine by, and what contrasts with
 scores look like."""
@@ -97,10 +98,10 @@ def main() -> None:
                 waits = run_steps(
                     steps, given.to, relay, piece_s=given.piece_s, began_s=began_s, before=clear
                 )
+                report(demo)
                 if waits is not None:
                     print(f"next: {waits}; run the same command again")
                     return
-                report(demo)
     except Failed as failed:
         sys.exit(failed.code)
 
@@ -188,7 +189,7 @@ class Demo:
     def judge(self, stage: str, policy: Path) -> Step:
         run = f"{self.run}-after-{stage}"
         command = ["train", "judge", "--policy", str(policy), "--name", run]
-        return self.train(f"judge-{stage}", command, JUDGING_S)
+        return self.train(f"judge-{stage}", command, JUDGING_S, expected_s=JUDGED_S)
 
     def campaign(self, config: str, tasks: Sequence[str], run: str, box_s: float) -> Step:
         """Without a policy."""
@@ -197,12 +198,14 @@ class Demo:
 
 
 def report(demo: Demo) -> None:
-    """Prints and writes what came of it."""
+    """Prints and writes what came of it so far; nothing before a stage was judged."""
     settings, to = demo.settings, demo.to
     seconds = seconds_of([*demo.steps(), *demo.ablation()], to)
     runs = {arm: f"{to.name}-arm-{arm}" for arm in ARMS if f"arm-{arm}" in seconds}
     stages = [name for name in (*STAGES, *ABLATION) if f"judge-{name}" in seconds]
     runs |= {stage: f"{to.name}-after-{stage}" for stage in stages}
+    if not stages:
+        return
     tables, firsts = {}, {}
     for stage, run in runs.items():
         with Journal(find_run(run), read_only=True) as journal:
@@ -216,12 +219,12 @@ def report(demo: Demo) -> None:
             }
     curves, replies = {}, {}
     different = {name: ABLATION[name] for name in ABLATION if name in stages}
-    for name in ("rl", *different):
+    for name in (name for name in ("rl", *different) if name in seconds):
         with Journal(find_run(f"{to.name}-{name}"), read_only=True) as journal:
             curves[name] = [json.loads(detail) for detail in journal.events(LEARN)]
             replies[name] = sum(len(journal.attempts(task.id)) for task in journal.tasks())
     updates = {name: max(versions(demo.learner(name)), default=0) for name in curves}
-    others = [name for name in runs if name != "rl"]
+    others = [name for name in runs if name != "rl" and "rl" in runs]
     gains = {name: against(firsts["rl"], firsts[name]) for name in others}
     kernels = load_examples(demo.data)
     examples = {"verified": sum(bool(e.run) for e in kernels)}
