@@ -29,7 +29,7 @@ def open_to_others(folder: Path) -> None:
 
 
 def enclosure_of(scratch: Path, uid: int | None) -> Enclosure:
-    return Enclosure(scratch, (), uid, False, 30, 1 << 20, 64, None, os.getpid())
+    return Enclosure(scratch, (), uid, (), 30, 1 << 20, 64, None, os.getpid())
 
 
 @pytest.mark.parametrize(

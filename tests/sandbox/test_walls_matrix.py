@@ -124,7 +124,7 @@ def supervise(folder: Path, uid: int | None, *, bare: bool = False) -> Any:
                 name=name,
                 note=scratch / "orphan",
             )
-            enclosure = Enclosure(scratch, (), uid, False, 30, 1 << 20, 64, None, os.getpid())
+            enclosure = Enclosure(scratch, (), uid, (), 30, 1 << 20, 64, None, os.getpid())
             answer = look(target) if bare else ask(enclosure, lambda walls: look(target, walls))
     finally:
         os.kill(neighbour, signal.SIGKILL)

@@ -32,7 +32,7 @@ def work(walls):
     return [os.getuid(), walls.grade, product[0, 0].item(), library.twice(21.0)]
 
 os.environ["TORCH_EXTENSIONS_DIR"] = str(scratch / "home/torch_extensions")
-enclosure = Enclosure(scratch, (), uid, False, 60, 1 << 28, 64, None, 0)
+enclosure = Enclosure(scratch, (), uid, (), 60, 1 << 28, 64, None, 0)
 print(json.dumps(ask(enclosure, work, timeout_s=60)))
 """
 """A process of its own: forking this one would fork what pytest and torch have started."""
