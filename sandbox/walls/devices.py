@@ -23,12 +23,12 @@ def own_devices(every: Sequence[Path], minor: int | None) -> tuple[Path, ...]:
 
 
 def keep_to(devices: Sequence[Path]) -> None:
-    """Leave this process and its later children all files to read and these alone to use, as behind
-    the walls. Raises OSError where the kernel has no Landlock.
+    """Leave this process and its later children all files to read, /tmp and /dev/shm to write and
+    these devices alone to use, as behind the walls. Raises OSError where the kernel has no Landlock.
     """
     privileges.no_new_privileges()
     usable = [*folders.DEVICES, Path(f"/proc/{os.getpid()}/task"), *devices]
-    landlock.restrict([Path("/")], [], usable, landlock.abi())
+    landlock.restrict([Path("/")], folders.PRIVATE, usable, landlock.abi())
 
 
 def _of_one_gpu(path: Path) -> bool:
