@@ -24,7 +24,7 @@ def own_devices(every: Sequence[Path], minor: int | None) -> tuple[Path, ...]:
 
 def keep_to(devices: Sequence[Path]) -> None:
     """Leave this process and its later children all files to read, /tmp and /dev/shm to write and
-    these devices alone to use, as behind the walls. Raises OSError where the kernel has no Landlock.
+    these devices alone to use, as behind the walls. Raises OSError where there is no Landlock.
     """
     privileges.no_new_privileges()
     usable = [*folders.DEVICES, Path(f"/proc/{os.getpid()}/task"), *devices]
