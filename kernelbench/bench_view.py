@@ -12,7 +12,7 @@ from rich.text import Text
 from kernelbench.bench import Figures
 from kernelbench.bench_report import Report
 from kernelbench.comparison import Comparison
-from kernelbench.metrics import AT_LEAST_BEST, Summary, figure
+from kernelbench.metrics import AT_LEAST_BEST, Summary, best_figure, figure
 from kernelbench.results import Reference, Row
 from kernelbench.scaling import Scaling
 from sandbox.errors import WarpsmithError
@@ -103,7 +103,8 @@ def _headlines(report: Report, everything: Summary, title: str) -> list[Renderab
     subsets |= {f"only {kind}": summary for kind, summary in report.kinds.items()}
     correct = _table(CORRECT_ONLY, "over", "vs eager", "vs B*")
     for name, found in subsets.items():
-        correct.add_row(name, _ratio(found.conditional), _ratio(found.conditional_best))
+        best = ", ".join(filter(None, (_ratio(found.conditional_best), found.best_left_out)))
+        correct.add_row(name, _ratio(found.conditional), best)
     return [Text(title), _over_all(subsets, OVER_ALL), correct]
 
 
@@ -114,7 +115,7 @@ def _over_all(subsets: Mapping[str, Summary], title: str) -> Table:
             name,
             f"{found.correct} of {found.tasks} ({found.correctness:.0%})",
             figure(found.headline, found.tasks),
-            figure(found.headline_best, found.tasks),
+            best_figure(found),
         )
     return table
 
@@ -152,7 +153,8 @@ def _fast(summary: Summary) -> Table:
     table = _table("fast_p: tasks correct and more than p times as fast", "against", *names)
     table.add_row("eager", *(f"{share:.3f}" for share in summary.fast.values()))
     if summary.fast_best is not None:
-        table.add_row("B*", *(f"{share:.3f}" for share in summary.fast_best.values()))
+        name = ", ".join(filter(None, ("B*", summary.best_left_out)))
+        table.add_row(name, *(f"{share:.3f}" for share in summary.fast_best.values()))
     return table
 
 
@@ -167,6 +169,9 @@ def _lines(summary: Summary) -> list[RenderableType]:
     if summary.without_kernel:
         without = number_of(summary.without_kernel, "task")
         lines.append(f"{without} without a kernel, counted as failures")
+    if summary.best_left_out:
+        without = number_of(summary.without_best, "task")
+        lines.append(f"{without} without a timed baseline, in no figure against B*")
     if summary.precisions:
         classes = (f"{count} {name}" for name, count in summary.precisions.items())
         lines.append(f"precision of what passed: {', '.join(classes)}")

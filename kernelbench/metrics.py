@@ -21,6 +21,7 @@ from sandbox.best import best_baseline
 from sandbox.evidence import Kind
 from sandbox.figures import Interval
 from sandbox.types import Evaluation
+from sandbox.words import number_of
 
 AT_LEAST_BEST = "max(1, vs B*)"
 """What a screen and a page call `Summary.headline_best`: the faster of kernel and B* is kept."""
@@ -75,7 +76,9 @@ class Summary:
     headline: Interval
     """Geometric mean against eager over all tasks, with its per-task bootstrap interval."""
     headline_best: Interval | None
-    """The same of max(1, speedup against B*); None where a correct task has no B*."""
+    """The same of max(1, speedup against B*), over the tasks but `without_best`; None where every
+    timed task is such a one.
+    """
     conditional: float | None
     """Geometric mean against eager over correct, timed tasks."""
     conditional_best: float | None
@@ -94,10 +97,19 @@ class Summary:
     """The same, by the class of their worst error."""
     memory: float | None = None
     """Geometric mean of the peak memory over the reference's, of correct first samples."""
+    without_best: int = 0
+    """Timed tasks of which no baseline was: in no figure against B*, which is not known there."""
 
     @property
     def correctness(self) -> float:
         return self.correct / self.tasks
+
+    @property
+    def best_left_out(self) -> str:
+        """`1 task left out`, beside every figure against B*; empty where that is over all tasks."""
+        if self.headline_best is None or not self.without_best:
+            return ""
+        return f"{number_of(self.without_best, 'task')} left out"
 
 
 def score_of(task_id: str, sample: int, evaluation: Evaluation) -> Score:
@@ -152,8 +164,9 @@ def summarise(task_ids: Sequence[str], scores: Iterable[Score]) -> Summary:
     first = first_samples(mine)
     timed = [s for s in first.values() if s.speedup is not None]
     speedups = [first[t].speedup if t in first else None for t in task_ids]
-    best = [first[t].against_best if t in first else None for t in task_ids]
-    known = all(s.against_best is not None for s in timed)
+    unknown = {s.task_id for s in timed if s.against_best is None}
+    compared = [first[t].against_best if t in first else None for t in task_ids if t not in unknown]
+    known = not timed or len(unknown) < len(timed)
     passed = [s for s in first.values() if s.correct]
     kinds = Counter(s.kind for s in passed)
     precisions = Counter(s.precision for s in passed)
@@ -163,14 +176,15 @@ def summarise(task_ids: Sequence[str], scores: Iterable[Score]) -> Summary:
         without_kernel=sum(t not in first for t in task_ids),
         correct=sum(s.correct for s in first.values()),
         headline=mean_over_all(speedups),
-        headline_best=mean_over_all([max(1.0, b or 1.0) for b in best]) if known else None,
+        headline_best=mean_over_all([max(1.0, b or 1.0) for b in compared]) if known else None,
         conditional=geometric_mean(speedups),
-        conditional_best=geometric_mean(best) if known else None,
+        conditional_best=geometric_mean(compared) if known else None,
         fast=fast_table(speedups),
-        fast_best=fast_table(best) if known else None,
+        fast_best=fast_table(compared) if known else None,
         pass_at=pass_table(task_ids, mine),
         roofline=statistics.median(shares) if shares else None,
         memory=geometric_mean(s.memory for s in passed),
+        without_best=len(unknown),
         kinds={kind.value: kinds[kind] for kind in Kind if kind in kinds},
         precisions={p: n for p, n in sorted(precisions.items(), key=str) if p is not None},
     )
@@ -200,6 +214,12 @@ def figure(interval: Interval | None, tasks: int) -> str:
     if interval is None:
         return "-"
     return str(interval) if tasks > 1 else f"{interval.value:.2f}x"
+
+
+def best_figure(summary: Summary) -> str:
+    """The same of `headline_best`, with the tasks that it is without."""
+    shown = figure(summary.headline_best, summary.tasks - summary.without_best)
+    return f"{shown}, {left}" if (left := summary.best_left_out) else shown
 
 
 def bootstrap(logs: Sequence[float], confidence: float = CONFIDENCE) -> Interval:

@@ -30,7 +30,7 @@ from agent.report.page import (
 from agent.report.texts import Texts, visible
 from agent.timings import device_name
 from kernelbench.bench_report import Report
-from kernelbench.metrics import Score, Summary, figure, score_of
+from kernelbench.metrics import Score, Summary, best_figure, figure, score_of
 from kernelbench.results import EVALUATIONS, REFERENCES, SCHEMA_VERSION, Reference, read_records
 from kernelbench.results import Row as Sample
 from sandbox.errors import ConfigError
@@ -343,7 +343,7 @@ def _subsets(report: Report) -> tuple[tuple[str, ...], ...]:
             str(s.tasks),
             f"{s.correct} ({s.correctness:.0%})",
             figure(s.headline, s.tasks),
-            figure(s.headline_best, s.tasks),
+            best_figure(s),
         )
         for name, s in named
     )

@@ -13,12 +13,15 @@ from sandbox.words import number_of
 def headline_tiles(summary: Summary, note: str) -> list[Tile]:
     """Against eager, of which `note` says how it was made, and against B* where that was timed."""
     headline, best = summary.headline, summary.headline_best
-    several = summary.tasks > 1  # of one task a bootstrap has no width: its row has an interval
-    shown = headline if several else None
+    # Of one task a bootstrap has no width: its row has an interval.
+    shown = headline if summary.tasks > 1 else None
     tiles = [Tile("against eager", f"{headline.value:.2f}x", note, shown)]
     if best is not None:
         note = "the same; what is slower than the fastest baseline counts 1.0"
-        tiles.append(Tile(AT_LEAST_BEST, f"{best.value:.2f}x", note, best if several else None))
+        if summary.best_left_out:
+            note += f"; {summary.best_left_out}, without a timed baseline"
+        shown = best if summary.tasks - summary.without_best > 1 else None
+        tiles.append(Tile(AT_LEAST_BEST, f"{best.value:.2f}x", note, shown))
     return tiles
 
 
@@ -26,7 +29,8 @@ def fast_table(summary: Summary | None) -> dict[str, Mapping[str, float]]:
     if summary is None:
         return {}
     best = summary.fast_best
-    return {"eager": summary.fast, **({} if best is None else {"B*": best})}
+    name = ", ".join(filter(None, ("B*", summary.best_left_out)))
+    return {"eager": summary.fast, **({} if best is None else {name: best})}
 
 
 def baseline_curves(rows: Sequence[Row], total: int) -> list[Curve]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from agent.report.find import page_of, write_report
 from agent.report.page import State
 from agent.report.render import html, markdown
 from kernelbench.bench import Bench
+from kernelbench.bench_view import report_view
 from kernelbench.comparison import read_bench
 from kernelbench.metrics import AT_LEAST_BEST
 from kernelbench.results import EVALUATIONS, REFERENCES, Reference, append_record
@@ -56,6 +59,34 @@ def test_a_bench_is_reported_over_its_whole_suite(bench: Path) -> None:
     assert [curve.name for curve in page.fast] == ["scored", "torch.compile, 2 of 4 tasks"]
     assert page.caught[0].task_id == "kernelbench/level1/3_c"
     assert f'<th class="n">{AT_LEAST_BEST}</th>' in html(page, "")
+
+
+def test_one_failed_baseline_is_said_at_every_figure_against_b_star_and_blanks_none(
+    tmp_path: Path,
+) -> None:
+    tasks = [Task(f"kernelbench/level{n}/1_a", "# a", "cuda") for n in (1, 2)]
+    kernels = [Candidate(task.id, Language.TRITON, "# k") for task in tasks]
+    for task, kernel, compiled in zip(tasks, kernels, (1.25, None), strict=True):
+        found = row(task.id, 2.0, compiled=compiled, task_hash=task.hash)
+        ids = {"candidate_id": kernel.id, "config_id": EvalConfig().id}
+        failed = () if compiled else (Baseline("compile", None, None, "it failed"),)
+        kept = replace(found.evaluation, baselines=(*found.evaluation.baselines, *failed), **ids)
+        append_record(tmp_path / EVALUATIONS, replace(found, evaluation=kept))
+    given = [Submission(kernel, 0, "k.py") for kernel in kernels]
+    report = Bench(tasks, given, EvalConfig(), HERE, tmp_path, {"input": "k"}).write()
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(report_view(report))
+    text = console.export_text()
+    assert (
+        text.count("1.60x, 1 task left out") == 4
+    )  # all and only kernels, over both kinds of mean
+    assert "B*, 1 task left out" in text
+    page, _ = page_of(str(tmp_path))
+    best = page.tiles[1]
+    assert (best.value, best.interval) == ("1.60x", None)
+    assert "1 task left out" in best.note
+    assert list(page.fast_table) == ["eager", "B*, 1 task left out"]
+    assert ["1 task left out" in subset[-1] for subset in page.subsets] == [False, False, True]
 
 
 def test_a_bench_of_several_samples_says_pass_at_k_and_names_tasks_without_a_kernel(

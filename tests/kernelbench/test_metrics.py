@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kernelbench.metrics import (
     Score,
+    best_figure,
     bootstrap,
     fast_p,
     figure,
@@ -52,8 +53,28 @@ def test_a_slower_kernel_lowers_the_headline_against_eager_but_not_against_b_sta
 
 
 def test_figures_against_b_star_are_absent_where_no_baseline_was_timed():
-    found = summarise(["a", "b"], [scored("a", 2.0, against_best=1.5), scored("b", 2.0)])
+    found = summarise(["a", "b"], [scored("a", 2.0), scored("b", None)])
     assert found.headline_best is found.conditional_best is found.fast_best is None
+    assert (found.without_best, found.best_left_out, best_figure(found)) == (1, "", "-")
+
+
+def test_a_task_without_a_timed_baseline_is_left_out_of_what_is_against_b_star_and_counted():
+    """One failed baseline does not blank the figures of the whole suite."""
+    rest = [scored("a", 9.0, against_best=4.0), scored("c", None)]
+    found = summarise(["a", "b", "c"], [scored("b", 2.0), *rest])
+    assert found.headline.value == pytest.approx(18 ** (1 / 3))
+    assert found.headline_best.value == pytest.approx(2.0)
+    assert found.conditional_best == pytest.approx(4.0)
+    assert (found.fast["1.5"], found.fast_best["1.5"]) == (pytest.approx(2 / 3), 0.5)
+    assert (found.without_best, found.best_left_out) == (1, "1 task left out")
+    assert best_figure(found).endswith("1 task left out")
+    alone = summarise(["a", "c"], rest)
+    assert (found.headline_best, found.fast_best) == (alone.headline_best, alone.fast_best)
+
+
+def test_where_nothing_was_timed_the_headline_against_b_star_is_one():
+    found = summarise(["a", "b"], [scored("a", None)])
+    assert (found.headline_best.value, found.conditional_best, found.without_best) == (1.0, None, 0)
 
 
 def test_the_first_sample_counts_not_the_best():
