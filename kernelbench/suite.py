@@ -7,10 +7,12 @@
 | `hf:ScalingIntelligence/KernelBench:level1` | a data set on the Hugging Face Hub |
 | `synthetic:rows:COUNT@SEED`, `synthetic:any:COUNT` | compositions of operators (synthetic.py) |
 | `path/to/problem.py`, `path/to/folder/` | files of your own, ids `file/NAME` |
+| `CHECKOUT/KernelBench/level1` | its files as those of any folder, ids `file/level1/19_ReLU` |
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +31,9 @@ FORMS = (
     "builtin/NAME, kernelbench:PATH, hf:NAME, synthetic:rows:COUNT, or the path of a problem.py or "
     "of a folder"
 )
+
+LEVEL = re.compile(r"level[1-4]")
+NUMBERED = re.compile(r"\d{1,6}_", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -157,4 +162,13 @@ def _files(spec: str) -> list[Path]:
 
 
 def _file_task(path: Path, device: str, dtype: str | None) -> Task:
-    return make_task(f"file/{path.stem}", read_problem(path), device, dtype)
+    return make_task(_file_id(path), read_problem(path), device, dtype)
+
+
+def _file_id(path: Path) -> str:
+    """With its level where it lies as the files of a KernelBench checkout do, since an evaluation
+    suite's tasks are known by their ids (rl/config.py). A copy in another folder is not seen.
+    """
+    level, name = path.parent.resolve().name, path.stem
+    of_a_level = LEVEL.fullmatch(level) and NUMBERED.match(name)
+    return f"file/{level}/{name}" if of_a_level else f"file/{name}"

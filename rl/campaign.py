@@ -11,7 +11,7 @@ from pathlib import Path
 from agent.config import LOCAL, OptimizeConfig, load_optimize
 from agent.learner import LocalPolicy
 from kernelbench.suite import loaders
-from rl.config import SPLITS, TrainConfig
+from rl.config import SPLITS, TrainConfig, refuse_evaluated
 from rl.data import TRAIN, contrastive_of, split_of
 from rl.grpo import GrpoLearner
 from rl.local import LocalModel
@@ -39,6 +39,7 @@ def learning(config: OptimizeConfig, train: TrainConfig) -> OptimizeConfig:
     )
     device = resolve_device(config.device)
     ids = {id for spec in config.tasks for id in loaders(spec, device)}
+    refuse_evaluated(sorted(ids), train.transductive)
     return replace(
         config,
         strategy=strategy,
@@ -136,6 +137,7 @@ def tasks_of(
     """
     device = resolve_device(train.device)
     known = {spec: loaders(spec, device) for spec in train.tasks}
+    refuse_evaluated((id for each in known.values() for id in each), train.transductive)
     shuffled = sorted((pair for each in known.values() for pair in each.items()), key=_by_hash)
     # No further than needed: families of thousands take seconds.
     kept = (id for id, load in shuffled if split_of(load(), train.held_out) in splits)

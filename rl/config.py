@@ -5,6 +5,7 @@ Unknown keys are refused. configs/train/cuda-l1.yaml tells published values from
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,8 +18,10 @@ from sandbox.types import digest
 
 Split = Literal["train", "held_out_task", "held_out_family"]
 SPLITS: tuple[Split, ...] = ("train", "held_out_task", "held_out_family")
-EVALUATED = ("kernelbench:", "kernelbench/", "hf:")
-"""How specs of evaluation suites begin, and ids of their tasks; on the Hub are KernelBench's."""
+EVALUATED = re.compile(r"kernelbench[:/]|hf:|file/level\d/")
+"""How specs of evaluation suites begin, and ids of their tasks; on the Hub are KernelBench's. So
+are, as far as their places tell, files of a checkout's levels that are given as a folder's.
+"""
 NEW = "new"
 """As `model`: a small transformer from nothing, with a tokenizer of its own."""
 
@@ -279,7 +282,7 @@ class TrainConfig:
 
 def evaluated(tasks: Iterable[str]) -> str | None:
     """The first of these specs or ids that is an evaluation suite's, if there is one."""
-    return next((task for task in tasks if task.startswith(EVALUATED)), None)
+    return next((task for task in tasks if EVALUATED.match(task)), None)
 
 
 def refuse_evaluated(tasks: Iterable[str], transductive: bool) -> None:

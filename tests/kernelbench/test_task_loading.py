@@ -221,6 +221,27 @@ def test_a_folder_gives_its_problem_files_in_order(tmp_path: Path) -> None:
     assert ids(str(tmp_path / "a.py")) == ["file/a"]
 
 
+@pytest.mark.parametrize(
+    ("folder", "name", "id"),
+    [
+        ("KernelBench/level1", "19_ReLU", "file/level1/19_ReLU"),
+        ("level3", "1_MLP", "file/level3/1_MLP"),
+        ("level1", "relu", "file/relu"),
+        ("mine", "19_ReLU", "file/19_ReLU"),
+        ("level10", "19_ReLU", "file/19_ReLU"),
+    ],
+)
+def test_a_file_that_lies_as_kernelbenchs_do_keeps_its_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, name: str, id: str
+) -> None:
+    path = write(tmp_path / folder / f"{name}.py", PROBLEM)
+    assert ids(str(path)) == ids(str(path.parent)) == [id]
+    (tmp_path / "link").symlink_to(path.parent)
+    assert ids(str(tmp_path / "link")) == [id]
+    monkeypatch.chdir(path.parent)
+    assert ids(".") == ids(path.name) == [id]
+
+
 def test_a_file_may_list_shapes_and_a_dtype_for_every_device(tmp_path: Path) -> None:
     text = PROBLEM + 'SHAPES = [{"name": "small", "N": 4}]\nDTYPE = "float16"\n'
     (task,) = load_tasks(str(write(tmp_path / "p.py", text)), "cuda")

@@ -17,6 +17,7 @@ from agent.scripted import scripted_evaluation
 from agent.types import Measured
 from kernelbench.suite import load_tasks
 from rewards import speedup
+from rl.campaign import learning, tasks_of
 from rl.config import HeldOut, SamplingConfig, ShapeConfig, TrainConfig
 from rl.data import Example, dataset_of
 from rl.grpo import GrpoLearner
@@ -64,6 +65,35 @@ def test_a_campaign_does_not_learn_on_an_evaluation_suite(tmp_path, suite):
     config = load_optimize(tasks=(suite,), model=f"local:{tmp_path / 'policy'}", learn=True)
     with pytest.raises(ConfigError, match=REFUSED), local_policy(config):
         pass
+
+
+@pytest.fixture
+def level(tmp_path: Path) -> Path:
+    """One level of a checkout as a plain folder, with a problem in it."""
+    folder = tmp_path / "KernelBench" / "level1"
+    folder.mkdir(parents=True)
+    (folder / "19_ReLU.py").write_text(load_tasks("builtin/relu", "cpu")[0].source)
+    return folder
+
+
+def test_a_level_given_as_a_plain_folder_is_not_learned_on_either(tmp_path, level):
+    (tmp_path / "policy").mkdir()
+    config = load_optimize(
+        tasks=(str(level),), model=f"local:{tmp_path / 'policy'}", learn=True, device="cpu"
+    )
+    with pytest.raises(ConfigError, match=f"file/level1/19_ReLU is an {REFUSED}"):
+        learning(config, CONFIG)
+    settings = replace(CONFIG, tasks=(str(level),))
+    with pytest.raises(ConfigError, match=f"file/level1/19_ReLU is an {REFUSED}"):
+        tasks_of(settings, ("train",))
+    assert tasks_of(replace(settings, transductive=True), ("train",)) == (str(level),)
+    assert learning(config, replace(CONFIG, transductive=True)).tasks_at_once == 1
+
+
+def test_nor_are_its_kernels_training_data(tmp_path, level):
+    lesson = replace(LESSON, task_id=load_tasks(str(level), "cpu")[0].id)
+    with pytest.raises(ConfigError, match=REFUSED):
+        sft([lesson], CONFIG, tmp_path / "policy", "cpu", None)
 
 
 def test_kernels_of_an_evaluation_suite_are_no_training_data(run):
