@@ -9,6 +9,7 @@ another question (kernelbench/fitting.py); what is recorded of the whole stays a
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from sandbox.errors import ConfigError, InvalidReference, Shortage, WarpsmithErr
 from sandbox.figures import Baseline
 from sandbox.invalid import NoRoom
 from sandbox.types import EvalConfig, Evaluation, Request, Status, Task
+from sandbox.words import number_of
 
 REPORT_EVERY_S = 20.0
 """Between rewritten reports while evaluations go on."""
@@ -99,20 +101,16 @@ class Bench:
         self._settle(found if self.alone else rows)
         sizes = {id: (*self.sizes.left(id), here) for id, here in self.hashes.items()}
         wanted = {self._key(s, h) for s in self.submissions for h in sizes[s.candidate.task_id]}
-        others = scaled = 0
+        apart = Counter[str]()
         for row in rows:
             if row.key in wanted and dict(row.environment) == dict(self.environment):
                 self.rows[row.key] = row
             elif row.scaled is not None and not self.fit_memory:
-                scaled += 1
+                apart["of problems scaled to fit memory, which count with --fit-memory"] += 1
             else:
-                others += 1
-        if others:
-            what = "of other kernels, task texts, protocols or environments"
-            complaints.append(f"{self.folder / EVALUATIONS}: {others} evaluations {what}")
-        if scaled:
-            what = "of problems scaled to fit memory, which count with --fit-memory"
-            complaints.append(f"{self.folder / EVALUATIONS}: {scaled} evaluations {what}")
+                apart["of other kernels, task texts, protocols or environments"] += 1
+        told = ((number_of(n, "evaluation"), what) for what, n in apart.items())
+        complaints += [f"{self.folder / EVALUATIONS}: {n} {what}" for n, what in told]
         for reference in filter(self._is_here, found):
             if self.hashes.get(reference.task_id) == reference.task_hash:
                 self.references[reference.task_id] = reference
@@ -372,7 +370,8 @@ class Bench:
     def timed_baselines(self) -> dict[str, tuple[Baseline, ...]]:
         """By task, in the suite's order: with its first timed kernel, else without one."""
         found = {r.task_id: r.baselines for r in self.references.values() if r.baselines}
-        found |= {r.task_id: b for r in self.at_size() if (b := r.evaluation.baselines)}
+        rows = sorted(self.at_size(), key=lambda r: r.sample, reverse=True)
+        found |= {r.task_id: b for r in rows if (b := r.evaluation.baselines)}
         return {task.id: found[task.id] for task in self.tasks if task.id in found}
 
     def write(self) -> Report:

@@ -168,7 +168,7 @@ def _lines(summary: Summary) -> list[RenderableType]:
         lines.append(", ".join(shares))
     if summary.without_kernel:
         without = number_of(summary.without_kernel, "task")
-        lines.append(f"{without} without a kernel, counted as failures")
+        lines.append(f"{without} without a kernel, which counts as a failure")
     if summary.best_left_out:
         without = number_of(summary.without_best, "task")
         lines.append(f"{without} without a timed baseline, in no figure against B*")

@@ -26,6 +26,7 @@ from typing import Any
 from sandbox.errors import ConfigError
 from sandbox.language import detect_language, language_of
 from sandbox.types import Candidate, Language, Task
+from sandbox.words import number_of
 
 UPSTREAM = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)_kernel")
 NUMBERED = re.compile(r"kernelbench/level(\d+)/(\d+)_")
@@ -153,7 +154,8 @@ def collect(raws: Iterable[Raw | Problem], tasks: Sequence[Task]) -> Found:
         candidate = Candidate(raw.task.id, _language(raw), raw.source)
         kept[key] = Submission(candidate, raw.sample, origin)
     if foreign:
-        what = f"{len(foreign)} references differ from the suite's, the first of {foreign[0].named}"
+        count = number_of(len(foreign), "reference")
+        what = f"{count} unlike the suite's, the first of {foreign[0].named}"
         problems.append(Problem(foreign[0].origin, f"{what}: made for another version of it"))
     order = {task.id: number for number, task in enumerate(tasks)}
     chosen = sorted(kept.values(), key=lambda s: (order[s.candidate.task_id], s.sample))

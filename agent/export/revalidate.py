@@ -118,7 +118,7 @@ def lines(outcomes: Sequence[Outcome]) -> list[str]:
         "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     counts = (
-        f"{sum(o.verdict is verdict for o in outcomes)} {verdict.value}" for verdict in Verdict
+        f"{verdict.value}: {sum(o.verdict is verdict for o in outcomes)}" for verdict in Verdict
     )
     return [*told, ", ".join(counts)]
 

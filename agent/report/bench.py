@@ -186,6 +186,8 @@ def _row(own: Sample, samples: Sequence[Sample], report: Report) -> Row:
     found, timing = own.evaluation, own.evaluation.timing
     score = _score(own)
     mine = [s for s in samples if s.task_id == own.task_id]
+    # Of a first sample that failed there are none: they are the task's, whichever it was timed for.
+    timed = next((s.evaluation.baselines for s in (own, *mine) if s.evaluation.baselines), ())
     state, word = _state(own)
     if own.task_id in report.under_way:
         state, word = State.RUNNING, STATE_WORDS[State.RUNNING]
@@ -198,7 +200,7 @@ def _row(own: Sample, samples: Sequence[Sample], report: Report) -> Row:
         visible(report.not_scored.get(own.task_id, found.detail)),
         found.speedup,
         None if score is None else score.against_best,
-        {b.name: b.speedup.value for b in found.baselines if b.speedup is not None},
+        {b.name: b.speedup.value for b in timed if b.speedup is not None},
         None if timing is None else timing.reference_ms,
         None if timing is None or not found.passed else timing.candidate_ms,
         len(mine),

@@ -241,8 +241,8 @@ def _notices(rows: Sequence[Row], config: Mapping[str, Any]) -> tuple[str, ...]:
         said.append("Nothing is recorded yet: the run has begun and no task is prepared.")
     if running:
         said.append(
-            f"Partial: {running} of {len(rows)} tasks are not finished; a task counts 1.0 until "
-            "its win is confirmed."
+            f"Partial: {running} of {number_of(len(rows), 'task')} not finished; a task counts 1.0 "
+            "until its win is confirmed."
         )
     if config.get("learn"):
         said.append("Transductive: the policy learned from the tasks that these figures are about.")

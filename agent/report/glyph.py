@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from markupsafe import Markup
 
@@ -13,7 +14,8 @@ from agent.report.page import Row
 WIDTH, HEIGHT = 130, 18
 """Pixels, as page.css has them."""
 MARGIN = 5
-MOST_LABELS = 5
+LETTER = 6.0
+"""Pixels of a label's letter, at page.css's size; so much is left between two labels too."""
 ROOM = 1.25
 
 
@@ -54,10 +56,18 @@ def glyph(row: Row, scale: Scale) -> Markup:
 def axis(scale: Scale) -> Markup:
     """Labels at powers of two, few enough not to touch."""
     first, last = math.ceil(math.log2(scale.low)), math.floor(math.log2(scale.high))
-    step = max(1, math.ceil((last - first + 1) / MOST_LABELS))
-    powers = [2.0**k for k in range(first, last + 1) if k % step == 0]
-    labels = [f'<text x="{scale.x(p)}" y="14">{p:g}x</text>' for p in powers]
-    return _svg(labels, "", "axis")
+    shown: list[tuple[float, str]] = []
+    for step in range(1, last - first + 2):
+        powers = [2.0**k for k in range(first, last + 1) if k % step == 0]
+        shown = [(scale.x(p), f"{p:g}x") for p in powers]
+        if all(b - a >= _room(one, other) for (a, one), (b, other) in pairwise(shown)):
+            break
+    return _svg([f'<text x="{x}" y="14">{word}</text>' for x, word in shown], "", "axis")
+
+
+def _room(one: str, other: str) -> float:
+    """Between the middles of two labels."""
+    return LETTER * ((len(one) + len(other)) / 2 + 1)
 
 
 def _svg(parts: Sequence[str], css: str, label: str) -> Markup:

@@ -22,6 +22,7 @@ from agent.report.page import STATE_WORDS, Page, Row
 from sandbox.errors import ConfigError, install
 from sandbox.figures import Interval
 from sandbox.records import to_record
+from sandbox.words import number_of
 
 SCRIPTS = ("base.js", "charts.js", "table.js", "source.js", "task.js", "main.js")
 """Of one module, in this order."""
@@ -148,6 +149,7 @@ def _environment(*, escape: bool) -> Environment:
         "cell": cell,
         "sortable": sortable,
         "glyph": glyph,
+        "number_of": number_of,
     }
     return environment
 

@@ -234,9 +234,15 @@ def test_a_cheat_is_listed_with_what_gave_it_away(page: Page) -> None:
     assert "single-set rounds" in page.caught[0].layers
 
 
+def test_one_task_is_no_tasks(tmp_path: Path) -> None:
+    page = page_in(write_run(tmp_path / "run", tasks=1, candidates=2))
+    assert 'aria-live="polite">1 task</span>' in html(page, "")
+    assert "1 tasks" not in html(page, "")
+
+
 def test_a_run_under_way_says_so_and_counts_what_is_confirmed(tmp_path: Path) -> None:
     page = page_in(write_run(tmp_path / "run", tasks=3, candidates=6, finished=False))
-    assert page.notices[0].startswith("Partial: 2 of 3 tasks are not finished")
+    assert page.notices[0].startswith("Partial: 2 of 3 tasks not finished")
     assert page.tiles[0].value == "1.00x"
     assert {row.state for row in page.rows} <= {
         State.RUNNING,

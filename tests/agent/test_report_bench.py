@@ -117,6 +117,22 @@ def test_a_bench_of_several_samples_says_pass_at_k_and_names_tasks_without_a_ker
     assert [row.name for row in page.rows] == ["2_b"]
 
 
+def test_a_task_has_its_baselines_also_where_its_first_sample_failed(tmp_path: Path) -> None:
+    """So that the page's curve is over the tasks that the summary's figure is over."""
+    task = Task("kernelbench/level1/1_a", "# a", "cuda")
+    kernel = Candidate(task.id, Language.TRITON, "# k")
+    for sample, speedup in enumerate((None, 2.0)):
+        found = row(task.id, speedup, sample=sample, task_hash=task.hash)
+        ids = {"candidate_id": kernel.id, "config_id": EvalConfig().id}
+        kept = replace(found, evaluation=replace(found.evaluation, **ids))
+        append_record(tmp_path / EVALUATIONS, kept)
+    given = [Submission(kernel, n, "k.py") for n in range(2)]
+    report = Bench([task], given, EvalConfig(), HERE, tmp_path, {"input": "k"}).write()
+    [shown] = page_of(str(tmp_path))[0].rows
+    assert (report.baselines["compile"].tasks, shown.baselines) == (1, {"compile": 1.25})
+    assert (shown.state, shown.speedup) == (State.FAILED, None)
+
+
 def test_a_task_with_samples_left_is_under_way_and_in_no_figure(tmp_path: Path) -> None:
     tasks = [Task(f"kernelbench/level1/{n}", f"# {n}", "cuda") for n in ("1_a", "2_b")]
     kernels = [Candidate(task.id, Language.TRITON, "# k") for task in tasks]

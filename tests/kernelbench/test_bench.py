@@ -164,7 +164,8 @@ def test_a_row_of_another_question_does_not_count(tmp_path, other):
         now.submissions = [Submission(new, 0, "k.py")]
         now.__post_init__()
     assert len(now.pending) == len(now.submissions)
-    assert any("of other kernels, task texts, protocols" in line for line in now.left_out)
+    said = r"jsonl: (1 evaluation|\d+ evaluations) of other kernels, task texts, protocols"
+    assert any(re.search(said, line) for line in now.left_out)
 
 
 def test_nothing_is_begun_when_time_is_up_and_a_report_of_nothing_is_no_figure(tmp_path):
@@ -244,6 +245,21 @@ def test_kernelbenchs_files_hold_every_problem_in_milliseconds_and_our_ratios(tm
     compiled = "baseline_time_torch_compile_inductor_default.json"
     compiled = json.loads((tmp_path / "kernelbench/timing" / compiled).read_text())
     assert compiled["level1"]["1_A.py"]["mean"] == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize("order", [(1, 2, 0), (2, 0, 1)])
+def test_baselines_are_those_timed_beside_the_first_timed_sample(tmp_path, order):
+    task = TASKS[0]
+    kernels = [Candidate(task.id, Language.TRITON, f"# {n}") for n in range(3)]
+    given = [Submission(kernel, n, "k.py") for n, kernel in enumerate(kernels)]
+    for n in order:
+        compiled = (None, 2.0, 4.0)[n]
+        found = row(task.id, compiled, sample=n, compiled=compiled, task_hash=task.hash)
+        ids = {"candidate_id": kernels[n].id, "config_id": CONFIG.id}
+        kept = replace(found, evaluation=replace(found.evaluation, **ids))
+        append_record(tmp_path / EVALUATIONS, kept)
+    [timed] = bench(tmp_path, tasks=[task], submissions=given).timed_baselines().values()
+    assert [b.speedup.value for b in timed] == [2.0]
 
 
 TIMED = (

@@ -143,7 +143,7 @@ def test_references_of_another_version_are_one_line_and_their_kernels_are_kept(t
     )
     names, [problem] = found(path, tasks)
     assert len(names) == 3
-    assert "kernels.jsonl:2: 2 references differ from the suite's, the first of level1/2" in problem
+    assert "kernels.jsonl:2: 2 references unlike the suite's, the first of level1/2" in problem
 
 
 def test_an_export_is_read_by_its_manifest(tmp_path):

@@ -24,6 +24,7 @@ async function inflate(id) {
 
 const ratio = (value, digits = 2) => (value == null ? "–" : `${value.toFixed(digits)}x`);
 const span = (low, high) => `${low.toFixed(2)}–${high.toFixed(2)}`;
+const numberOf = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 const figure = (value) => (value == null ? "–" : Number(value.toPrecision(3)).toString());
 
 function milliseconds(value) {

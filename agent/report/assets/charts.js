@@ -157,7 +157,7 @@ function speedups(rows) {
     tickvals: places, ticktext: rows.map((r) => label(short(r.task_id))),
     range: [rows.length - 0.4, -0.6], showgrid: false, ticks: "", tickfont: { size: 11.5, color: colour("ink") },
   };
-  const ranks = { range: [-1, rows.length], showgrid: false, showticklabels: false, title: `${rows.length} tasks, as the table has them` };
+  const ranks = { range: [-1, rows.length], showgrid: false, showticklabels: false, title: `${numberOf(rows.length, "task")}, as the table has them` };
   return {
     traces, click: (point) => openTask(point.customdata),
     layout: {

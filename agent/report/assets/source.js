@@ -78,7 +78,7 @@ function diffView(texts, before, after) {
     while (end < rows.length && !near[end]) end++;
     if (end - place > 1) {
       const hidden = rows.slice(place, end);
-      const fold = el("button", { type: "button", class: "fold" }, `${hidden.length} unchanged lines`);
+      const fold = el("button", { type: "button", class: "fold" }, numberOf(hidden.length, "unchanged line"));
       fold.addEventListener("click", () => fold.replaceWith(...hidden));
       view.append(fold);
       place = end;

@@ -38,7 +38,8 @@ function filter() {
     count += fits;
   }
   const total = page.rows.length;
-  $("#count").textContent = count === total ? `${total} tasks` : `${count} of ${total} tasks`;
+  const all = numberOf(total, "task");
+  $("#count").textContent = count === total ? all : `${count} of ${all}`;
   $("#empty").hidden = count > 0 || total === 0;
 }
 

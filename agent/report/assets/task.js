@@ -3,6 +3,9 @@
 const sheet = $("#sheet");
 const opened = new Map(); // row -> its details, once inflated
 let current = null; // { place, details, candidate, tab }
+// Of a bench nothing was searched: several samples of a task are apart, and the first one counts.
+const sampled = page.kind === "bench";
+const one = sampled ? "sample" : "candidate";
 
 async function detailsOf(place) {
   if (!opened.has(place)) opened.set(place, JSON.parse(await inflate(`details-${place}`)));
@@ -47,8 +50,11 @@ function headOf(row) {
 function topOf(details) {
   const judged = details.candidates.filter((each) => each.search).length;
   if (judged < 2) return [];
+  const [title, what] = sampled
+    ? ["The samples", "every one; the first one counts; below the line what failed"]
+    : ["The search", "every candidate and the best so far; below the line what failed; ◆ measured again"];
   const search = el("figure", { class: "card" },
-    el("figcaption", {}, el("h2", {}, "The search"), el("p", {}, "every candidate and the best so far; below the line what failed; ◆ measured again")),
+    el("figcaption", {}, el("h2", {}, title), el("p", {}, what)),
     el("div", { class: "plot", id: "plot-task" }));
   const line = details.lineage.length > 1 && el("figure", { class: "card" },
     el("figcaption", {}, el("h2", {}, "Lineage"), el("p", {}, "what the best candidate was made from")),
@@ -74,7 +80,7 @@ function searchPlot(details) {
     if (s && s[1] > lower) [best, lower] = [s[0], s[1]];
     return best || null;
   });
-  const hover = (each) => `candidate ${each.n}<br>${label(each.search.status)}${each.search.speedup ? ` <b>${ratio(each.search.speedup[0])}</b>` : ""}<br>${label(each.strategy ?? "")} ${label(each.by)}<extra></extra>`;
+  const hover = (each) => `${one} ${each.n}<br>${label(each.search.status)}${each.search.speedup ? ` <b>${ratio(each.search.speedup[0])}</b>` : ""}<br>${label(each.strategy ?? "")} ${label(each.by)}<extra></extra>`;
   const dots = (some, y, marker) => ({
     type: "scatter", mode: "markers", x: some.map((each) => each.n), y, marker,
     hovertemplate: some.map(hover), customdata: some.map((each) => each.n),
@@ -82,7 +88,7 @@ function searchPlot(details) {
   return {
     click: (point) => point.customdata != null && showCandidate(point.customdata),
     traces: [
-      { type: "scatter", mode: "lines", x: judged.map((each) => each.n), y: steps, hoverinfo: "skip", line: { shape: "hv", width: 2, color: colour("accent") } },
+      !sampled && { type: "scatter", mode: "lines", x: judged.map((each) => each.n), y: steps, hoverinfo: "skip", line: { shape: "hv", width: 2, color: colour("accent") } },
       {
         ...dots(passed, passed.map((each) => each.search.speedup[0]), { size: 7, color: passed.map((each) => colour(tone(each.search))) }),
         error_y: {
@@ -93,9 +99,9 @@ function searchPlot(details) {
       },
       dots(failed, failed.map(() => low * 1.1), { symbol: "x-thin", size: 7, line: { width: 1.6, color: failed.map((each) => colour(tone(each.search))) } }),
       dots(again, again.map((each) => each.confirm.speedup[0]), { symbol: "diamond", size: 11, color: colour("card"), line: { width: 2, color: colour("accent") } }),
-    ],
+    ].filter(Boolean),
     layout: {
-      height: 240, xaxis: { title: "candidate", tickformat: "d", showgrid: false, dtick: judged.length < 13 ? 1 : undefined },
+      height: 240, xaxis: { title: one, tickformat: "d", showgrid: false, dtick: judged.length < 13 ? 1 : undefined },
       yaxis: { type: "log", range: [Math.log10(low), Math.log10(high)], ...ratioTicks(Math.max(low * 1.2, 0.02), high, true) },
       shapes: [across(upright(1, "eager", colour("soft"), "solid"))],
     },
@@ -148,7 +154,7 @@ function drawLineage(details, at) {
 const word = (status) => status.toLowerCase().replaceAll("_", " ");
 
 function listOf(details) {
-  return el("nav", { class: "card candidates", "aria-label": "Candidates" }, details.candidates.map((each) => {
+  return el("nav", { class: "card candidates", "aria-label": sampled ? "Samples" : "Candidates" }, details.candidates.map((each) => {
     const verdict = each.search ?? (each.same == null ? null : details.candidates[each.same]?.search);
     const s = verdict?.speedup;
     const says = s ? ratio(s[0]) : verdict ? word(verdict.status) : "pending";
@@ -197,7 +203,7 @@ function candidateHead(candidate) {
   ].filter(Boolean);
   return el("div", {},
     el("div", { class: "candidate-head" },
-      el("h2", {}, `Candidate ${candidate.n}`),
+      el("h2", {}, `${sampled ? "Sample" : "Candidate"} ${candidate.n}`),
       el("span", { class: `pill ${tone(verdict)}` }, verdict ? word(verdict.status) : candidate.same == null ? "pending" : `same code as ${candidate.same}`),
       s && el("span", {}, el("b", {}, ratio(s[0])), ` [${span(s[1], s[2])}]${candidate.confirm ? ", confirmed figure" : ""}`),
       el("code", {}, candidate.id),
@@ -222,7 +228,7 @@ function viewsOf(details, candidate) {
 function copyTool(texts, id) {
   const button = el("button", { type: "button" }, "Copy");
   button.addEventListener("click", () => navigator.clipboard.writeText(textOf(texts, id)).then(() => { button.textContent = "Copied"; }));
-  return el("div", { class: "tool" }, `${numbersOf(texts, id).length} lines`, el("span", { class: "spring" }), button);
+  return el("div", { class: "tool" }, numberOf(numbersOf(texts, id).length, "line"), el("span", { class: "spring" }), button);
 }
 
 function diffPanel(details, candidate, parents) {
