@@ -85,6 +85,20 @@ def loaders(spec: str, device: str) -> dict[str, Callable[[], Task]]:
     return {task.id: partial(_itself, task) for task in load_tasks(spec, device)}
 
 
+def spec_of(spec: str, task_id: str) -> str:
+    """What names this one of the tasks that `spec` names."""
+    scheme, _, rest = spec.partition(":")
+    if scheme == "kernelbench":
+        root = _checkout_spec(rest)[0]
+        return f"kernelbench:{root}:{task_id.removeprefix('kernelbench/')}"
+    if scheme == "hf":
+        return f"hf:{rest.partition(':')[0]}:{task_id.removeprefix('kernelbench/')}"
+    if not task_id.startswith("file/"):
+        return task_id
+    name = f"{task_id.rpartition('/')[2]}.py"
+    return str(Path(spec) / name) if Path(spec).expanduser().is_dir() else spec
+
+
 def _itself(task: Task) -> Task:
     return task
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent.config import LOCAL, OptimizeConfig, load_optimize
 from agent.learner import LocalPolicy
-from kernelbench.suite import loaders
+from kernelbench.suite import loaders, spec_of
 from rl.config import SPLITS, TrainConfig, refuse_evaluated
 from rl.data import TRAIN, contrastive_of, split_of
 from rl.grpo import GrpoLearner
@@ -56,7 +56,7 @@ def _per_round(config: OptimizeConfig, train: TrainConfig) -> int:
 def sampling(
     preset: str, train: TrainConfig, policy: Path, max_seconds: float | None = None
 ) -> OptimizeConfig:
-    """A campaign that only samples: one prompt a task, nothing learned, nothing timed."""
+    """A campaign that only samples, without exemplars: nothing learned, nothing timed."""
     count = train.self_supervised.samples_per_task
     config = load_optimize(
         train.campaign,
@@ -147,7 +147,7 @@ def tasks_of(
     specs: list[str] = []
     for spec, tasks in known.items():
         own = [id for id in tasks if id in chosen]
-        specs += [spec] if len(own) == len(tasks) else own
+        specs += [spec] if len(own) == len(tasks) else [spec_of(spec, id) for id in own]
     return tuple(specs)
 
 

@@ -116,6 +116,9 @@ class SelfConfig:
     tasks: int | None = None
     """To sample on, drawn from those to train on; by default all of them."""
     samples_per_task: int = 16
+    """Distinct kernels: for a reply whose code the task has already another one is asked, until
+    three rounds in a row bring nothing new.
+    """
     epochs: float = 2.0
     learning_rate: float = 3e-4
     """Of a round: the policy is to keep what it knows."""

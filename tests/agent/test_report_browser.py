@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,12 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 import warpsmith
+from kernelbench.bench import Bench
+from kernelbench.results import EVALUATIONS, append_record
+from kernelbench.submissions import Submission
+from sandbox.types import Candidate, EvalConfig, Language, Task
 from tests.agent.synthetic_run import HOSTILE, write_run
+from tests.kernelbench.bench_records import HERE, row
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 SHOTS = os.environ.get("WARPSMITH_SCREENSHOTS")
@@ -126,6 +132,44 @@ def test_nothing_is_cut_off_beside_a_long_name(opened):
     boxes = "[...document.querySelectorAll('.scroll, .tile')]"
     cut = "filter(e => e.scrollWidth > e.clientWidth).map(e => e.innerText)"
     assert browser.execute_script(f"return {boxes}.{cut}") == []
+
+
+def test_long_names_leave_the_plot_most_of_its_width(opened):
+    browser = opened()
+    plot = "document.querySelector('#plot-speedups')"
+    browser.execute_script(f"{plot}.scrollIntoView()")
+    wide = browser.execute_script(f"return {plot}._fullLayout.xaxis._length / {plot}.clientWidth")
+    assert wide > 0.5
+    named = browser.execute_script(
+        f"return [...{plot}.querySelectorAll('.ytick text')].map(e => e.textContent)"
+    )
+    assert [len(name) for name in named if name.endswith("…")] == [36]
+
+
+def test_samples_of_a_bench_are_no_search(browser, tmp_path):
+    task = Task("kernelbench/level1/1_a", "# a", "cuda")
+    kernel = Candidate(task.id, Language.TRITON, "# k")
+    for sample, speedup in enumerate((0.1, 2.0, None)):
+        found = row(task.id, speedup, sample=sample, task_hash=task.hash)
+        ids = {"candidate_id": kernel.id, "config_id": EvalConfig().id}
+        kept = replace(found, evaluation=replace(found.evaluation, **ids))
+        append_record(tmp_path / EVALUATIONS, kept)
+    given = [Submission(kernel, n, "k.py") for n in range(3)]
+    Bench([task], given, EvalConfig(), HERE, tmp_path, {"input": "k"}).write()
+    load(browser, warpsmith.report(tmp_path))
+    assert browser.find_element(By.ID, "count").text == "1 task"
+    labels = (
+        "[...document.querySelectorAll('#table .axis text')].map(e => e.getBoundingClientRect())"
+    )
+    touch = "some((box, place, all) => place > 0 && box.left < all[place - 1].right)"
+    assert not browser.execute_script(f"return {labels}.{touch}")
+    browser.find_element(By.CSS_SELECTOR, "#table tbody tr .open").click()
+    wait(browser, "document.querySelector('#plot-task[data-drawn]') !== null")
+    text = browser.find_element(By.ID, "sheet").text
+    assert "Sample 0" in text
+    assert not [word for word in ("search", "best so far", "Candidate") if word in text]
+    assert not browser.find_elements(By.CSS_SELECTOR, "#plot-task .js-line")
+    assert errors(browser) == []
 
 
 def test_a_heading_sorts_and_the_plot_follows(opened):

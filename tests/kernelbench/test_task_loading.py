@@ -9,7 +9,7 @@ from kernelbench.builtin import builtin_names
 from kernelbench.checkout import checkout_version
 from kernelbench.hub import tasks_from_rows
 from kernelbench.selection import parse_selection
-from kernelbench.suite import list_tasks, load_suite, load_tasks
+from kernelbench.suite import list_tasks, load_suite, load_tasks, spec_of
 from sandbox.errors import ConfigError, TaskError
 from sandbox.types import Shape
 
@@ -212,6 +212,18 @@ def test_a_missing_datasets_package_is_one_line(monkeypatch: pytest.MonkeyPatch)
 
 
 # Files
+
+
+def test_each_task_of_a_spec_has_a_spec_of_its_own(tmp_path: Path, checkout: Path) -> None:
+    for folder, name in (("mine", "relu"), ("mine", "tanh"), ("level2", "1_D")):
+        write(tmp_path / "own" / folder / f"{name}.py", PROBLEM)
+    files = [str(tmp_path / "own" / name) for name in ("mine", "mine/relu.py", "level2")]
+    suites = [f"kernelbench:{checkout}", f"kernelbench:{checkout}:level1/2,19"]
+    for spec in (*files, *suites, "builtin/relu", "synthetic:rows:3"):
+        for id in ids(spec):
+            assert ids(spec_of(spec, id)) == [id]
+    hub = spec_of("hf:ScalingIntelligence/KernelBench@v1:level1", "kernelbench/level1/19_ReLU")
+    assert hub == "hf:ScalingIntelligence/KernelBench@v1:level1/19_ReLU"
 
 
 def test_a_folder_gives_its_problem_files_in_order(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What each stage works on, and by which settings."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from agent.config import load_optimize
 from agent.presets import preset_names
 from kernelbench.suite import load_tasks
 from rl.campaign import learning, reinforcing, tasks_of
-from rl.config import SPLITS, load_train
+from rl.config import SPLITS, HeldOut, load_train
 from rl.opening import local_policy
 from rl.self_supervised import tuning
 from sandbox.errors import ConfigError
@@ -25,6 +26,20 @@ def test_so_many_tasks_of_a_split_are_the_first_of_its_tasks_in_an_order_of_hash
     assert set(few) == set(sorted(whole["train"], key=digest)[:5])
     assert few == tasks_of(config, ("train",), 5)
     assert set(few) <= set(tasks_of(config, ("train",), 9)) <= whole["train"]
+
+
+def test_a_part_of_a_folder_is_named_by_its_files(tmp_path):
+    """Ids of files name nothing that can be loaded."""
+    for name in ("relu", "sigmoid", "softmax"):
+        source = load_tasks(f"builtin/{name}", "cpu")[0].source
+        (tmp_path / f"{name}.py").write_text(source)
+    config = load_train("cpu", tasks=[str(tmp_path)], device="cpu")
+    config = replace(config, held_out=HeldOut(families=0.0, tasks=0.0))
+    few = tasks_of(config, ("train",), 2)
+    assert [task.id for spec in few for task in load_tasks(spec, "cpu")] == [
+        f"file/{Path(spec).stem}" for spec in few
+    ]
+    assert len(few) == 2
 
 
 def test_a_run_has_candidates_for_all_its_updates_whatever_its_campaign_asks_at_once(tmp_path):

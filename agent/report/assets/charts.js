@@ -106,6 +106,8 @@ const across = (shape) => ({
 // --- speedup per task ------------------------------------------------------------------------------
 
 const LISTED = 42; // more tasks than that have no names on the axis
+const LETTERS = 36; // of a name there: a longer one would leave no room for the figures
+const clipped = (name) => (name.length > LETTERS ? `${name.slice(0, LETTERS - 1)}…` : name);
 const other = (row) => row.baselines.compile ?? Math.max(0, ...Object.values(row.baselines));
 
 function speedups(rows) {
@@ -154,7 +156,7 @@ function speedups(rows) {
   const range = ratioRange(values);
   const line = upright(1, "eager", colour("soft"), "solid");
   const names = {
-    tickvals: places, ticktext: rows.map((r) => label(short(r.task_id))),
+    tickvals: places, ticktext: rows.map((r) => label(clipped(short(r.task_id)))),
     range: [rows.length - 0.4, -0.6], showgrid: false, ticks: "", tickfont: { size: 11.5, color: colour("ink") },
   };
   const ranks = { range: [-1, rows.length], showgrid: false, showticklabels: false, title: `${numberOf(rows.length, "task")}, as the table has them` };
