@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,14 +13,14 @@ from kernelbench.bench import Figures
 from kernelbench.bench_report import Report
 from kernelbench.comparison import Comparison
 from kernelbench.metrics import AT_LEAST_BEST, Summary, best_figure, figure
-from kernelbench.results import Reference, Row
+from kernelbench.results import SUMMARY, Reference, Row
 from kernelbench.scaling import Scaling
 from sandbox.errors import WarpsmithError
 from sandbox.types import Task
 from sandbox.words import number_of
 
 SHOWN_LINES = 20
-"""Of what was left out; summary.json has all."""
+"""Of what was left out, and the like."""
 OVER_ALL = "headline: geometric mean over all tasks, a failure counting 1.0"
 CORRECT_ONLY = "geometric mean over the correct tasks only, nothing clipped"
 OVER_SCALED = "scaled to fit memory, apart: geometric mean, a failure counting 1.0"
@@ -89,9 +89,17 @@ def report_view(report: Report) -> RenderableType:
     parts += _scaled(report)
     if report.partial:
         parts.append(Text(report.partial))
-    for task_id, reason in list(report.not_scored.items())[:SHOWN_LINES]:
-        parts.append(Text(f"not scored: {task_id}: {reason}"))
-    return Group(*parts, *(Text(f"left out: {line}") for line in report.left_out[:SHOWN_LINES]))
+    not_scored = [f"not scored: {task_id}: {why}" for task_id, why in report.not_scored.items()]
+    left_out = [f"left out: {line}" for line in report.left_out]
+    lines = (*_first(not_scored, SUMMARY), *_first(left_out, SUMMARY))
+    return Group(*parts, *map(Text, lines))
+
+
+def _first(lines: Sequence[str], whole: str = "") -> list[str]:
+    """As many as a screen shows, and how many more there are, with the file that has them."""
+    more = len(lines) - SHOWN_LINES
+    rest = ", ".join(filter(None, (f"and {more} more", whole and f"in {whole}")))
+    return [*lines[:SHOWN_LINES], *([rest] if more > 0 else [])]
 
 
 def _headlines(report: Report, everything: Summary, title: str) -> list[RenderableType]:
@@ -127,8 +135,8 @@ def _scaled(report: Report) -> list[RenderableType]:
         parts.append(_over_all({"scaled tasks": report.scaled_figures}, OVER_SCALED))
     if report.scaled:
         parts.append(Text(report.scaled_note))
-    sizes = list(report.scaled.items())[:SHOWN_LINES]
-    return [*parts, *(Text(f"scaled: {task_id}: {size}") for task_id, size in sizes)]
+    sizes = [f"scaled: {task_id}: {size}" for task_id, size in report.scaled.items()]
+    return [*parts, *map(Text, _first(sizes, SUMMARY))]
 
 
 def _table(title: str, first: str, *others: str) -> Table:
@@ -198,4 +206,5 @@ def comparison_view(found: Comparison) -> RenderableType:
         for change in found.changes:
             table.add_row(change.task_id, change.before, change.after, f"{change.ratio:.3f}")
         parts.append(table)
-    return Group(*parts, *(Text(f"note: {line}") for line in found.left_out[:SHOWN_LINES]))
+    notes = _first([f"note: {line}" for line in found.left_out])
+    return Group(*parts, *map(Text, notes))

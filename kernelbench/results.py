@@ -146,7 +146,7 @@ def read_records(path: Path, kind: type[T]) -> tuple[list[T], list[str]]:
                 raise ValueError(f"schema version is {version}; expected {SCHEMA_VERSION}")
             rows.append(from_record(kind, record))
         except (ValueError, TypeError, KeyError) as error:
-            complaints.append(f"{path}:{number}: left out: {error}")
+            complaints.append(f"{path}:{number}: not a record: {error}")
     return rows, complaints
 
 

@@ -96,7 +96,7 @@ def test_a_second_call_goes_on_where_the_first_was_cut(tmp_path):
     report = again.report()
     assert (report.waiting, report.all.tasks, report.all.without_kernel) == (0, 4, 1)
     assert report.all.headline.value == pytest.approx(8 ** (1 / 4))
-    assert any("evaluations.jsonl:3: left out" in line for line in report.left_out)
+    assert any("evaluations.jsonl:3: not a record" in line for line in report.left_out)
     assert bench(tmp_path).pending == []
 
 
@@ -208,6 +208,16 @@ def test_no_terminal_is_so_narrow_that_a_figure_is_cut(tmp_path, width):
     for summary in summaries:
         assert f"{summary.correct} of {summary.tasks} ({summary.correctness:.0%})" in text
     assert "…" not in text
+
+
+@pytest.mark.parametrize(("lines", "last"), [(20, "n19"), (23, "and 3 more, in summary.json")])
+def test_what_a_screen_does_not_show_is_counted(tmp_path, lines, last):
+    one = bench(tmp_path, left_out=[f"n{n}" for n in range(lines)])
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(report_view(one.report()))
+    shown = console.export_text().splitlines()
+    assert shown[-1].removeprefix("left out: ") == last
+    assert sum(line.startswith("left out: n") for line in shown) == 20
 
 
 def test_what_is_slower_than_b_star_is_1_in_the_headline_and_itself_among_the_correct(tmp_path):
