@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from agent.export.runtime import records, switches, tables
-from agent.export.runtime.operators import Custom, Layer
+from agent.export.runtime.layers import Layer
+from agent.export.runtime.operators import Custom
 from agent.export.runtime.structure import forwards
 from agent.export.runtime.substitution import Patch, Site
 

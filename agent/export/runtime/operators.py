@@ -9,7 +9,7 @@ torch's dispatcher (runtime/direct.py), with the same results.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Custom:
         self.operator = operator
         self.dispatch = Dispatch(package, folder, operator, switches)
         self.package, self._folder = package, folder
+        self.names = (*(name for name, _ in operator.inputs), *operator.state)
         self._inputs = len(operator.inputs)
         self._kinds = (
             *(direct.KINDS[kind] for _, kind in operator.inputs),
@@ -56,9 +57,11 @@ class Custom:
         self.op = self._define()
         self.call = _function(self)
 
-    def __call__(self, *arguments: Any, init: str | None = None) -> Result:
+    def __call__(self, *arguments: Any, init: str | None = None, **named: Any) -> Result:
         """`init` is JSON of the constructor's arguments, by default those that were measured."""
         init = self._init if init is None else init
+        if named:
+            arguments = placed(self.operator.name, self.names, arguments, named)
         compiling = torch.compiler.is_compiling()
         if not compiling and self._alone(arguments, init):
             return self._direct(arguments, init)
@@ -68,9 +71,13 @@ class Custom:
         found: Result = self.op(*arguments, init)
         return found
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is the operator itself; from a pickle the library is imported."""
+        return _found, (self.package, self.operator.name)
+
     def _check(self, arguments: Sequence[Any]) -> None:
         """Raises TypeError for what torch's own words would not make clear."""
-        names = [*(name for name, _ in self.operator.inputs), *self.operator.state]
+        names = self.names
         if len(arguments) < len(names):
             raise TypeError(
                 f"{self.operator.name} takes {len(names)} arguments ({', '.join(names)}), "
@@ -336,43 +343,24 @@ def _function(custom: Custom) -> Callable[..., Result]:
     return call
 
 
-class Layer(torch.nn.Module):  # type: ignore[misc]
-    """The reference's module, parameters and all, whose forward is the operator."""
-
-    def __init__(self, custom: Custom, *init: Any) -> None:
-        super().__init__()
-        self._init = models.init_text(init) if init else custom.operator.init
-        built = custom.reference(*models.init_values(self._init))
-        self._call, self._whose = custom.call, (custom.package, custom.operator.name)
-        self.model = built.to(getattr(torch, custom.operator.dtype))
-        self._names = [name.split(".") for name in models.state_names(built)]
-
-    def forward(self, *inputs: Any) -> Any:
-        state = [_found(self.model, path) for path in self._names]
-        return self._call(*inputs, *state, self._init)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle and torch.save: the library is imported, and with it the reference's class,
-        before the rest is read.
-        """
-        kept = {name: value for name, value in vars(self).items() if name != "_call"}
-        return _layer, self._whose, kept
+def placed(
+    operator: str, names: Sequence[str], arguments: Arguments, named: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Arguments that were given by name, put in their places; raises TypeError where they have
+    none. All have to be given: a default is known to the reference alone.
+    """
+    rest = list(names[len(arguments) :])
+    if set(rest) != named.keys():
+        raise TypeError(
+            f"{operator} takes {len(names)} arguments ({', '.join(names)}), "
+            f"not {len(arguments)} and {', '.join(named)}"
+        )
+    return (*arguments, *(named[name] for name in rest))
 
 
-def _layer(package: str, name: str) -> Layer:
-    """A layer that waits for what it holds."""
-    custom = importlib.import_module(package).operator(name)
-    found = Layer.__new__(Layer)
-    torch.nn.Module.__init__(found)
-    _ = custom.reference
-    found._call = custom.call
+def _found(package: str, name: str) -> Custom:
+    found: Custom = importlib.import_module(package).operator(name)
     return found
-
-
-def _found(module: Any, path: Sequence[str]) -> Any:
-    for name in path:
-        module = getattr(module, name)
-    return module
 
 
 def _needs(arguments: Sequence[Any]) -> bool:
