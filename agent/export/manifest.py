@@ -1,4 +1,7 @@
-"""`manifest.json` of an exported library: the evidence in short, and a hash of every file."""
+"""`manifest.json` of an exported library: the evidence in short, a hash of every file and its own.
+
+As those of `library.json` they tell damage and careless edits, and are no signature.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +20,30 @@ from agent.export.artefact import (
 )
 from agent.export.folder import MANIFEST, is_damaged
 from agent.export.runtime.machine import machine_of
+from agent.export.runtime.records import LibraryError, check_manifest, hash_of
 from sandbox.best import best_baseline
 from sandbox.errors import ConfigError
 from sandbox.records import to_record
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 def write_manifest(folder: Path, facts: dict[str, Any], artefacts: Sequence[Artefact]) -> Path:
     """Over every file of the folder as it is now."""
     path = folder / MANIFEST
-    record = {
+    record: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         **facts,
         "kernels": [_entry(a) for a in artefacts],
         "files": hashes(folder),
     }
-    path.write_text(json.dumps(record, indent=2) + "\n")
+    record = json.loads(json.dumps(record))  # as it is read again: keys are words
+    path.write_text(json.dumps({**record, "sha256": hash_of(record)}, indent=2) + "\n")
     return path
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Raises ConfigError where there is none, or where a file is not the one it names."""
+    """Raises ConfigError where there is none, or where it or a file that it names was changed."""
     path = folder / MANIFEST
     try:
         record: dict[str, Any] = json.loads(path.read_text())
@@ -52,6 +57,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: is damaged ({error}); export the library again") from error
         remedy = "expected what `export --format package` wrote"
         raise ConfigError(f"{path}: cannot be used ({error!r}); {remedy}") from error
+    try:
+        record = check_manifest(path)
+    except LibraryError as error:
+        raise ConfigError(str(error)) from error
     found = hashes(folder)
     wrong = sorted(name for name, sha256 in told.items() if found.get(name) != sha256)
     if wrong:

@@ -3,6 +3,7 @@
 import copy
 import gc
 import importlib
+import json
 import logging
 import pickle
 import shutil
@@ -492,6 +493,42 @@ def test_the_manifest_covers_every_file(exported, tmp_path):
     [page] = (folder / "pages").glob("signs-*.md")
     page.write_text(page.read_text().replace("1.6", "9.6"))
     with pytest.raises(ConfigError, match=r"pages/signs.* not as exported"):
+        read_manifest(folder)
+
+
+def rewritten(path, change):
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record, indent=2))
+
+
+def test_a_manifest_that_was_changed_is_told_by_whoever_reads_it(exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "copy")
+    rewritten(folder / "manifest.json", lambda m: m["left_out"].clear())
+    with pytest.raises(ConfigError, match=r"manifest\.json was changed after it was written"):
+        read_manifest(folder)
+    told = subprocess.run(
+        [sys.executable, "-m", NAME, "verify"],
+        cwd=folder / "source", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert told.returncode == 1
+    assert "manifest.json was changed after it was written" in told.stdout
+
+
+def test_a_manifest_is_not_taken_for_an_older_one_where_its_hash_is_gone(exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "copy")
+    rewritten(folder / "manifest.json", lambda m: m.pop("sha256"))
+    with pytest.raises(ConfigError, match="was changed"):
+        read_manifest(folder)
+
+
+def test_a_manifest_from_before_it_had_a_hash_is_accepted_for_its_files(exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "copy")
+    rewritten(folder / "manifest.json", lambda m: (m.pop("sha256"), m.update(schema_version=2)))
+    assert read_manifest(folder)["package"] == NAME
+    [page] = (folder / "pages").glob("signs-*.md")
+    page.unlink()
+    with pytest.raises(ConfigError, match="not as exported"):
         read_manifest(folder)
 
 

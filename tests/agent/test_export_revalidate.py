@@ -174,13 +174,16 @@ def test_a_failure_of_ours_is_no_verdict_on_a_kernel():
     assert not Verdict.UNJUDGED.fine
 
 
-@pytest.mark.parametrize("damage", ["missing", "tampered", "deep", "modelnew"])
+@pytest.mark.parametrize("damage", ["missing", "tampered", "manifest", "deep", "modelnew"])
 def test_what_is_no_library_is_one_clear_line(folder, capsys, damage):
     if damage == "missing":
         shutil.rmtree(folder)
     elif damage == "tampered":
         [path] = (folder / "artefacts").glob("signs-*")
         path.write_text(path.read_text().replace("> 0.0f", ">= 0.0f"))
+    elif damage == "manifest":
+        path = folder / "manifest.json"
+        path.write_text(path.read_text().replace('"recompute"', '"none"'))
     elif damage == "deep":
         (folder / "manifest.json").write_text("[" * 100_000)
     else:

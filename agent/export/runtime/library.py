@@ -23,6 +23,9 @@ from agent.export.runtime.substitution import Patch, Site
 DEFINED: dict[tuple[str, str], Custom] = {}
 """By namespace and name: a reloaded package finds its operators again."""
 DEFINING = threading.RLock()
+MANIFEST = "manifest.json"
+TREES = ("source", "build")
+"""What an exported folder calls the one that the package's folder is in."""
 
 
 def opened(folder: Path, package: str) -> KernelLibrary:
@@ -124,8 +127,16 @@ class KernelLibrary:
         return tables.table(self.library, [self.operator(n).dispatch for n in self.names])
 
     def verify(self) -> list[str]:
-        """Files that are missing or not as they were built."""
+        """Files that are missing or not as they were built; of an exported folder's own tree its
+        manifest too, which an installed package has not.
+        """
         found = []
+        manifest = self.folder.parents[1] / MANIFEST
+        if self.folder.parent.name in TREES and manifest.is_file():
+            try:
+                records.check_manifest(manifest)
+            except records.LibraryError as error:
+                found.append(str(error))
         for file, sha256 in self.library.files.items():
             try:
                 records.checked_bytes(self.folder, file, sha256)

@@ -14,6 +14,8 @@ from typing import Any
 
 SCHEMA_VERSION = 1
 LIBRARY = "library.json"
+UNSEALED = 2
+"""The last schema of an exported folder's `manifest.json` without a hash of its own."""
 
 
 class LibraryError(Exception):
@@ -113,7 +115,25 @@ class Library:
 
 def seal(record: dict[str, Any]) -> str:
     """The text of library.json: the record with its own hash."""
-    return json.dumps({**record, "sha256": _hash(record)}, indent=1, sort_keys=True) + "\n"
+    return json.dumps({**record, "sha256": hash_of(record)}, indent=1, sort_keys=True) + "\n"
+
+
+def check_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of an exported folder; raises LibraryError where it was changed.
+
+    Those before UNSEALED + 1 have no hash of their own, and are taken as they are: the hashes of
+    the files still hold, and what checks a library again writes its manifest anew.
+    """
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+        version, told = record["schema_version"], record.pop("sha256", None)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise LibraryError(f"{path} is missing or damaged ({error}): export it again") from error
+    if told is None and isinstance(version, int) and version <= UNSEALED:
+        return record
+    if told != hash_of(record):
+        raise LibraryError(f"{path} was changed after it was written: export it again")
+    return record
 
 
 def read_library(folder: Path) -> Library:
@@ -126,7 +146,7 @@ def read_library(folder: Path) -> Library:
         raise LibraryError(f"{path} is missing or damaged ({error}): install it again") from error
     if record.get("schema_version") != SCHEMA_VERSION:
         raise LibraryError(f"{path}: schema {record.get('schema_version')}, not {SCHEMA_VERSION}")
-    if told != _hash(record):
+    if told != hash_of(record):
         raise LibraryError(f"{path} was changed after it was written: install it again")
     operators = tuple(map(_operator, record["operators"]))
     package = record["package"]
@@ -168,6 +188,7 @@ def _row(record: dict[str, Any]) -> Row:
     return Row(**{**record, **triples})
 
 
-def _hash(record: dict[str, Any]) -> str:
+def hash_of(record: dict[str, Any]) -> str:
+    """Of all that it holds, however it is written down."""
     text = json.dumps(record, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
