@@ -18,6 +18,7 @@ from agent.confirm import upheld, wins
 from agent.export.capture import Interface, Measured, interfaces
 from agent.export.keeping import keeps
 from agent.export.overhead import operator_ms
+from agent.export.repeating import repeats
 from agent.export.runtime.machine import machine, machine_of
 from agent.journal import Journal
 from agent.outcome import TaskReport, reports
@@ -103,6 +104,11 @@ class Artefact:
     def ordered(self) -> bool:
         """Whether calls of the kernel are to follow each other."""
         return keeps(self.candidate.source, self.task.device, self.interface.state)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether equal calls of the kernel are certain to have equal results."""
+        return not self.ordered and repeats(self.candidate.source)
 
     @property
     def decisive(self) -> dict[str, Finding]:

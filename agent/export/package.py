@@ -328,6 +328,7 @@ def _kernel(artefact: Artefact, root: Path, compiled: Compiled) -> dict[str, Any
         "binding": binding_of(artefact),
         "binaries": list(compiled.records),
         "ordered": artefact.ordered,
+        "repeats": artefact.repeats,
     }
 
 

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ class Loaded:
 class Chosen:
     """A row of the table on one device, with the kernel's instances there."""
 
-    def __init__(self, row: records.Row) -> None:
-        self.row, self.active = row, row.active
+    def __init__(self, row: records.Row, repeats: bool) -> None:
+        self.row, self.active, self.repeats = row, row.active, repeats
         self.loaded: Loaded | None = None
         """None before the first call, and for a kernel that is broken here."""
         self.order: Order | None = None
@@ -85,6 +86,8 @@ class Dispatch:
                 reason = "another default dtype"
             elif not chosen.active and self.against is not Against.EAGER:
                 reason = "faster than eager alone"
+            elif not chosen.repeats and torch.are_deterministic_algorithms_enabled():
+                reason = "not certain to repeat"
             else:
                 reason = signature.misplaced(arguments, device)
                 if reason is None and chosen.loaded is None and not self._loads(chosen):
@@ -98,7 +101,8 @@ class Dispatch:
 
     def _on(self, device: torch.device) -> dict[signature.Key, Chosen]:
         rows = self._rows.get(machine(device.type, device.index or 0), {})
-        chosen = {key: Chosen(row) for key, row in rows.items()}
+        repeating = {k.id for k in self.operator.kernels if k.repeats}
+        chosen = {key: Chosen(row, row.kernel in repeating) for key, row in rows.items()}
         for one in chosen.values():
             lock = self._locks.get(one.row.kernel)
             if lock is not None:
@@ -137,7 +141,8 @@ class Dispatch:
         name = f"{self._package}._kernel_{kernel.id}"
         build = compiled.build_folder(self._package, kernel)
         path = self._folder / kernel.file
-        with compiled.sealed(build), torch.inference_mode(False):  # it may make tensors
+        kept = nullcontext() if build is None else compiled.sealed(build)
+        with kept, torch.inference_mode(False):  # it may make tensors
             module = models.import_source(text, path, name, build, self._builtins(kernel))
         return Loaded(kernel, module.ModelNew)
 

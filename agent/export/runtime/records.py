@@ -50,6 +50,8 @@ class Kernel:
     binaries: tuple[Binary, ...] = ()
     ordered: bool = False
     """Whether it keeps something between calls, which therefore follow each other."""
+    repeats: bool = False
+    """Whether its text leaves no doubt that equal calls have equal results, bit for bit."""
 
 
 @dataclass(frozen=True)
