@@ -19,19 +19,30 @@ from pathlib import Path
 import torch
 
 from agent.export.runtime.machine import cpu_name
-from agent.export.runtime.records import Kernel
+from agent.export.runtime.records import Kernel, LibraryError
 
 logger = logging.getLogger(__name__)
 
 SEAL = "libraries.json"
+ELSEWHERE = ("cuda", "triton")
+"""Languages whose kernels NVRTC, or Triton in a folder of its own, compiles."""
 
 
-def build_folder(package: str, kernel: Kernel) -> Path:
-    """Of one source, one torch and one kind of CPU."""
+def build_folder(package: str, kernel: Kernel) -> Path | None:
+    """Of one source, one torch and one kind of CPU; None for one that torch does not compile.
+
+    Raises LibraryError where it cannot be made.
+    """
+    if kernel.language in ELSEWHERE:
+        return None
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     cpu = hashlib.sha256(cpu_name().encode()).hexdigest()[:8]
     folder = Path(home) / package / f"{kernel.sha256[:16]}-torch{torch.__version__}-{cpu}"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = "XDG_CACHE_HOME names a folder to compile in that can be written"
+        raise LibraryError(f"{folder} cannot be made ({error.strerror}): {remedy}") from error
     return folder
 
 
