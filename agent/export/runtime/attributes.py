@@ -9,13 +9,19 @@ from typing import Any
 import torch
 
 PLAIN = (bool, int, float, str, type(None))
-OWN = frozenset(vars(torch.nn.Module())) | {"forward", "_compiled_call_impl"}
+PASSING = (
+    "forward",
+    "_compiled_call_impl",
+    "_replicate_for_data_parallel",
+    "__prepare_scriptable__",
+)
+"""What comes with a patch or with torch.compile, and goes."""
+OWN = frozenset(vars(torch.nn.Module())) | set(PASSING)
 """What every module has, told apart by itself or read at every call."""
 
 
 def _count(kept: dict[str, Any]) -> int:
-    """Of attributes, but for those of OWN that come and go."""
-    return len(kept) - ("forward" in kept) - ("_compiled_call_impl" in kept)
+    return len(kept) - sum([name in kept for name in PASSING])
 
 
 def _same(now: Any, value: Any) -> bool:

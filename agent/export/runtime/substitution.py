@@ -14,8 +14,10 @@ shows.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +35,8 @@ from agent.export.runtime.structure import Structure, forwards
 KEPT_PLANS = 32
 """Of one module: beyond so many kinds of inputs the module's own forward runs."""
 TRACING = threading.RLock()
+STOOD = ("forward", "_replicate_for_data_parallel", "__prepare_scriptable__")
+"""What a module has of its own while it is patched."""
 
 Key = tuple[Any, ...]
 
@@ -70,6 +74,8 @@ class Site:
     def __init__(self, patch: Patch, module: torch.nn.Module, name: str) -> None:
         self.patch, self.module, self.name = patch, module, name
         self.own: Callable[..., Any] = module.forward
+        with suppress(ValueError, TypeError):  # some have none
+            self.__signature__ = inspect.signature(self.own)
         self.plans: dict[Key, Plan | None] = {}
         """By whether gradients are on, and the kind of inputs."""
         self.modules = [(m, list(m._modules.values())) for m in module.modules()]
@@ -79,9 +85,9 @@ class Site:
         """As they were when a graph was first made, which holds their values."""
         self.structure: Structure | None = None
         """Likewise."""
-        self.stands_for = vars(module).get("forward")
-        """What the module itself had beside its class's forward."""
-        module.forward = self
+        self.before = {name: vars(module)[name] for name in STOOD if name in vars(module)}
+        """What the module itself had of these beside its class's."""
+        self.put_back()
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if not self._ready():
@@ -96,8 +102,13 @@ class Site:
         return plan(state, values)
 
     def _ready(self) -> bool:
-        """Outside autocast, in eval mode, and made of what it was traced with."""
+        """Outside autocast, torch.export and torch.jit.trace, in eval mode, and made of what it was
+        traced with.
+        """
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            return False
+        # What is exported or traced goes where the library may not be, and with other sizes.
+        if torch.compiler.is_exporting() or torch.jit.is_tracing():
             return False
         if _has_any_global_hook():  # which sees the modules inside, or changes what they return
             return False
@@ -125,16 +136,38 @@ class Site:
         """Whether another library's operators were put before this."""
         return any(each is self for each in [*forwards(self.module)][1:])
 
+    @property
+    def stands_for(self) -> Any:
+        """What the module had beside its class's forward."""
+        return self.before.get("forward")
+
     def remove(self) -> None:
-        if vars(self.module).get("forward") is not self:
-            return
-        if self.stands_for is None:
-            del self.module.forward
-        else:
-            self.module.forward = self.stands_for
+        if vars(self.module).get("forward") is self:
+            _give_back(self.module, self.before)
 
     def put_back(self) -> None:
-        self.module.forward = self
+        found = self, self._replica, self._unscriptable
+        vars(self.module).update(zip(STOOD, found, strict=True))
+
+    def _replica(self) -> torch.nn.Module:
+        """For DataParallel: with its own forward, since a graph reads this module's parameters."""
+        before = self.before
+        while hasattr(before.get("forward"), "stands_for"):  # of another library
+            before = before["forward"].before
+        kind = type(self.module)
+        made: torch.nn.Module = kind._replicate_for_data_parallel(self.module)
+        _give_back(made, before)
+        return made
+
+    def _unscriptable(self) -> torch.nn.Module:
+        raise LibraryError(
+            "torch.jit.script takes no patched model: unpatch it first, and patch what calls it"
+        )
+
+    @property
+    def __code__(self) -> Any:
+        """Of the model's own forward: torch.export asks where its inputs are named."""
+        return self.own.__code__
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise TypeError("a patched model cannot be copied: unpatch it first, patch the copy")
@@ -293,6 +326,12 @@ class Patch:
         rest = {v.name: why for v in self.variants if v.name not in seen}
         untraced = {n or "the model": f"not traced: {why}" for n, why in self.untraceable.items()}
         return self.missing | rest | untraced
+
+
+def _give_back(module: torch.nn.Module, before: Mapping[str, Any]) -> None:
+    for name in STOOD:
+        vars(module).pop(name, None)
+    vars(module).update(before)
 
 
 def _key(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], Key]:
