@@ -244,6 +244,19 @@ def test_another_default_dtype_is_not_what_was_measured(tmp_path):
     assert op.dispatch.counts.read() == {"another default dtype": 1}
 
 
+@pytest.mark.parametrize("past", [True, False])
+def test_a_kernel_makes_its_tensors_where_it_was_measured(tmp_path, past):
+    """Another device by default, say: what it writes through pointers has to be there."""
+    kernel = KERNEL.replace("return x.sin()", "return SCALE * torch.empty(8, 4).copy_(x.sin())")
+    kernel = kernel.replace("class", "SCALE = torch.tensor(1.0)\nclass", 1)
+    op, (x, weight) = custom(tmp_path, REFERENCE, kernel, inputs()), inputs()
+    with torch.device("meta"):
+        found = op(x, weight) if past else op.op(x, weight, "[]")
+        assert torch.empty(1).is_meta
+    torch.testing.assert_close(found, torch.sin(x) * weight)
+    assert op.dispatch.counts.read() == {"kernel": 1}
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_tensor_without_sizes_goes_to_the_reference(op):
     rows = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(2, 4)])
