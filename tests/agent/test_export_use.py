@@ -1,10 +1,14 @@
 """An exported library as a program uses it: by name, copied, pickled, exported, deterministic."""
 
 import copy
+import fcntl
 import importlib
 import inspect
+import os
 import pickle
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -137,6 +141,54 @@ def test_an_operator_is_copied_and_pickled_with_what_holds_it(kernels):
     model.call = kernels.operator("bias_relu")
     assert copy.deepcopy(model).call is model.call
     assert pickle.loads(pickle.dumps(model)).call is model.call
+
+
+# --- forked processes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["models.LOADING", "library.DEFINING", "counts"])
+def test_a_process_that_is_forked_while_a_thread_holds_a_lock_can_call_operators(kernels, where):
+    runtime = {n: importlib.import_module(f"{NAME}.runtime.{n}") for n in ("models", "library")}
+    op, given, bias = kernels.operator("bias_relu"), torch.randn(64, 32), torch.randn(32)
+    module, _, name = where.partition(".")
+    lock = getattr(runtime[module], name) if name else op.dispatch.counts._lock
+    held, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        op.dispatch._kernels.clear()
+        for chosen in op.dispatch._here.get(given.device, {}).values():
+            chosen.loaded = None
+        found = kernels.operator("bias_relu")(given, bias)
+        os._exit(0 if torch.equal(found, (given + bias).relu()) else 3)
+    status = os.waitpid(child, 0)[1]
+    leave.set()
+    thread.join()
+    assert status == 0
+
+
+def test_a_forked_process_keeps_no_other_from_compiling(tmp_path):
+    with compiled.sealed(tmp_path / "build"):
+        (tmp_path / "build").mkdir()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            signal.pause()
+    try:
+        with open(tmp_path / "build.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 # --- arguments by name ---------------------------------------------------------------------------

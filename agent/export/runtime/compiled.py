@@ -56,10 +56,14 @@ def sealed(folder: Path) -> Iterator[None]:
             logger.warning("%s: damaged or unfinished; compiling it again", folder)
             shutil.rmtree(folder)
             folder.mkdir()
-        yield
-        found = hashes(folder)
-        if found != _known(folder):
-            (folder / SEAL).write_text(json.dumps(found))
+        try:
+            yield
+            found = hashes(folder)
+            if found != _known(folder):
+                (folder / SEAL).write_text(json.dumps(found))
+        finally:
+            # Closing it does not, where a process was forked meanwhile and has it open too.
+            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def hashes(folder: Path) -> dict[str, str]:

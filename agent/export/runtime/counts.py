@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
+
+from agent.export.runtime import locks
 
 HIT = "kernel"
 
@@ -12,7 +13,7 @@ class Counts:
     """Of one operator; any thread may add."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = locks.lock()
         self._counter: dict[str, int] = defaultdict(int)
 
     def add(self, what: str) -> None:

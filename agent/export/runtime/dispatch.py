@@ -5,7 +5,6 @@ dtype, these shapes and strides, and won there. Everything else is the reference
 from __future__ import annotations
 
 import logging
-import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from agent.export.runtime import compiled, driver, models, raw, records, signature
+from agent.export.runtime import compiled, driver, locks, models, raw, records, signature
 from agent.export.runtime.counts import HIT, Counts
 from agent.export.runtime.machine import machine
 from agent.export.runtime.order import Order
@@ -62,7 +61,7 @@ class Dispatch:
         """The same, of the machine that each device is."""
         self._kernels: dict[str, Loaded | None] = {}
         """By id; None for one that is broken here, and stays the reference's."""
-        self._locks = {k.id: threading.Lock() for k in operator.kernels if k.ordered}
+        self._locks = {k.id: locks.lock() for k in operator.kernels if k.ordered}
         self._orders: dict[tuple[str, torch.device], Order] = {}
         """By id of a kernel that needs one."""
 

@@ -7,14 +7,13 @@ it won.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from agent.export.runtime import records, switches, tables
+from agent.export.runtime import locks, records, switches, tables
 from agent.export.runtime.layers import Layer
 from agent.export.runtime.operators import Custom
 from agent.export.runtime.structure import forwards
@@ -22,7 +21,7 @@ from agent.export.runtime.substitution import Patch, Site
 
 DEFINED: dict[tuple[str, str], Custom] = {}
 """By namespace and name: a reloaded package finds its operators again."""
-DEFINING = threading.RLock()
+DEFINING = locks.rlock()
 MANIFEST = "manifest.json"
 TREES = ("source", "build")
 """What an exported folder calls the one that the package's folder is in."""

@@ -21,9 +21,11 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
+from agent.export.runtime import locks
+
 KEPT_INSTANCES = 16
 """Of one operator and thread: layers that share an operator each have their own."""
-LOADING = threading.RLock()
+LOADING = locks.rlock()
 """Importing a kernel compiles it, and changes the process's environment while it does."""
 
 

@@ -15,7 +15,6 @@ shows.
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ import torch
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from agent.export.runtime import graphs, places, twins
+from agent.export.runtime import graphs, locks, places, twins
 from agent.export.runtime.attributes import PLAIN, Attributes
 from agent.export.runtime.operators import Custom
 from agent.export.runtime.places import Place, Variant
@@ -34,7 +33,7 @@ from agent.export.runtime.structure import Structure, forwards
 
 KEPT_PLANS = 32
 """Of one module: beyond so many kinds of inputs the module's own forward runs."""
-TRACING = threading.RLock()
+TRACING = locks.rlock()
 STOOD = ("forward", "_replicate_for_data_parallel", "__prepare_scriptable__")
 """What a module has of its own while it is patched."""
 
