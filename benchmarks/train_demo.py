@@ -13,6 +13,8 @@ With `--ablation` RL follows twice more from the same checkpoint, with as many r
 without exemplars, and with exemplars drawn by chance among what passed (after CUDA-L1's ablation).
 All are judged by prompts without exemplars. `rl.updates` of the config is the budget; `--rl-s` only
 ends what would last too long, and the report tells how many updates and replies an arm had.
+Calls on other GPUs may take a part each of what follows a checkpoint, in the same folder: each
+skips what is the others'.
 """
 
 from __future__ import annotations
@@ -51,13 +53,14 @@ from sandbox.types import Evaluation  # noqa: E402
 STAGES = ("sft", "self", "rl")
 ARMS = {"features": "search", "random": "random"}
 """How the feature proposer chooses what the policy is compared with."""
-OPTIONAL = ("judge-sft", *(f"arm-{arm}" for arm in ARMS))
-"""Steps on which no other builds."""
 ABLATION: Mapping[str, Mapping[str, object]] = {
     "rl-unshown": {"unshown_share": 1.0},
     "rl-random": {"selection": "random"},
 }
 """Of RL, by what differs in its config."""
+ARM_STEPS = tuple(f"arm-{arm}" for arm in ARMS)
+OPTIONAL = ("judge-sft", "self", "judge-self", "rl", *ABLATION, *ARM_STEPS)
+"""Steps that a call may leave to another; of a stage, with its judgement."""
 JUDGING_S, JUDGED_S = 150.0, 60.0
 """At most, and what it takes where references are known (49 to 61 s on an H200, 110 at first)."""
 SEARCHED = 2
@@ -78,7 +81,7 @@ def main() -> None:
     parser.add_argument("--self-s", type=float, default=100.0, help="of a self-supervised round")
     parser.add_argument("--rl-s", type=float, default=420.0)
     parser.add_argument("--ablation", action="store_true", help="RL in other ways as well")
-    parser.add_argument("--skip", nargs="+", choices=OPTIONAL, default=[], help="what only tells")
+    parser.add_argument("--skip", nargs="+", choices=OPTIONAL, default=[], help="in this call")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     given.to.mkdir(parents=True, exist_ok=True)
@@ -94,9 +97,14 @@ def main() -> None:
     parts = [demo.steps, *([demo.ablation] if given.ablation else [])]
     try:
         with Relay() as relay:
-            for steps in parts:
+            for part in parts:
                 waits = run_steps(
-                    steps, given.to, relay, piece_s=given.piece_s, began_s=began_s, before=clear
+                    lambda part=part: demo.wanted(part()),
+                    given.to,
+                    relay,
+                    piece_s=given.piece_s,
+                    began_s=began_s,
+                    before=clear,
                 )
                 report(demo)
                 if waits is not None:
@@ -151,7 +159,12 @@ class Demo:
         ]
         for arm in ARMS:
             found.append(self.campaign(arm, self.judged_on, f"arm-{arm}", JUDGING_S))
-        return [step for step in found if step.name not in self.given.skip]
+        return found
+
+    def wanted(self, steps: Sequence[Step]) -> list[Step]:
+        """Those of this call."""
+        skipped = {*self.given.skip, *(f"judge-{name}" for name in self.given.skip)}
+        return [step for step in steps if step.name not in skipped]
 
     def ablation(self) -> list[Step]:
         return [step for name in ABLATION for step in self.reinforced(name, name)]

@@ -97,11 +97,12 @@ def test_rl_begins_and_is_judged_from_the_newest_checkpoint_there_is(
         (tmp_path / f"runs/demo-rl/learner/{version}").mkdir(parents=True)
         (tmp_path / f"runs/demo-rl/learner/{version}" / FILE).write_text("{}")
     assert judged_after_rl() == "runs/demo-rl/learner/2"
-    every = {step.name for step in demo.steps()}
-    asked.skip = ["judge-sft", "arm-random"]
-    assert every - {step.name for step in demo.steps()} == set(asked.skip)
     names = [step.name for step in demo.ablation()]
     assert names == ["rl-unshown", "judge-rl-unshown", "rl-random", "judge-rl-random"]
+    asked.skip = ["judge-sft", "rl", "rl-unshown"]
+    assert [step.name for step in demo.wanted(demo.ablation())] == names[2:]
+    left_out = {"judge-sft", "rl", "judge-rl"}
+    assert {s.name for s in demo.steps()} - {s.name for s in demo.wanted(demo.steps())} == left_out
     for name, different in ABLATION.items():
         settings = load_train(str(asked.to / f"{name}.yaml"))
         assert settings.seed == 3
