@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import time
 from collections.abc import Sequence
 from multiprocessing import get_context
@@ -108,7 +109,9 @@ def maker(at_once: int, seconds: float, own_device: bool, gate: Any, told: Any) 
     """Keeps so many processes under way, each of which makes a context and ends."""
     own: tuple[Path, ...] = ()
     if own_device:  # GPUs are numbered as their files are where all are of one kind
-        own = own_devices(gpu_devices(), int(os.environ["CUDA_VISIBLE_DEVICES"]))
+        gpu = int(os.environ["CUDA_VISIBLE_DEVICES"])
+        own = own_devices(gpu_devices(), gpu)
+        os.environ["CUDA_VISIBLE_DEVICES"] = uuid_of(gpu)  # the only one that there is has index 0
     gate.wait(WAIT_S)
     begun = time.monotonic()
     until = begun + seconds
@@ -130,6 +133,11 @@ def maker(at_once: int, seconds: float, own_device: bool, gate: Any, told: Any) 
         if len(words) == 2:
             rows.append([float(words[0]), gone - float(words[1]), gone - begun])
     told.put(("made", rows))
+
+
+def uuid_of(gpu: int) -> str:
+    ask = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader", f"--id={gpu}"]
+    return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def child(write: int, devices: Sequence[Path]) -> None:

@@ -88,11 +88,15 @@ class GpuWatch:
 
     def __init__(self, index: int) -> None:
         self.index = index
+        self.uuid = ""
+        """As CUDA_VISIBLE_DEVICES takes it; empty where NVML knows no such device."""
         self._nvml: _Nvml | None = None
         try:
             # Unlike an index, the UUID means one device whatever CUDA_VISIBLE_DEVICES says.
             uuid = str(torch.cuda.get_device_properties(index).uuid)
-            self._nvml = _Nvml(f"GPU-{uuid.removeprefix('GPU-')}")
+            uuid = f"GPU-{uuid.removeprefix('GPU-')}"
+            self._nvml = _Nvml(uuid)
+            self.uuid = uuid
         except (OSError, AttributeError, _NvmlError) as error:
             logger.warning("the GPU is not watched for disturbances: %s", error)
 

@@ -49,8 +49,8 @@ class Zygote:
         self.device = device
         self.device_index = device_index
         self.threads = min(len(os.sched_getaffinity(0)), 32)
-        self.devices = () if device == "cpu" else devices_of(device_index)
-        """What workers may open: of a host's GPUs only theirs."""
+        self.gpu, self.devices = ("", ()) if device == "cpu" else own_gpu(device_index)
+        """Its name, and what workers may open: of a host's GPUs only theirs."""
         self.launching_core: LaunchingCore | None = None
         """Where timed workers launch from; None on the CPU."""
         core = cores.launching_core(visible_device(device_index)) if device == "cuda" else None
@@ -170,8 +170,7 @@ class Zygote:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "sandbox.zygote", str(theirs.fileno()), *self._imports],
             pass_fds=[theirs.fileno()],
-            env=zygote_environment(self.device, self.device_index, self.threads)
-            | self._environment,
+            env=zygote_environment(self.gpu, self.threads) | self._environment,
             cwd="/",
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -212,14 +211,16 @@ def _undo(scratch: Path, slot: Slot | None) -> None:
         slot.close()
 
 
-def zygote_environment(device: str, index: int, threads: int) -> dict[str, str]:
-    """A scrubbed environment: no secret of the caller's reaches a worker."""
+def zygote_environment(gpu: str, threads: int) -> dict[str, str]:
+    """A scrubbed environment: no secret of the caller's reaches a worker. `gpu`: the one it is for,
+    as CUDA_VISIBLE_DEVICES names it; empty on the CPU.
+    """
     keep = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "LANG", "SSL_CERT_FILE")
     environment = {name: os.environ[name] for name in keep if name in os.environ}
     environment |= {
         "PATH": _tool_path(),
         "PYTHONPATH": os.pathsep.join(_source_folders()),
-        "CUDA_VISIBLE_DEVICES": visible_device(index) if device == "cuda" else "",
+        "CUDA_VISIBLE_DEVICES": gpu,
         # As we number them ourselves: else unlike GPUs of one host would be taken for each other.
         "CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "FASTEST_FIRST"),
         "OMP_NUM_THREADS": str(threads),
@@ -250,11 +251,15 @@ def zygote_environment(device: str, index: int, threads: int) -> dict[str, str]:
     return environment
 
 
-def devices_of(index: int) -> tuple[Path, ...]:
-    """What a process needs that runs on one of the devices that this one sees."""
-    every = gpu_devices()
-    # Where NVML does not tell, as under MIG, all of them.
-    return own_devices(every, GpuWatch(index).minor)
+def own_gpu(index: int) -> tuple[str, tuple[Path, ...]]:
+    """For a process that runs on one of the devices that this one sees: its name, as
+    CUDA_VISIBLE_DEVICES takes it, and the device files that are needed.
+    """
+    watch, every = GpuWatch(index), gpu_devices()
+    if not watch.uuid:  # NVML does not tell, as under MIG.
+        return visible_device(index), every
+    # CUDA numbers only what it can open: another index than 0 would name nothing there.
+    return watch.uuid, own_devices(every, watch.minor)
 
 
 def visible_device(index: int) -> str:

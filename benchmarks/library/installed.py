@@ -79,7 +79,7 @@ class Site:
         paths = [self.folder / "lib", *map(sysconfig.get_path, ("purelib", "platlib")), HERE]
         programs = f"{Path(sys.executable).parent}{os.pathsep}{plain.get('PATH', '')}"
         cache = self.folder / "cache"
-        here = zygote_environment(self.device, 0, len(os.sched_getaffinity(0)))
+        here = zygote_environment("", len(os.sched_getaffinity(0)))
         return plain | {
             **{name: here[name] for name in MEASURED},
             against_name(self.package): Against.EAGER,

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -194,7 +195,7 @@ def test_where_cuda_does_not_start_with_one_gpu_alone_workers_see_all(
     """Here it starts with none at all."""
     every = (Path("/dev/nvidia0"), Path("/dev/nvidia1"), Path("/dev/nvidiactl"))
     monkeypatch.setattr(spawn, "gpu_devices", lambda: every)
-    monkeypatch.setattr(spawn, "devices_of", lambda index: own_devices(every, index))
+    monkeypatch.setattr(spawn, "own_gpu", lambda index: ("GPU-b", own_devices(every, index)))
     monkeypatch.setattr(cores, "launching_core", lambda gpu: None)
     zygote = Zygote("cuda", 1)
     assert zygote.devices == every[1:]
@@ -227,10 +228,24 @@ def test_every_signal_has_a_name(number: int, name: str) -> None:
 def test_a_workers_environment_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
-    found = zygote_environment("cuda", 1, 4)
+    found = zygote_environment("GPU-b", 4)
     assert "hf_secret" not in found.values()
     assert found["CUDA_VISIBLE_DEVICES"] == "GPU-b"
-    assert zygote_environment("cpu", 0, 4)["CUDA_VISIBLE_DEVICES"] == ""
+    assert zygote_environment("", 4)["CUDA_VISIBLE_DEVICES"] == "", "none on the CPU"
+
+
+@pytest.mark.parametrize(
+    ("uuid", "named"), [("GPU-b", ("GPU-b", ["nvidia1"])), ("", ("5", ["nvidia0", "nvidia1"]))]
+)
+def test_a_worker_names_its_gpu_so_that_it_is_found_alone(
+    monkeypatch: pytest.MonkeyPatch, uuid: str, named: tuple[str, list[str]]
+) -> None:
+    """CUDA numbers only GPUs whose files it can open: by its index there would be no second one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    monkeypatch.setattr(spawn, "GpuWatch", lambda index: SimpleNamespace(uuid=uuid, minor=index))
+    monkeypatch.setattr(spawn, "gpu_devices", lambda: (Path("/dev/nvidia0"), Path("/dev/nvidia1")))
+    gpu, devices = spawn.own_gpu(1)
+    assert (gpu, [path.name for path in devices]) == named
 
 
 @pytest.mark.parametrize("order", [None, "PCI_BUS_ID"])
@@ -240,7 +255,7 @@ def test_a_worker_numbers_gpus_as_its_supervisor_does(
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     if order is not None:
         monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
-    assert zygote_environment("cuda", 1, 4)["CUDA_DEVICE_ORDER"] == (order or "FASTEST_FIRST")
+    assert zygote_environment("1", 4)["CUDA_DEVICE_ORDER"] == (order or "FASTEST_FIRST")
 
 
 def test_a_worker_that_cannot_be_furnished_leaves_nothing(zygote: Zygote, tmp_path: Path) -> None:
@@ -254,6 +269,7 @@ def test_a_worker_that_cannot_be_furnished_leaves_nothing(zygote: Zygote, tmp_pa
 HOLDER = """
 import sys, threading
 from pathlib import Path
+from types import SimpleNamespace
 from sandbox.evaluator import LocalEvaluator
 from sandbox.types import Candidate, Language
 from tests.sandbox.conftest import FAST, SCALE, forward, task_of
