@@ -75,6 +75,8 @@ def preload(imports: Sequence[str]) -> None:
 
     # Libraries' own threads do not reach a fork; whoever looks at a campaign should not wonder.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    # Behind walls torch asks the driver for a GPU that is named by its UUID.
+    warnings.filterwarnings("ignore", "Can't initialize NVML", UserWarning)
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # "no CUDA runtime"
     # cpp_extension asks for a device when it is imported, which initialises the driver, and a
     # process forked after that has no CUDA.
