@@ -35,10 +35,11 @@ from agent.decisions import (
 from agent.engine import Engine, sandbox_error
 from agent.examine import ended, examine
 from agent.idle import Idle
-from agent.jobs import Jobs
+from agent.jobs import POLL_S, Jobs
 from agent.journal import Journal
 from agent.lanes import LaneLost
-from agent.learner import Learner, catch_up, learn_from, reward_of, rollouts, taught
+from agent.learner import Learner, catch_up, reward_of, taught
+from agent.lessons import Lessons
 from agent.model import AwaitingReplies, ModelError
 from agent.outcome import CampaignResult, Stage, TaskReport, report
 from agent.recorded import Purpose, Recorded
@@ -70,9 +71,9 @@ def run_campaign(
     """Work on every task until its budget or its proposers end; resumes whatever the journal holds.
 
     `on_event` hears of every change of a task, `on_pulse` how busy the lanes are. A `learner`
-    learns whenever every task under way has had its round judged, and once at the end. `apart`: as
-    a Schedule takes it. Raises DeviceError, NoLaneLeft or DiskFull where nothing more can be done;
-    all that was finished is then in the journal.
+    learns as Lessons says, and once at the end. `apart`: as a Schedule takes it. Raises
+    DeviceError, NoLaneLeft or DiskFull where nothing more can be done; all that was finished is
+    then in the journal.
     """
     began_s = time.monotonic()
     runs = examine(tasks, proposers, interrupted)
@@ -122,6 +123,9 @@ class _Campaign:
         self.course = Course(self.journal, config, self.interrupted, self.began_s)
         self.jobs = Jobs(engine, self.journal, config, self.course, self.tasks_at_once, self.apart)
         self.waiting = deque(run for run in self.runs if run.proposers)
+        self.lessons: Lessons | None = None
+        if self.learner is not None:
+            self.lessons = Lessons(self.journal, self.learner, self.waiting, config.max_updates)
         self.proven = False
         """Some candidate was judged, so the device and a compiler work."""
 
@@ -134,28 +138,32 @@ class _Campaign:
             while True:
                 self._check_limits()
                 self._begin_tasks()
-                self._learn_if_all_rest()
+                self._learn()
                 self._grant_if_all_wait()
                 for job in self.jobs.begin():
                     self._enter(job.run, job.kind.stage)
                 if self.course.stopped is not None:
                     self.jobs.abandon_preparing()  # Candidates will not come.
-                if not self.jobs.any:
+                if not self.jobs.any and not self._learning:
                     break
+                if not self.jobs.any and self.lessons is not None:
+                    self.lessons.wait(POLL_S)
                 for job, future in self.jobs.ended():
                     self._finish(job, future)
                 self.heart.beat(self.jobs.queued())
             self.heart.beat(self.jobs.queued(), last=True)
         finally:
             self.jobs.close()
+            if self.lessons is not None:
+                self.lessons.end()
         for run in self.runs:
             if not run.stage.final:
                 why = "awaiting other tasks' replies" if run.awaiting else SEARCH_OVER
                 self._enter(run, Stage.STOPPED, self.course.stopped or why)
         if self.course.failure is not None:
             raise self.course.failure
-        if self.course.searched and not self._taught:
-            learn_from(self.journal, self.learner)  # What was judged in time is not for nothing.
+        if self.lessons is not None:  # What was judged in time is not for nothing.
+            self.lessons.finish(learn=self.course.searched)
         rows = tuple(self._report(run) for run in self.runs)
         cut = next((row.reason for row in rows if row.reason == SEARCH_OVER), None)
         awaiting = any(run.owed for run in self.runs)
@@ -240,29 +248,20 @@ class _Campaign:
         else:
             run.resting = True
 
-    def _learn_if_all_rest(self) -> None:
-        """One update on one generation of rollouts: no task is a step behind the weights. Before
-        it, a further generation of the tasks that taught nothing.
-        """
-        active = [run for run in self.runs if run.active]
-        if not active or not all(run.resting for run in active) or not self.course.searching:
+    def _learn(self) -> None:
+        """Tasks whose rollouts were learned from go on, if the weights are to learn any further."""
+        if self.lessons is None or not (self.course.searching or self._learning):
             return
-        # In this thread: there is nothing else to do, and the journal has one writer.
-        assert self.learner is not None
-        again = self.learner.again(rollouts(self.journal))
-        once_more = [run for run in active if run.task.id in again]
-        if not once_more:
-            learn_from(self.journal, self.learner)
-        for run in once_more or active:
-            run.resting, run.taught = False, self._taught
+        for run in self.lessons.step(self.jobs.proposing):
+            run.resting, run.taught = False, self.lessons.over
             if run.taught:
                 self._advance(run)
             else:
                 self.jobs.push(run, Kind.PROPOSE, next_round(self.journal.proposals(run.task.id)))
 
     @property
-    def _taught(self) -> bool:
-        return taught(self.learner, self.config.max_updates)
+    def _learning(self) -> bool:
+        return self.lessons is not None and self.lessons.busy
 
     def _grant_if_all_wait(self) -> None:
         """A wave is decided on when every task has had its share: whose round it is must not depend

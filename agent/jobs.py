@@ -105,6 +105,12 @@ class Jobs:
                 self._schedule.ended(self._running.popitem()[1])
 
     @property
+    def proposing(self) -> bool:
+        """Something is being proposed, or is to be."""
+        queued = self._schedule.queued()
+        return queued["to propose"] + queued["proposing"] > 0
+
+    @property
     def any(self) -> bool:
         """Whether something is under way."""
         return bool(self._running)

@@ -8,7 +8,6 @@ goes on with the same rollouts, exemplars and weights.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,6 +66,8 @@ class Lesson:
     seen: int
     figures: Mapping[str, float]
     """Mean reward, correct share, hack share, loss, gradient norm, seconds."""
+    cohort: int = 0
+    """Whose rollouts they were."""
 
 
 class Learner(Protocol):
@@ -88,6 +89,13 @@ class Learner(Protocol):
         ...
 
     @property
+    def ahead(self) -> int:
+        """Updates that weights may have had since they wrote what they learn from: as many further
+        cohorts of tasks are sampled and judged meanwhile.
+        """
+        ...
+
+    @property
     def reward_name(self) -> str:
         """Of the reward function, as the journal stores it."""
         ...
@@ -96,14 +104,19 @@ class Learner(Protocol):
         """What a rollout is worth; pure."""
         ...
 
-    def again(self, rollouts: Sequence[Rollout]) -> frozenset[str]:
+    def again(
+        self, known: Sequence[Rollout], fresh: Sequence[Rollout] | None = None
+    ) -> frozenset[str]:
         """Tasks that should have another round by the present weights before these change: from
-        what they have there is nothing to learn.
+        what they have there is nothing to learn. Arguments as those of `learn`.
         """
         ...
 
-    def learn(self, rollouts: Sequence[Rollout]) -> Lesson | None:
-        """One update on those rollouts that the present weights wrote; None where there are none.
+    def learn(
+        self, known: Sequence[Rollout], fresh: Sequence[Rollout] | None = None, cohort: int = 0
+    ) -> Lesson | None:
+        """One update on `fresh` of the known rollouts, by default those that the present weights
+        wrote; None where there are none. `cohort`: as the lesson tells it.
 
         The new weights are on disk when it returns, and from then on proposals are theirs.
         """
@@ -148,34 +161,12 @@ def rollouts(journal: Journal) -> list[Rollout]:
     return found
 
 
-def learn_from(journal: Journal, learner: Learner | None) -> None:
-    """One update on what the run holds; the journal keeps what it did. Nothing where the last one
-    found nothing in these very rollouts, as where a run that has ended is called again.
-    """
-    if learner is None:
-        return
-    began_s, known = time.monotonic(), rollouts(journal)
-    fresh = sum(rollout.version == learner.version for rollout in known)
-    if journal.events(LEARN) and _barren(journal.events(LEARN)[-1]) == (learner.version, fresh):
-        return
-    lesson = learner.learn(known)
-    if lesson is not None:
-        detail = json.dumps(to_record(lesson), sort_keys=True)
-        journal.record_event(LEARN, seconds=time.monotonic() - began_s, detail=detail)
-
-
 def catch_up(journal: Journal, learner: Learner | None) -> None:
     """Keep an update whose process was killed once the weights were on disk and before that."""
     last = None if learner is None else learner.last
     told = [json.loads(detail)["version"] for detail in journal.events(LEARN)]
     if last is not None and last.version > max(told, default=0):
         journal.record_event(LEARN, detail=json.dumps(to_record(last), sort_keys=True))
-
-
-def _barren(detail: str) -> tuple[int, int] | None:
-    """Version and rollouts of a lesson that left the weights as they were."""
-    lesson = json.loads(detail)
-    return None if lesson["groups"] else (lesson["version"], lesson["rollouts"])
 
 
 def taught(learner: Learner | None, most: int | None) -> bool:

@@ -169,6 +169,11 @@ def open_policy(
                 "reward.coverage_weight pays for a share that only a profile tells; "
                 "set profile_searches: true in the campaign's evaluation"
             )
+        if train.rl.ahead and not config.own_gpu:
+            raise ConfigError(
+                "rl.ahead samples and learns while lanes measure: the campaign needs own_gpu and "
+                "engine ray (--own-gpu --engine ray); or leave it out"
+            )
         learner = GrpoLearner(run, config.local, train, config.device, ranks)
         apart = train.sampling.engine == "hf"
         return LocalPolicy(learner.model, learner, learner.ranks.here, apart)

@@ -155,6 +155,10 @@ class GrpoConfig:
     """DAPO's clip-higher."""
     beta: float = 0.0
     """Of KL against the run's first weights, which are then held beside the policy's."""
+    ahead: int = 0
+    """Updates that the weights may have had since they wrote what they learn from: with 1, half of
+    the tasks are sampled and judged while the weights learn from the other half (agent/lessons.py).
+    Replies then count by how much likelier they have become since."""
     turns: int = 1
     """Rounds of an episode: what failed is shown its verdict and repaired by the same weights."""
     discount: float = 0.4
@@ -194,8 +198,14 @@ class GrpoConfig:
             raise ValueError("expected turns in 1..4 and discount in 0..1")
         if self.advantage == "leave-one-out" and self.scale != "none":
             raise ValueError(f"advantage leave-one-out needs scale none, not {self.scale}")
-        if self.resample < 0:
-            raise ValueError(f"resample is {self.resample}; expected at least 0")
+        if self.ahead and self.turns > 1:
+            raise ValueError(
+                f"ahead is {self.ahead} and turns {self.turns}: an episode's turns are by the same "
+                "weights, which would change meanwhile; leave out either"
+            )
+        for name in ("ahead", "resample"):
+            if (count := getattr(self, name)) < 0:
+                raise ValueError(f"{name} is {count}; expected at least 0")
         if self.beta < 0:
             raise ValueError(f"beta is {self.beta}; expected at least 0")
 
@@ -262,6 +272,11 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.sampling.engine == "vllm-server" and self.rl.ahead:
+            raise ValueError(
+                "rl.ahead compares with how likely replies were when they were sampled, which a "
+                "server is not asked; leave it out, or take sampling.engine hf"
+            )
         if self.sampling.engine == "vllm-server" and self.lora is None:
             raise ValueError(
                 "sampling.engine vllm-server is told adapters, and all weights are trained; "

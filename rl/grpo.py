@@ -15,8 +15,9 @@ import os
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from agent.learner import Lesson, Rollout
 from rewards.robust import smooth
@@ -27,16 +28,18 @@ from rl.curves import write_curves
 from rl.episodes import hacks_last, returns
 from rl.figures import spread, summary
 from rl.kept import LEARNING, keep_config, refuse_other
-from rl.local import LocalModel, TokenStore
+from rl.local import LocalModel
 from rl.policy import FILE
 from rl.ranks import Ranks
 from rl.replica import Replica
 from rl.served import ServedPolicy
 from rl.trainers import Group
+from rl.written import TokenStore, Written
 from sandbox.records import from_record, to_record
 from sandbox.types import Evaluation, digest
 from sandbox.words import number_of
 
+T = TypeVar("T")
 FOLDER = "learner"
 TOKENS = "tokens.jsonl"
 LESSON = "lesson.json"
@@ -70,7 +73,7 @@ class GrpoLearner:
         keep_config(to_record(config), self.folder)
         self.policy = self.ranks.replica.policy
         self.name = self.policy.name
-        tokens = TokenStore(self.folder / TOKENS)
+        tokens = TokenStore(self.folder / TOKENS, versions=1 + config.rl.ahead)
         here = config.sampling.engine == "hf"
         sampler, replicas = (self.ranks, self.ranks.size) if here else (self._served(), 1)
         self.model = LocalModel(
@@ -92,45 +95,74 @@ class GrpoLearner:
         return self.config.rl.turns
 
     @property
+    def ahead(self) -> int:
+        return self.config.rl.ahead
+
+    @property
     def reward_name(self) -> str:
         return self.config.reward.name
 
     def reward(self, evaluation: Evaluation, reply: str | None) -> Reward:
         return score(evaluation, self.config.reward, reply)
 
-    def again(self, rollouts: Sequence[Rollout]) -> frozenset[str]:
+    def again(
+        self, known: Sequence[Rollout], fresh: Sequence[Rollout] | None = None
+    ) -> frozenset[str]:
+        return self._alone(lambda: self._again(known, self._fresh(known, fresh)))
+
+    def learn(
+        self, known: Sequence[Rollout], fresh: Sequence[Rollout] | None = None, cohort: int = 0
+    ) -> Lesson | None:
+        return self._alone(lambda: self._learn(known, self._fresh(known, fresh), cohort))
+
+    def _fresh(
+        self, known: Sequence[Rollout], fresh: Sequence[Rollout] | None
+    ) -> Sequence[Rollout]:
+        return [r for r in known if r.version == self.version] if fresh is None else fresh
+
+    def _alone(self, part: Callable[[], T]) -> T:
+        """While nothing is sampled, which only cohorts that are ahead would be."""
+        return self.model.between(part) if self.ahead else part()
+
+    def _again(self, known: Sequence[Rollout], fresh: Sequence[Rollout]) -> frozenset[str]:
         tasks: dict[str, list[Rollout]] = defaultdict(list)
-        for rollout in rollouts:
-            if rollout.version == self.version:
-                tasks[rollout.task_id].append(rollout)
+        for rollout in fresh:
+            tasks[rollout.task_id].append(rollout)
         return frozenset(
             task
             for task, mine in tasks.items()
             if self._generations(mine) <= self.config.rl.resample
-            and not any(self._teaches(group) for group in self._groups(mine, rollouts))
+            and not any(self._teaches(group) for group in self._groups(mine, known))
         )
 
     def _generations(self, rollouts: Sequence[Rollout]) -> int:
         """Of one task by the present weights, whose rollouts these are."""
         return math.ceil(len({r.round for r in rollouts}) / self.turns)
 
-    def learn(self, rollouts: Sequence[Rollout]) -> Lesson | None:
-        fresh = [r for r in rollouts if r.version == self.version]
+    def _learn(
+        self, known: Sequence[Rollout], fresh: Sequence[Rollout], cohort: int
+    ) -> Lesson | None:
         if not fresh:
             return None
         began_s = time.monotonic()
-        seen = self._groups(fresh, rollouts)
+        seen = self._groups(fresh, known)
         groups = [group for group in seen if self._teaches(group)]
         figures = summary(fresh, self.config.reward) | spread(seen)
+        if self.ahead:
+            figures["age"] = sum(self.version - r.version for r in fresh) / len(fresh)
+
+        def lesson() -> Lesson:
+            return Lesson(self.version, len(fresh), len(groups), len(seen), figures, cohort)
+
         if groups:
             told = self.ranks.update(groups)
             figures |= {f"trl/{key}": value for key, value in told.items()}
             shutil.rmtree(self.scratch, ignore_errors=True)
-            self._save(Lesson(self.version, len(fresh), len(groups), len(seen), figures))
+            self._save(lesson())
         figures["seconds"] = time.monotonic() - began_s
         figures |= self._idle(figures["seconds"])
         write_curves(self.folder, self.version, figures, fresh)
-        return Lesson(self.version, len(fresh), len(groups), len(seen), figures)
+        return lesson()
 
     def _idle(self, update_s: float) -> dict[str, float]:
         """The share of the time since the last update, or since the run's first sampling, in which
@@ -154,12 +186,12 @@ class GrpoLearner:
         compared: dict[str, list[tuple[Rollout, float | None]]] = defaultdict(list)
         for rollout, value in zip(fresh, values, strict=True):
             compared[_compared_with(rollout)].append((rollout, value))
-        groups = []
+        groups, aged = [], any(rollout.version != self.version for rollout in fresh)
         for key, members in compared.items():
             # A prompt asked in two rounds of the same weights is two groups.
             for first in range(0, len(members), settings.group):
                 part = members[first : first + settings.group]
-                groups.append(self._group(digest([key, first]), part))
+                groups.append(self._group(digest([key, first]), part, aged))
         return groups
 
     def _teaches(self, group: Group) -> bool:
@@ -169,12 +201,24 @@ class GrpoLearner:
         known = [value for value in group.rewards if value is not None]
         return len(set(known)) > 1 and len(known) >= self.config.rl.group / 2
 
-    def _group(self, key: str, members: Sequence[tuple[Rollout, float | None]]) -> Group:
+    def _group(
+        self, key: str, members: Sequence[tuple[Rollout, float | None]], aged: bool
+    ) -> Group:
+        """`aged`: other weights than the present ones wrote some. How likely a reply was by them is
+        then needed, and one of which that was lost is left out.
+        """
+        written = [self._written(rollout) for rollout, _ in members]
+        values = [
+            None if aged and not one.log_probabilities else value
+            for one, (_, value) in zip(written, members, strict=True)
+        ]
+        likely = [one.log_probabilities or [0.0] * len(one.ids) for one in written]
         return Group(
             key,
             [self.policy.prompt_ids(json.loads(rollout.prompt)) for rollout, _ in members],
-            [self._tokens(rollout) for rollout, _ in members],
-            self._compared([value for _, value in members]),
+            [one.ids for one in written],
+            self._compared(values),
+            likely if aged else None,
         )
 
     def _compared(self, values: list[float | None]) -> list[float | None]:
@@ -185,9 +229,9 @@ class GrpoLearner:
         # r - mean(others) = n / (n - 1) (r - mean(all))
         return [None if value is None else value * count / (count - 1) for value in values]
 
-    def _tokens(self, rollout: Rollout) -> list[int]:
+    def _written(self, rollout: Rollout) -> Written:
         kept = self.model.tokens.get(rollout.version, rollout.prompt, rollout.reply)
-        return self.policy.reply_ids(rollout.reply) if kept is None else kept
+        return Written(self.policy.reply_ids(rollout.reply)) if kept is None else kept
 
     def _served(self) -> ServedPolicy:
         """Who samples in the ranks' place, from what is saved."""

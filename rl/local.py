@@ -1,8 +1,5 @@
 """A policy as a campaign's model (agent.model.Model): batched, version by version, sampled in this
 process or by a server.
-
-The tokens of every reply are kept beside the run: a reply's text can be cut into tokens in several
-ways, and the gradient must be that of the tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -12,11 +9,10 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -24,64 +20,17 @@ from agent.model import ModelError, Reply, answered
 from agent.prompts.message import Message
 from rl.config import SamplingConfig
 from rl.policy import Policy, Sample
+from rl.written import TokenStore, Written
 from sandbox.cores import common_cores
 from sandbox.types import digest
 
+T = TypeVar("T")
 GATHER_S = 0.05
 """In which somebody else asks, where a campaign asks for all its tasks at once."""
 
 
 NOTHING = Sample([], "", finished=False, prompt_tokens=0, seconds=0.0)
 """Of a policy that is judged, where its context has no room."""
-
-
-class TokenStore:
-    """Append-only: which tokens a version's reply to a prompt was made of. In memory are those of
-    the version that wrote last alone: of hundreds of updates they would be gigabytes.
-    """
-
-    def __init__(self, path: Path | None = None) -> None:
-        """In memory alone without a path."""
-        self.path = path
-        self._version: int | None = None
-        self._tokens: dict[str, list[int]] = {}
-        if path is not None and path.is_file():
-            with path.open() as lines:
-                for line in lines:
-                    try:
-                        record = json.loads(line)
-                    except ValueError:
-                        continue  # The last line of a process that was killed.
-                    self._keep(record.get("version"), record["key"], record["ids"])
-            _end_line(path)
-
-    def put(self, version: int, prompt: str, reply: str, ids: list[int]) -> None:
-        key = digest([version, prompt, reply])
-        if key in self._tokens:
-            return
-        self._keep(version, key, ids)
-        if self.path is not None:
-            with self.path.open("a") as stream:
-                record = {"version": version, "key": key, "ids": ids}
-                stream.write(json.dumps(record) + "\n")
-
-    def get(self, version: int, prompt: str, reply: str) -> list[int] | None:
-        return self._tokens.get(digest([version, prompt, reply]))
-
-    def _keep(self, version: int | None, key: str, ids: list[int]) -> None:
-        if self._version not in (None, version):
-            self._tokens.clear()
-        self._version = version
-        self._tokens[key] = ids
-
-
-def _end_line(path: Path) -> None:
-    """What follows a torn line is to be a line of its own."""
-    with path.open("rb+") as stream:
-        if stream.seek(0, os.SEEK_END):
-            stream.seek(-1, os.SEEK_END)
-            if stream.read() != b"\n":
-                stream.write(b"\n")
 
 
 class Sampler(Protocol):
@@ -161,6 +110,12 @@ class LocalModel:
             raise ModelError(f"{self.name}: no prompt leaves room in a context of {context} tokens")
         return replies
 
+    def between(self, part: Callable[[], T]) -> T:
+        """Does it in the thread that samples: after what is being sampled, before what is asked
+        from now on.
+        """
+        return self._thread.submit(part).result()
+
     def _answer_all(self) -> None:
         asked = self._gathered()
         start = time.monotonic()
@@ -226,7 +181,7 @@ class LocalModel:
             return None
         version = self.policy.version
         prompt = json.dumps(list(messages), ensure_ascii=False)
-        self.tokens.put(version, prompt, sample.text, sample.ids)
+        self.tokens.put(version, prompt, sample.text, Written(sample.ids, sample.log_probabilities))
         return Reply(
             sample.text,
             prompt_tokens=sample.prompt_tokens,

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,15 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
-    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerFast,
-    TemperatureLogitsWarper,
-    TopPLogitsWarper,
 )
 
 from agent.prompts.message import Message
 from kernelbench.hub import reachable
 from rl.config import SamplingConfig, ShapeConfig
 from rl.decoding import decode, wanted
+from rl.draw import Draw
 from rl.tokens import START, new_tokenizer
 from sandbox.errors import ConfigError
 
@@ -52,6 +50,8 @@ class Sample:
     finished: bool
     prompt_tokens: int
     seconds: float
+    log_probabilities: list[float] = field(default_factory=list)
+    """Of each token, at the temperature it was sampled at; none where a server does not tell."""
 
 
 @dataclass
@@ -149,12 +149,12 @@ class Policy:
         width = max(map(len, prompts))
         pad, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
         # (batch, width) int64, padded on the left
-        device, drawn = self.model.device, _drawn(sampling, seeds, self.model.device)
+        device, draw = self.model.device, Draw(sampling, seeds, self.model.device)
         ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts]).to(device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts]).to(device)
         if wanted(self.model):
             out = decode(
-                self.model, ids, mask, most, lambda x: drawn(ids, x.float()).argmax(-1), end
+                self.model, ids, mask, most, lambda logits: draw(ids, logits).argmax(-1), end
             )
         else:
             out = self.model.generate(
@@ -167,17 +167,18 @@ class Policy:
                 top_p=1.0,
                 top_k=50,
                 repetition_penalty=1.0,
-                logits_processor=drawn,
+                logits_processor=LogitsProcessorList([draw]),
                 pad_token_id=pad,
                 eos_token_id=end,
             )[:, width:]
         seconds = (time.monotonic() - began_s) / len(prompts)
         found = []
-        for row, prompt in zip(out.tolist(), prompts, strict=True):
+        rows = zip(out.tolist(), draw.log_probabilities.tolist(), prompts, strict=True)
+        for row, likely, prompt in rows:
             finished = end in row
             kept = row[: row.index(end) + 1] if finished else row
             text = self.tokenizer.decode(kept, skip_special_tokens=True)
-            found.append(Sample(kept, text, finished, len(prompt), seconds))
+            found.append(Sample(kept, text, finished, len(prompt), seconds, likely[: len(kept)]))
         return found
 
     def log_probabilities(
@@ -268,34 +269,6 @@ def base_of(source: str | Path) -> str:
     if not adapters.is_file():
         return str(source)
     return str(json.loads(adapters.read_text())["base_model_name_or_path"])
-
-
-def _drawn(
-    sampling: SamplingConfig, seeds: Sequence[int], device: torch.device
-) -> LogitsProcessorList:
-    """How the likeliest token becomes a drawn one."""
-    if sampling.greedy:
-        return LogitsProcessorList()
-    found = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
-    if sampling.top_p < 1:
-        found.append(TopPLogitsWarper(sampling.top_p))
-    return LogitsProcessorList([*found, Noise(seeds, device)])
-
-
-class Noise(LogitsProcessor):  # type: ignore[misc]
-    """Gumbel noise on logits, from each row's own seed: the likeliest token with it is a draw from
-    their softmax (Gumbel-max), and the same one in every batch.
-    """
-
-    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
-        self._dice = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """On (rows, vocabulary) logits; `input_ids` are not looked at."""
-        noise = torch.empty_like(scores, dtype=torch.float32)
-        for row, dice in zip(noise, self._dice, strict=True):
-            row.exponential_(generator=dice)
-        return scores.float() - noise.log()
 
 
 def _weights(source: str | Path, dtype: Any, *, here: bool) -> Any:

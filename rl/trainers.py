@@ -1,8 +1,10 @@
 """The one module that knows TRL: supervised fine-tuning, and a GRPO update on given rollouts.
 
-The campaign has sampled and judged the rollouts already, with these very weights: TRL is handed
-their tokens and rewards by `rollout_func` and does advantages, clipping, loss and the step. The
-optimizer outlives a trainer, since every generation of rollouts gets a trainer of its own.
+The campaign has sampled and judged the rollouts already, with these very weights or, where cohorts
+take turns (agent/lessons.py), with earlier ones: TRL is handed their tokens, rewards and, of what
+earlier weights wrote, log-probabilities by `rollout_func` and does advantages, clipping, loss and
+the step. The optimizer outlives a trainer, since every generation of rollouts gets a trainer of its
+own.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class Group:
     """Each reply's own."""
     replies: list[list[int]]
     rewards: list[float | None]
+    log_probabilities: list[list[float]] | None = None
+    """Of each reply's tokens, by the weights that wrote them; None where the present ones did."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,7 @@ def update(
     processes = PartialState(cpu=policy.model.device.type == "cpu").num_processes
     filled = _filled(groups, settings.group, processes)
     rows = [row for group in filled for row in group]
+    aged = any(group.log_probabilities is not None for group in groups)
     share = len(rows) // processes
     at_most = settings.batch or settings.group
     together = next(n for n in range(at_most, 0, -1) if share % n == 0)
@@ -176,7 +181,7 @@ def update(
             "prompt_ids": [row.prompt for row in mine],
             "completion_ids": [row.reply for row in mine],
             # On-policy: TRL takes the old policy to be the present one, or asks it beforehand.
-            "logprobs": None,
+            "logprobs": [row.log_probabilities for row in mine] if aged else None,
             "env_mask": [[int(row.counts)] * len(row.reply) for row in mine],
             "worth": [row.reward for row in mine],
         }
@@ -209,7 +214,7 @@ def update(
     arguments._n_gpu = 1
     if anchor is not None:
         anchor.before(policy.model)
-    trainer = GRPOTrainer(
+    trainer = Aged(
         model=policy.model,
         args=arguments,
         reward_funcs=judged,
@@ -228,6 +233,19 @@ def update(
             anchor.after(policy.model)
         policy.rest()
     return numbers({k: v for row in trainer.state.log_history for k, v in row.items()})
+
+
+class Aged(GRPOTrainer):  # type: ignore[misc]
+    """Replies of earlier weights count by how much likelier they have become since these wrote
+    them, clipped as a step's own change is: the log-probabilities that came with them are the old
+    policy's, which TRL would else take to be the present one.
+    """
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        found: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if "sampling_per_token_logps" in found:
+            found["old_per_token_logps"] = found["sampling_per_token_logps"]
+        return found
 
 
 def constant(step: int) -> float:
@@ -298,6 +316,7 @@ class _Row:
     prompt: list[int]
     reply: list[int]
     reward: float | None
+    log_probabilities: list[float]
     counts: bool = True
     """False of what fills a group: TRL does not see its tokens."""
 
@@ -309,8 +328,9 @@ def _filled(groups: Sequence[Group], size: int, processes: int) -> list[list[_Ro
         lacking = size - len(group.replies)
         if lacking < 0:
             raise ValueError(f"{size - lacking} replies in one group; expected at most {size}")
-        replies = zip(group.prompts, group.replies, group.rewards, strict=True)
-        filling = _Row(group.key, group.prompts[0], group.replies[0][:1], None, counts=False)
+        likely = group.log_probabilities or [[]] * len(group.replies)
+        replies = zip(group.prompts, group.replies, group.rewards, likely, strict=True)
+        filling = _Row(group.key, group.prompts[0], group.replies[0][:1], None, [0.0], counts=False)
         found.append([_Row(group.key, *reply) for reply in replies] + [filling] * lacking)
     while len(found) * size % processes:
         found.append([replace(filling, key=f"filling {len(found)}")] * size)

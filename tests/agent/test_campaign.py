@@ -298,16 +298,16 @@ class Waits(ScriptedEvaluator):
 class CountingLearner:
     """Counts updates (agent.learner.Learner)."""
 
-    name, version, turns, reward_name, calls = "counting", 0, 1, "speedup", 0
-    last = None
+    name, version, turns, ahead, reward_name = "counting", 0, 1, 0, "speedup"
+    calls, last = 0, None
 
     def reward(self, evaluation, reply):
         return speedup.reward(evaluation)
 
-    def again(self, rollouts):
+    def again(self, known, fresh=None):
         return frozenset()
 
-    def learn(self, rollouts):
+    def learn(self, known, fresh=None, cohort=0):
         self.calls += 1
 
 
@@ -317,12 +317,12 @@ class Unsatisfied(CountingLearner):
     def __init__(self):
         self.generations = []
 
-    def again(self, rollouts):
-        mine = [r for r in rollouts if r.version == self.version and r.task_id == "test/a"]
+    def again(self, known, fresh=None):
+        mine = [r for r in known if r.version == self.version and r.task_id == "test/a"]
         return frozenset({"test/a"} if len(mine) == 1 else ())
 
-    def learn(self, rollouts):
-        fresh = [r.task_id for r in rollouts if r.version == self.version]
+    def learn(self, known, fresh=None, cohort=0):
+        fresh = [r.task_id for r in known if r.version == self.version]
         if fresh:
             self.generations.append(fresh)
             self.version += 1

@@ -4,7 +4,8 @@ import json
 from dataclasses import replace
 
 from agent.journal import Journal
-from agent.learner import LEARN, POLICY_VERSION, Lesson, catch_up, learn_from
+from agent.learner import LEARN, POLICY_VERSION, Lesson, catch_up
+from agent.lessons import learn_from
 from agent.scripted import scripted_evaluation
 from agent.types import Proposal
 from rewards import speedup
@@ -15,17 +16,17 @@ from tests.agent.scripts import candidate, make_task, script
 class Equal:
     """Finds all replies worth the same (agent.learner.Learner)."""
 
-    name, version, turns, reward_name = "equal", 0, 1, "speedup"
+    name, version, turns, ahead, reward_name = "equal", 0, 1, 0, "speedup"
     last: Lesson | None = None
 
     def reward(self, evaluation, reply):
         return speedup.reward(evaluation)
 
-    def again(self, rollouts):
+    def again(self, known, fresh=None):
         return frozenset()
 
-    def learn(self, rollouts):
-        fresh = [r for r in rollouts if r.version == self.version]
+    def learn(self, known, fresh=None, cohort=0):
+        fresh = [r for r in known if r.version == self.version]
         return Lesson(self.version, len(fresh), 0, 1, {"correct": 1.0})
 
 

@@ -14,8 +14,9 @@ pytest.importorskip("transformers", reason="needs the train extra")
 from agent.model import ModelError
 from agent.prompts.message import Message
 from rl.config import SamplingConfig, ShapeConfig
-from rl.local import LocalModel, TokenStore
+from rl.local import LocalModel
 from rl.policy import Policy, load_policy, new_policy
+from rl.written import TokenStore, Written
 from sandbox.errors import ConfigError
 
 SOURCE = 'for (long i = 0; i < n; ++i) {\n\tout[i] = x[i] + 1.0f;  // é\n}\n\n\nreturn "π";\n'
@@ -166,28 +167,32 @@ def test_sampled_tokens_outlive_the_process_and_a_torn_line(policy, tmp_path):
     with path.open("a") as stream:
         stream.write('{"key": "torn')
     prompt = json.dumps(PROMPT, ensure_ascii=False)
-    ids = TokenStore(path).get(0, prompt, reply.text)
-    assert ids is not None
-    assert policy.tokenizer.decode(ids, skip_special_tokens=True) == reply.text
+    found = TokenStore(path).get(0, prompt, reply.text)
+    assert found is not None
+    assert policy.tokenizer.decode(found.ids, skip_special_tokens=True) == reply.text
+    again = policy.log_probabilities(policy.prompt_ids(PROMPT), found.ids, SAMPLING.temperature)
+    assert found.log_probabilities == pytest.approx(again, abs=2e-3)
 
 
 def test_what_is_sampled_after_a_kill_outlives_the_next_one(tmp_path):
     path = tmp_path / "tokens.jsonl"
-    TokenStore(path).put(0, "a prompt", "one", [1])
+    TokenStore(path).put(0, "a prompt", "one", Written([1]))
     with path.open("a") as stream:
         stream.write('{"key": "torn')
-    TokenStore(path).put(0, "a prompt", "two", [2])
+    TokenStore(path).put(0, "a prompt", "two", Written([2]))
     found = TokenStore(path)
-    assert [found.get(0, "a prompt", reply) for reply in ("one", "two")] == [[1], [2]]
+    assert [found.get(0, "a prompt", reply).ids for reply in ("one", "two")] == [[1], [2]]
 
 
-def test_tokens_of_earlier_weights_are_not_held_for_the_rest_of_a_run(tmp_path):
-    store = TokenStore(tmp_path / "tokens.jsonl")
+@pytest.mark.parametrize("versions", [1, 2])
+def test_tokens_of_earlier_weights_are_not_held_for_the_rest_of_a_run(tmp_path, versions):
+    store = TokenStore(tmp_path / "tokens.jsonl", versions)
     for version in range(50):
-        store.put(version, "a prompt", "a reply", [version])
-    for found in (store, TokenStore(tmp_path / "tokens.jsonl")):
-        assert found.get(49, "a prompt", "a reply") == [49]
-        assert len(found._tokens) == 1
+        store.put(version, "a prompt", "a reply", Written([version]))
+    for found in (store, TokenStore(tmp_path / "tokens.jsonl", versions)):
+        kept = [found.get(version, "a prompt", "a reply") for version in range(50)]
+        assert kept[-1].ids == [49]
+        assert sum(one is not None for one in kept) == versions
 
 
 def test_without_a_network_a_missing_model_is_told_at_once(monkeypatch):

@@ -110,7 +110,7 @@ def test_the_gradient_is_of_the_tokens_that_the_server_said(start, tmp_path):
     with VllmServer(base=start) as server:
         learner = GrpoLearner(tmp_path, start, served_by(server), "cpu")
         replies = sampled(learner)
-    kept = [learner._tokens(rollout) for rollout in rollouts(learner, replies)]
+    kept = [learner._written(rollout).ids for rollout in rollouts(learner, replies)]
     assert sorted(kept) == sorted(server.said)
     assert [r.completion_tokens for r in replies] == [len(ids) for ids in kept]
 

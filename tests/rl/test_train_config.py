@@ -76,3 +76,13 @@ def test_a_share_that_is_paid_for_must_be_measured(tmp_path):
     assert not config.evaluation.profile_searches
     with pytest.raises(ConfigError, match="profile_searches: true"):
         open_policy(config, train, tmp_path)
+
+
+def test_what_is_sampled_while_lanes_measure_needs_a_gpu_that_none_measures_on(tmp_path):
+    pytest.importorskip("trl", reason="needs the train extra")
+    from rl.campaign import open_policy
+
+    train = load_train("cpu")
+    config = load_optimize("train-cpu", model="local:nowhere", learn=True, train="cpu")
+    with pytest.raises(ConfigError, match="needs own_gpu and engine ray"):
+        open_policy(config, replace(train, rl=replace(train.rl, ahead=1)), tmp_path)

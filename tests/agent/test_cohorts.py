@@ -1,0 +1,171 @@
+"""Weights that learn from one half of the tasks while the other half is sampled and judged."""
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from agent.budget import CampaignConfig
+from agent.campaign import run_campaign
+from agent.engine import LocalEngine
+from agent.journal import Journal
+from agent.learner import LEARN, POLICY_VERSION, Lesson, rollouts
+from agent.scripted import ScriptedEvaluator, ScriptedProposer
+from agent.types import FIRST_TURN
+from rewards import speedup
+from sandbox.errors import WarpsmithError
+from tests.agent.scripts import make_task, script
+
+NAMES = "abcd"
+"""Tasks: a and c are of the first cohort."""
+ROUNDS = 4
+EVERY = sorted((name, round) for name in NAMES for round in range(ROUNDS))
+
+
+class Learns:
+    """Takes every update that there is anything for (agent.learner.Learner)."""
+
+    name, turns, ahead, reward_name, last = "learns", 1, 1, "speedup", None
+
+    def __init__(self, version=0):
+        self.version = version
+        self.seen = []
+        """By update: cohort, and of each rollout its task, its round and its weights' age."""
+
+    def reward(self, evaluation, reply):
+        return speedup.reward(evaluation)
+
+    def again(self, known, fresh=None):
+        return frozenset()
+
+    def learn(self, known, fresh=None, cohort=0):
+        if not fresh:
+            return None
+        rows = [(r.task_id[-1], r.round, self.version - r.version) for r in fresh]
+        self.seen.append((cohort, sorted(rows)))
+        self.version += 1
+        return Lesson(self.version, len(fresh), 1, 1, {}, cohort)
+
+
+class Waits(Learns):
+    """Does not end its first update before something of the other cohort was judged."""
+
+    begun, judged = threading.Event(), threading.Event()
+    waited = None
+
+    def learn(self, known, fresh=None, cohort=0):
+        if fresh and self.waited is None:
+            self.begun.set()
+            self.waited = self.judged.wait(20)
+        return super().learn(known, fresh, cohort)
+
+
+class JudgesMeanwhile(ScriptedEvaluator):
+    """test/b no sooner than an update is under way."""
+
+    def evaluate(self, task, candidate, config, *, to_beat=None):
+        if task.id == "test/b":
+            Waits.begun.wait(20)
+            Waits.judged.set()
+        return super().evaluate(task, candidate, config, to_beat=to_beat)
+
+
+class AnyTime(ScriptedEvaluator):
+    """Takes what a seed says."""
+
+    dice = random.Random(0)
+
+    def evaluate(self, task, candidate, config, *, to_beat=None):
+        time.sleep(self.dice.random() / 50)
+        return super().evaluate(task, candidate, config, to_beat=to_beat)
+
+
+class Fails(Learns):
+    def learn(self, known, fresh=None, cohort=0):
+        raise WarpsmithError("a rank was lost")
+
+
+class Writes(ScriptedProposer):
+    """With the learner's weights."""
+
+    def __init__(self, learner):
+        attempts = [script(n, speedup=1 + n / 10) for n in range(ROUNDS)]
+        super().__init__({f"test/{name}": attempts for name in NAMES})
+        self.learner = learner
+
+    def propose(self, task, history, n, turn=FIRST_TURN):
+        made = super().propose(task, history, n, turn)
+        time.sleep(AnyTime.dice.random() / 50)
+        features = {POLICY_VERSION: self.learner.version}
+        return [replace(p, features=features, prompt="[]", reply=str(turn.round)) for p in made]
+
+
+def learned(learner):
+    """How often from which task's which round."""
+    return Counter((task, round) for _, rows in learner.seen for task, round, _ in rows)
+
+
+def run(folder, learner, evaluator=ScriptedEvaluator, lanes=1, interrupted=lambda: False):
+    folder.mkdir(exist_ok=True)
+    engine = LocalEngine(evaluator, lanes=lanes)
+    config = CampaignConfig(proposals_per_round=1, max_candidates_per_task=ROUNDS, confirm=False)
+    tasks = [make_task(name) for name in NAMES]
+    try:
+        with Journal(folder) as journal:
+            run_campaign(
+                tasks,
+                [Writes(learner)],
+                engine,
+                journal,
+                config,
+                learner=learner,
+                interrupted=interrupted,
+            )
+            return {(r.task_id[-1], r.round): r.version for r in rollouts(journal)}
+    finally:
+        engine.close()
+
+
+def test_cohorts_take_turns_and_every_rollout_is_learned_from_once_soon(tmp_path):
+    learner = Learns()
+    run(tmp_path, learner)
+    cohorts = [cohort for cohort, _ in learner.seen]
+    assert cohorts == [n % 2 for n in range(len(cohorts))]
+    assert learned(learner) == Counter(EVERY)
+    ages = [age for _, rows in learner.seen for *_, age in rows]
+    assert set(ages) == {0, 1}, "no weights learn from what any but the last two wrote"
+    with Journal(tmp_path, read_only=True) as journal:
+        lessons = [json.loads(detail) for detail in journal.events(LEARN)]
+    assert [lesson["cohort"] for lesson in lessons] == cohorts
+
+
+def test_weights_learn_from_one_cohort_while_the_other_is_judged(tmp_path):
+    learner = Waits()
+    run(tmp_path, learner, JudgesMeanwhile, lanes=2)
+    assert learner.waited is True
+    assert learned(learner) == Counter(EVERY)
+
+
+def test_which_weights_write_what_does_not_depend_on_who_is_faster(tmp_path):
+    found = [run(tmp_path / str(n), Learns(), AnyTime, lanes=1 + n % 3) for n in range(6)]
+    assert all(versions == found[0] for versions in found)
+    assert len(set(found[0].values())) > ROUNDS, "each cohort's rounds have weights of their own"
+
+
+@pytest.mark.parametrize("updates", [1, 2, 3])
+def test_a_run_that_goes_on_learns_from_nothing_twice(tmp_path, updates):
+    first = Learns()
+    run(tmp_path, first, interrupted=lambda: len(first.seen) >= updates)
+    second = Learns(first.version)
+    run(tmp_path, second)
+    assert len(first.seen) < len(first.seen + second.seen)
+    assert learned(first) + learned(second) == Counter(EVERY)
+
+
+def test_an_update_that_fails_ends_the_campaign(tmp_path):
+    with pytest.raises(WarpsmithError, match="a rank was lost"):
+        run(tmp_path, Fails())
