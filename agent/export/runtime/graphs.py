@@ -7,6 +7,7 @@ torch.export refuses, that write to their inputs or buffers, or that write in pl
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -187,11 +188,9 @@ def fake(parts: Sequence[tuple[torch.dtype, Sequence[int], Sequence[int]]], devi
 
 
 def _core(call: Callable[..., list[torch.Tensor]], tensors: Sequence[torch.Tensor]) -> fx.Graph:
-    table = dict(core_aten_decompositions())
-    table.pop(torch.ops.aten.detach.default, None)  # else an alias, which ends no gradient
     try:
         with torch.no_grad():
-            traced = make_fx(call, decomposition_table=table)(*tensors)
+            traced = make_fx(call, decomposition_table=_decompositions())(*tensors)
     except Untraceable:
         raise
     except Exception as error:  # whatever an operator's decomposition raises
@@ -199,6 +198,16 @@ def _core(call: Callable[..., list[torch.Tensor]], tensors: Sequence[torch.Tenso
         raise Untraceable(f"{type(error).__name__}: {lines[0][:200]}") from error
     graph: fx.Graph = traced.graph
     return graph
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Any]:
+    """To core ATen, collected once: torch's own table does so for every trace, for longer than a
+    small one takes. Composite operators of others, registered later, torch takes apart itself.
+    """
+    table = dict(core_aten_decompositions())
+    table.pop(torch.ops.aten.detach.default, None)  # else an alias, which ends no gradient
+    return table
 
 
 class _Walk(fx.Interpreter):  # type: ignore[misc]
