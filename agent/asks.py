@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from agent.model import AwaitingReplies, Model, ModelError, Reply
+from agent.model import AwaitingReplies, Model, ModelError, Reply, together
 from agent.models.mixture import Mixture
 from agent.strategies.types import Ask
 from agent.types import Turn
@@ -43,11 +43,9 @@ def answers(model: Model, asks: Sequence[Ask], task: Task, turn: Turn) -> list[R
                 replies[place] = reply
         except ModelError as error:
             errors.append(error)
-    awaiting = next((e for e in errors if isinstance(e, AwaitingReplies)), None)
-    if awaiting is not None:
-        raise awaiting
-    if errors and not any(replies):
-        raise errors[0]
+    awaiting = any(isinstance(error, AwaitingReplies) for error in errors)
+    if awaiting or (errors and not any(replies)):
+        raise together(errors)
     return replies
 
 

@@ -7,7 +7,7 @@ weight), and `ScriptedModel` here, for tests and rehearsals.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,6 +29,17 @@ class AwaitingReplies(ModelError):
     def __init__(self, count: int) -> None:
         super().__init__(f"awaiting {count} {'reply' if count == 1 else 'replies'}")
         self.count = count
+
+
+class RepliesMissing(ModelError):
+    """Of a model's share of a round no reply came back, and some requests did not even fail: where
+    nobody else answered either, they may be exported again.
+    """
+
+    def __init__(self, message: str, export_again: Callable[[], int]) -> None:
+        """`export_again` returns how many requests now wait."""
+        super().__init__(message)
+        self.export_again = export_again
 
 
 @dataclass(frozen=True)
@@ -103,6 +114,19 @@ class ScriptedModel:
         reply = self.replies[len(self.prompts)]
         self.prompts.append(list(messages))
         return Reply(reply, finish_reason="stop") if isinstance(reply, str) else reply
+
+
+def together(errors: Sequence[ModelError]) -> ModelError:
+    """Of several that were asked at once and of whom none answered: that they are awaited, else
+    that replies are missing, else the first one's error.
+    """
+    awaiting = [error.count for error in errors if isinstance(error, AwaitingReplies)]
+    if awaiting:
+        return AwaitingReplies(sum(awaiting))
+    missing = [error for error in errors if isinstance(error, RepliesMissing)]
+    if missing:
+        return RepliesMissing(str(missing[0]), lambda: sum(e.export_again() for e in missing))
+    return errors[0]
 
 
 def answered(replies: Sequence[Reply | None]) -> list[Reply]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from agent.journal import Journal
 from agent.lanes import NoLane
+from agent.model import AwaitingReplies, RepliesMissing
 from agent.schedule import TaskRun
 from agent.types import Proposal, Turn
 
@@ -23,7 +24,9 @@ def turn_of(journal: Journal, task_id: str, round: int) -> Turn:
 def proposing(
     journal: Journal, run: TaskRun, round: int, at_most: int
 ) -> Callable[[NoLane], Sequence[Proposal]]:
-    """The round's call: proposers take turns; one that has nothing more passes to the next."""
+    """The round's call: proposers take turns; one that has nothing more passes to the next. A round
+    of which every reply is missing from the imported files is exported again.
+    """
     history = journal.attempts(run.task.id)
     n = min(at_most, run.budget - len(history))
     first = round % len(run.proposers)
@@ -33,7 +36,10 @@ def proposing(
 
     def propose(_: NoLane) -> Sequence[Proposal]:
         for proposer in order:
-            proposals = proposer.propose(run.task, history, n, turn)
+            try:
+                proposals = proposer.propose(run.task, history, n, turn)
+            except RepliesMissing as missing:
+                raise AwaitingReplies(missing.export_again()) from missing
             if proposals:
                 return proposals[:n]
         return ()

@@ -3,7 +3,8 @@
 Generation and evaluation may so live on different machines, one without a network; the same lines
 go to a provider's batch endpoint or to `vllm run-batch`. A request's `custom_id` is the hash of
 what it asks, so the order of the lines is free and a line may be imported twice. What was exported
-and is not among the imported lines failed, for this call; a later one exports it again.
+and is not among the imported lines is left out of its round; where that leaves nothing of the round
+agent/rounds.py exports it again.
 """
 
 from __future__ import annotations
@@ -12,12 +13,19 @@ import json
 import os
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agent.model import AwaitingReplies, CapReached, ModelError, Reply, answered
+from agent.model import (
+    AwaitingReplies,
+    CapReached,
+    ModelError,
+    RepliesMissing,
+    Reply,
+    answered,
+)
 from agent.models.completions import most_of, sampling
 from agent.models.endpoint import parse_completion
 from agent.models.ledger import Ledger, Spend
@@ -85,20 +93,32 @@ class BatchModel:
         replies = [self._kept(key) for key in keys]
         absent = [i for i, reply in enumerate(replies) if reply is None]
         waiting = [i for i in absent if keys[i] not in self.outbox.unanswered]
-        exported, full = 0, None
-        for i in waiting:
-            try:
-                self._export(keys[i], prompts[i])
-                exported += 1
-            except CapReached as error:
-                full = error
+        exported, full = self._export_all((keys[i], prompts[i]) for i in waiting)
         if exported:
             raise AwaitingReplies(exported)
         if full is not None and len(absent) == len(prompts):
             raise full
         if absent and len(absent) == len(prompts):
-            raise ModelError(f"{self.name}: none of {len(absent)} exported requests was answered")
+            said = f"{self.name}: none of {len(absent)} exported requests was answered"
+            # What failed is settled: the ledger waits for it no longer.
+            if any(self.ledger.is_waiting(key) for key in keys):
+                again = list(zip(keys, prompts, strict=True))
+                raise RepliesMissing(said, lambda: self._export_all(again)[0])
+            raise ModelError(said)
         return replies
+
+    def _export_all(
+        self, requests: Iterable[tuple[str, Sequence[Message]]]
+    ) -> tuple[int, CapReached | None]:
+        """How many went out, and the cap that kept others back."""
+        exported, full = 0, None
+        for key, messages in requests:
+            try:
+                self._export(key, messages)
+                exported += 1
+            except CapReached as error:
+                full = error
+        return exported, full
 
     def _kept(self, key: str) -> Reply | None:
         reply = self.store.get(key)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from agent.model import AwaitingReplies, Model, ModelError, Reply, answered
+from agent.model import AwaitingReplies, Model, ModelError, Reply, answered, together
 from agent.prompts.message import Message
 from sandbox.types import digest
 
@@ -53,11 +53,9 @@ class Mixture:
                     replies[place] = reply
             except ModelError as error:
                 errors.append(error)
-        awaiting = [error.count for error in errors if isinstance(error, AwaitingReplies)]
-        if awaiting:
-            raise AwaitingReplies(sum(awaiting))
-        if errors and not any(replies):
-            raise errors[0]
+        awaiting = any(isinstance(error, AwaitingReplies) for error in errors)
+        if awaiting or (errors and not any(replies)):
+            raise together(errors)
         return replies
 
     def named(self, name: str) -> Model:

@@ -289,6 +289,28 @@ def test_a_failure_of_nothing_we_asked_is_unknown_and_ours_stays_failed_when_imp
         assert imported(later, tmp_path, ours, theirs)[0].endswith("1 failed, 1 unknown")
 
 
+@pytest.mark.parametrize("strategy", [Fsr(), WAVES], ids=["fsr", "two arms"])
+def test_a_task_whose_whole_round_is_missing_is_asked_again(tmp_path, strategy):
+    config = replace(CONFIG, strategy=strategy)
+    requests, replies = tmp_path / "requests.jsonl", tmp_path / "replies.jsonl"
+    said = list[str]()
+    files = BatchFiles(requests, say=said.append)
+    run(tmp_path / "air", FEW[:1], config, files)
+    lost = set(requests.read_text().splitlines())
+    run(tmp_path / "air", FEW, config, files)
+    answered = set(requests.read_text().splitlines()) - lost
+    requests.write_text("\n".join(answered))
+    Provider().answer(requests, replies)
+    result = run(tmp_path / "air", FEW, config, BatchFiles(requests, [replies], said.append))
+    assert lost <= set(requests.read_text().splitlines())
+    assert result.awaiting
+    assert [task.tried for task in result.tasks] == [0, 2, 2]
+    assert result.tasks[0].reason == "awaiting 2 replies"
+    Provider().answer(requests, replies)
+    result = run(tmp_path / "air", FEW, config, BatchFiles(requests, [replies], said.append))
+    assert result.tasks[0].tried == 2
+
+
 def test_a_line_may_hold_whatever_json_need_not_escape(books, tmp_path):
     [line] = exported(books, 1)
     text = "one\u2028two\x85three"
