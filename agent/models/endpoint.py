@@ -339,7 +339,7 @@ def _pause_s(error: openai.APIError, retry: int) -> float:
     """As long as the server asks for, else doubling; a quarter is chance, against stampedes."""
     if isinstance(error, openai.APIStatusError):
         asked = str(error.response.headers.get("retry-after", ""))
-        if asked.replace(".", "", 1).isdigit():
+        if asked.replace(".", "", 1).isdecimal():  # isdigit takes "²", which float does not
             return min(float(asked), LONGEST_WAIT_S)
     first, longest = BACKOFF_S
     return float(min(first * 2**retry, longest)) * random.uniform(0.75, 1.0)

@@ -66,6 +66,8 @@ class OpenAIServer:
     """Instead of the script: from the prompt (as JSON) and how often it came before, to a reply."""
     delay_s: float = 0.0
     """Of every answer that `answering` makes."""
+    retry_after: str | None = None
+    """Header of every answer that is an error."""
     entries: Sequence[dict[str, Any]] | None = None
     """Its list of models; by default the one."""
     port: int = 0
@@ -218,6 +220,8 @@ def handler_for(server: OpenAIServer) -> type[BaseHTTPRequestHandler]:
             self.send_response(status)
             if (kind := server.content_type(request.path, status)) is not None:
                 self.send_header("Content-Type", kind)
+            if status != 200 and server.retry_after is not None:
+                self.send_header("Retry-After", server.retry_after)
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()
             self.wfile.write(payload)
