@@ -348,7 +348,7 @@ def test_money_is_not_spent_where_nobody_can_be_asked(tmp_path, cli, monkeypatch
         monkeypatch.setattr("sys.stdin", nobody)
         done = cli(tmp_path, "optimize", "softmax", "--device", "cpu", "--model", "gpt-5")
     assert done.code == 2
-    assert "gpt-5: up to 3 requests" in done.err
+    assert "gpt-5: up to 3 requests (more for those that fail or repeat known code)" in done.err
     assert "pass --yes" in done.err
     assert not (tmp_path / "runs").exists()
 

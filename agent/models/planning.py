@@ -30,7 +30,9 @@ REPLY_TOKENS = 4000
 @dataclass(frozen=True)
 class RequestPlan:
     requests: int
-    """At most, retries left out: one for every candidate."""
+    """At most, one for every candidate. A reply that repeats known code is no candidate, and another
+    is asked for in its place; retries are left out too.
+    """
     prompt_tokens: int
     """Of one request, estimated."""
     reply_tokens: int
@@ -41,7 +43,9 @@ class RequestPlan:
     def __str__(self) -> str:
         each = f"about {self.prompt_tokens} + {self.reply_tokens} tokens each"
         cost = "price unknown" if self.usd is None else f"about ${self.usd:.2f}"
-        return f"up to {number_of(self.requests, 'request')}, {each}, {cost}; {self.caps}"
+        asked = f"up to {number_of(self.requests, 'request')}"
+        more = "more for those that fail or repeat known code"
+        return f"{asked} ({more}), {each}, {cost}; {self.caps}"
 
 
 def plan_run(config: OptimizeConfig, name: str) -> RequestPlan:
