@@ -206,11 +206,15 @@ def import_replies(
         )
     malformed += requests
     failed -= replies.keys()
-    unknown = len(failed - ledger.reserved())
-    failed &= ledger.reserved()
+    asked = {id for id in ledger.reserved() if len(id) == KEY_CHARACTERS}
+    unknown = len(failed - asked)
+    failed &= asked
     for key, reply in replies.items():
         if key in exported:
             store.put(key, reply)
+        elif store.get(key) is None and key in asked:  # Imported as failed, and answered later.
+            store.put(key, reply)
+            ledger.reopen(key, Spend(1, reply.prompt_tokens + reply.completion_tokens))
         elif store.get(key) is None:
             unknown += 1
     for key in failed:

@@ -177,6 +177,16 @@ class Ledger:
             self._settled += cost
             self._changed.notify_all()
 
+    def reopen(self, id: str, cost: Spend) -> None:
+        """Of what was settled as failed an answer came after all: it costs this until it is settled
+        anew.
+        """
+        with self._changed:
+            for event, spend in (("settle", Spend(requests=-1)), ("reserve", cost)):
+                record = {"event": event, "id": id, **vars(spend)}
+                self._write(record)
+                self._take(record)
+
     def _total(self) -> Spend:
         return sum(self._open.values(), self._settled + self._lost())
 

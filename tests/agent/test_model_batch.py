@@ -311,6 +311,19 @@ def test_a_task_whose_whole_round_is_missing_is_asked_again(tmp_path, strategy):
     assert result.tasks[0].tried == 2
 
 
+def test_a_reply_that_comes_after_its_failure_is_kept_and_counted_once(books, tmp_path):
+    [line] = exported(books, 1)
+    failed = {"custom_id": line["custom_id"], "response": None, "error": {"message": "expired"}}
+    imported(books, tmp_path, failed)
+    said, outbox = imported(books, tmp_path, reply_line(line["custom_id"], "late"))
+    assert said == "1 reply imported"
+    assert books.ledger.spent == Spend(1, 18)
+    with Ledger(tmp_path / "ledger.jsonl") as again:
+        assert again.spent == Spend(1, 18)
+    assert ask(books, outbox) == ["late"]
+    assert books.ledger.spent == Spend(1, 18)
+
+
 def test_a_line_may_hold_whatever_json_need_not_escape(books, tmp_path):
     [line] = exported(books, 1)
     text = "one\u2028two\x85three"
