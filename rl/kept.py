@@ -68,6 +68,8 @@ def refuse_other(stage: Stage, record: Record, folder: Path) -> None:
     file = folder / FILE
     earlier = yaml.safe_load(file.read_text()) if file.is_file() else {}
     for key, before, now in _differing(earlier, record):
+        if key == BEGUN_FROM and Path(str(before)).resolve() == Path(str(now)).resolve():
+            continue  # One checkpoint, typed in two ways.
         if key.partition(".")[0] in stage.decide and key not in stage.free:
             raise ConfigError(
                 f"{file}: {key} was {before} and is {now} now; a training goes on as it began: "

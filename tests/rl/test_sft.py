@@ -11,9 +11,10 @@ pytest.importorskip("trl", reason="needs the train extra")
 from agent.prompts.message import Message
 from rl.config import SelfConfig, SftConfig, ShapeConfig, TrainConfig
 from rl.data import Example
+from rl.kept import FINE_TUNING, keep_config, refuse_other
 from rl.policy import load_policy, new_policy
 from rl.self_supervised import round_of, self_supervised, tuning
-from rl.sft import BEGUN, TRAINER, has_begun, sft
+from rl.sft import BEGUN, TRAINER, has_begun, record_of, sft
 from sandbox.errors import ConfigError
 
 SHAPE = ShapeConfig(vocabulary=400, hidden=32, layers=1, heads=2, feed_forward=32, context=128)
@@ -66,6 +67,18 @@ def test_what_was_begun_on_other_examples_or_weights_is_not_gone_on_with(tmp_pat
     less = replace(CONFIG, sft=replace(CONFIG.sft, save_steps=7))
     sft(EXAMPLES, less, tmp_path / "to", "cpu", None)
     assert load_policy(tmp_path / "to").parameters
+
+
+def test_a_training_goes_on_however_the_path_it_began_from_is_typed(tmp_path, monkeypatch):
+    for start in ("start", "other"):
+        new_policy(["one kernel"], SHAPE, "toy").save(tmp_path / start)
+    monkeypatch.chdir(tmp_path)
+    record = record_of(CONFIG, Path("start"))
+    keep_config(record, tmp_path)
+    for typed in (tmp_path / "start", Path("other") / ".." / "start"):
+        refuse_other(FINE_TUNING, record_of(CONFIG, typed), tmp_path)
+    with pytest.raises(ConfigError, match="begun_from was start and is other now"):
+        refuse_other(FINE_TUNING, record_of(CONFIG, Path("other")), tmp_path)
 
 
 def test_rounds_that_began_from_other_weights_are_not_taken_for_these(tmp_path):
