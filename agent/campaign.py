@@ -273,7 +273,8 @@ class _Campaign:
         if any(run.active or run.owed for run in self.runs):
             return
         ids = [run.task.id for run in self.runs]
-        grants = self.waves.grant([run.task.id for run in awaiting], ids)
+        stopped = {run.task.id: run.budget for run in self.runs if run.stage is Stage.STOPPED}
+        grants = self.waves.grant([run.task.id for run in awaiting], ids, stopped)
         for run in awaiting:
             count = grants.get(run.task.id, 0)
             if count:

@@ -5,7 +5,7 @@ Reads and writes the journal's `granted` events; what a wave holds is agent/allo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from agent.allocation import (
     GRANTED,
@@ -31,9 +31,12 @@ class Waves:
         """Candidates beyond the task's first share."""
         return sum(self._granted.get(task_id, ()))
 
-    def grant(self, waiting: Sequence[str], task_ids: Sequence[str]) -> dict[str, int]:
+    def grant(
+        self, waiting: Sequence[str], task_ids: Sequence[str], stopped: Mapping[str, int]
+    ) -> dict[str, int]:
         """Candidates for some of the waiting tasks, written down before they are used; none where
-        nothing is left, and then no more is ever.
+        nothing is left, and then no more is ever. The `stopped` have these budgets, and what they
+        have not used of them when the run goes on.
         """
         config = self._config
         tried = {id: len(fresh(self._journal.proposals(id))) for id in task_ids}
@@ -46,7 +49,8 @@ class Waves:
             )
             for id in waiting
         ]
-        left = (config.max_candidates or 0) - sum(tried.values())
+        kept = sum(max(0, budget - tried[id]) for id, budget in stopped.items())
+        left = (config.max_candidates or 0) - sum(tried.values()) - kept
         wave = 0 if config.allocation is None else config.allocation.wave
         grants = next_wave(standings, left, config.proposals_per_round, wave)
         if grants:

@@ -30,8 +30,8 @@ REPLY_TOKENS = 4000
 @dataclass(frozen=True)
 class RequestPlan:
     requests: int
-    """At most, one for every candidate. A reply that repeats known code is no candidate, and another
-    is asked for in its place; retries are left out too.
+    """At most, one for every candidate. A reply that repeats known code is no candidate, another is
+    asked for in its place; retries are left out too.
     """
     prompt_tokens: int
     """Of one request, estimated."""
