@@ -17,10 +17,12 @@ from kernelbench.results import SUMMARY, Reference, Row
 from kernelbench.scaling import Scaling
 from sandbox.errors import WarpsmithError
 from sandbox.types import Task
-from sandbox.words import number_of
+from sandbox.words import number_of, shortened
 
 SHOWN_LINES = 20
 """Of what was left out, and the like."""
+SHOWN = 80
+"""Characters of why an evaluation failed, in a line of progress; its record has all."""
 OVER_ALL = "headline: geometric mean over all tasks, a failure counting 1.0"
 CORRECT_ONLY = "geometric mean over the correct tasks only, nothing clipped"
 OVER_SCALED = "scaled to fit memory, apart: geometric mean, a failure counting 1.0"
@@ -29,7 +31,7 @@ OVER_SCALED = "scaled to fit memory, apart: geometric mean, a failure counting 1
 def progress_line(row: Row, done: int, left: int, seconds: float) -> str:
     """One finished evaluation, and the time left by the mean cost so far."""
     found = row.evaluation
-    figure = f"{found.speedup}" if found.speedup is not None else found.detail[:80]
+    figure = f"{found.speedup}" if found.speedup is not None else shortened(found.detail, SHOWN)
     rest = f"{left} left, about {seconds / done * left / 60:.0f} min" if left else "done"
     name = f"{row.task_id} sample {row.sample}{_at(row.scaled)}"
     return f"{name}: {found.status.value} {figure} ({rest})"

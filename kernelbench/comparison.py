@@ -101,9 +101,10 @@ def read_bench(path: Path) -> tuple[list[Row], list[str]]:
     baseline where it had no kernels; raises ConfigError if it has none.
     """
     file = path / EVALUATIONS if path.is_dir() else path
-    counts = _counted(path)
+    counts, broken = _counted(path)
     rows, complaints = read_records(file, Row)
     rows = [row for row in rows if counts(row)]
+    complaints += broken
     if not rows and path.is_dir():
         references, bad = read_records(path / REFERENCES, Reference)
         timed = [found for found in references if counts(found)]
@@ -114,22 +115,30 @@ def read_bench(path: Path) -> tuple[list[Row], list[str]]:
     return rows, complaints
 
 
-def _counted(folder: Path) -> Callable[[Row | Reference], bool]:
+def _counted(folder: Path) -> tuple[Callable[[Row | Reference], bool], list[str]]:
     """Whether the summary is made of a record: others are of kernels, tasks, protocols or machines
     that the folder was used for before, or of tasks of which samples are left, perhaps the first.
-    All are where no summary tells.
+    All are where no summary tells; a line says so where one is there that cannot be read.
     """
+    file = folder / SUMMARY
     try:
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads(file.read_text(encoding="utf-8"))
         marks, environment = set(summary["counted"]), dict(summary["environment"])
         under_way = set(summary.get("under_way", ()))
+    except (FileNotFoundError, NotADirectoryError):
+        return (lambda _: True), []
     except (OSError, ValueError, KeyError, TypeError):
-        return lambda _: True
-    return lambda record: (
-        record.mark in marks
-        and record.task_id not in under_way
-        and dict(record.environment) == environment
-    )
+        return (lambda _: True), [
+            f"{file}: cannot be read, so every record of the folder is compared, older ones too; "
+            "the same `warpsmith bench` again writes it anew"
+        ]
+    return (
+        lambda record: (
+            record.mark in marks
+            and record.task_id not in under_way
+            and dict(record.environment) == environment
+        )
+    ), []
 
 
 def _as_row(found: Reference, baseline: Baseline) -> Row:

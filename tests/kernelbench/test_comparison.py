@@ -2,12 +2,14 @@
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kernelbench.bench_view import progress_line
 from kernelbench.comparison import compare, read_bench
-from kernelbench.results import EVALUATIONS, REFERENCES, Reference, Row, append_record
+from kernelbench.results import EVALUATIONS, REFERENCES, SUMMARY, Reference, Row, append_record
 from sandbox.errors import ConfigError
 from sandbox.figures import Baseline, Interval, Pair
 from sandbox.statistics import Null, interval
@@ -130,3 +132,22 @@ def test_one_baseline_far_outside_its_interval_stands_out_of_many(tmp_path: Path
             append_record(tmp_path / name / REFERENCES, record)
     a, b = (read_bench(tmp_path / name)[0] for name in "ab")
     assert [change.task_id for change in compare(a, b).changes] == ["s/0, compile"]
+
+
+def test_a_broken_summary_is_said_and_a_missing_one_is_nothing_to_say(tmp_path):
+    append_record(tmp_path / EVALUATIONS, row("a", 2.0))
+    assert read_bench(tmp_path)[1] == []
+    for text in ('{"counted": [', "[]", '{"counted": 3}', "\xff"):
+        (tmp_path / SUMMARY).write_bytes(text.encode("latin-1"))
+        rows, [line] = read_bench(tmp_path)
+        assert len(rows) == 1
+        assert line.startswith(f"{tmp_path / SUMMARY}: cannot be read, so every record")
+
+
+def test_why_a_sample_failed_is_told_in_whole_words():
+    failed = row("a")
+    found = replace(failed.evaluation, detail="RuntimeError: " + "mismatch " * 20)
+    line = progress_line(replace(failed, evaluation=found), 1, 0, 1.0)
+    assert line == f"a sample 0: WRONG_VALUE RuntimeError:{' mismatch' * 7}… (done)"
+    found = replace(found, detail="short\nand a second line")
+    assert "WRONG_VALUE short… (done)" in progress_line(replace(failed, evaluation=found), 1, 0, 1)
