@@ -99,6 +99,12 @@ def test_every_task_is_a_row_of_the_table_with_its_verdict(page: Page, elements:
         assert known.name in elements.text
 
 
+def test_nothing_has_one_sign_on_the_whole_page(page: Page) -> None:
+    text = html(page, "")
+    assert ">-<" in text
+    assert re.findall(r">–<|\"–\"", text) == []
+
+
 def test_the_page_needs_nothing_from_anywhere(page: Page, elements: Elements) -> None:
     for tag, attributes in elements.tags:
         for name in ("src", "href", "action", "data", "srcset"):

@@ -22,13 +22,13 @@ async function inflate(id) {
   return new Response(stream).text();
 }
 
-const ratio = (value, digits = 2) => (value == null ? "–" : `${value.toFixed(digits)}x`);
+const ratio = (value, digits = 2) => (value == null ? "-" : `${value.toFixed(digits)}x`);
 const span = (low, high) => `${low.toFixed(2)}–${high.toFixed(2)}`;
 const numberOf = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
-const figure = (value) => (value == null ? "–" : Number(value.toPrecision(3)).toString());
+const figure = (value) => (value == null ? "-" : Number(value.toPrecision(3)).toString());
 
 function milliseconds(value) {
-  if (value == null) return "–";
+  if (value == null) return "-";
   if (value < 1) return `${Number((value * 1000).toPrecision(3))} µs`;
   return value < 1000 ? `${Number(value.toPrecision(3))} ms` : `${Number((value / 1000).toPrecision(3))} s`;
 }
