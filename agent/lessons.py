@@ -44,8 +44,8 @@ class Lessons:
         self._turn = len(journal.events(LEARN)) % count
         self._thread = ThreadPoolExecutor(1, "learn")
         self._update: _Update | None = None
-        self._owing: set[int] = set()
-        """Cohorts that rest and have something to learn from."""
+        self._owing: dict[int, list[Rollout] | None] = {}
+        """What cohorts that rest have to learn from, as _fresh found it."""
 
     @property
     def over(self) -> bool:
@@ -105,8 +105,8 @@ class Lessons:
 
     def _owes(self, cohort: int) -> bool:
         """Whether it rests for an update, and not because its first round is to begin."""
-        if cohort not in self._owing and self._fresh(cohort) != []:
-            self._owing.add(cohort)
+        if cohort not in self._owing and (fresh := self._fresh(cohort)) != []:
+            self._owing[cohort] = fresh
         return cohort in self._owing
 
     def _fresh(self, cohort: int) -> list[Rollout] | None:
@@ -122,7 +122,7 @@ class Lessons:
 
     def _begin(self, cohort: int) -> None:
         began_s, known = time.monotonic(), rollouts(self._journal)
-        fresh, last = self._fresh(cohort), _last(self._journal, cohort)
+        fresh, last = self._owing[cohort], _last(self._journal, cohort)
         able = {run.task.id for run in self._active(cohort)}
 
         def update() -> Lesson | frozenset[str] | None:
@@ -141,7 +141,7 @@ class Lessons:
         update, self._update = self._update, None
         result, cohort = update.future.result(), update.cohort
         active = self._active(cohort)
-        self._owing.discard(cohort)
+        del self._owing[cohort]
         if isinstance(result, frozenset):
             return [run for run in active if run.task.id in result]
         _tell(self._journal, result, time.monotonic() - update.began_s)
@@ -168,15 +168,8 @@ def _learned(
     last: Lesson | None,
 ) -> Lesson | None:
     count = sum(r.version == learner.version for r in known) if fresh is None else len(fresh)
-    if (
-        last is not None
-        and not last.groups
-        and (last.version, last.rollouts)
-        == (
-            learner.version,
-            count,
-        )
-    ):
+    in_vain = (learner.version, count, 0)
+    if last is not None and (last.version, last.rollouts, last.groups) == in_vain:
         return None
     return learner.learn(known, fresh, cohort)
 
