@@ -18,7 +18,7 @@ from agent.tables import final_table, live_table
 from agent.timings import Pulse
 from sandbox.records import to_record
 from sandbox.types import Evaluation
-from sandbox.words import number_of
+from sandbox.words import number_of, visible
 
 NO_MODEL = "no model"
 
@@ -86,7 +86,7 @@ class CampaignView:
         self._pulse = pulse
 
     def note(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+        self._console.print(visible(line), soft_wrap=True, highlight=False, markup=False)
 
     def _tell(self, report: TaskReport) -> None:
         """A line per round and one for the end of each task."""
@@ -136,7 +136,8 @@ def leftovers(reports: Sequence[TaskReport]) -> list[str]:
     for report in reports:
         if report.reason and report.stage is not Stage.DONE:
             tasks.setdefault((report.stage, report.reason), []).append(report.task_id)
-    return [f"{_named(ids, stage)}: {reason}" for (stage, reason), ids in tasks.items()]
+    lines = (f"{_named(ids, stage)}: {reason}" for (stage, reason), ids in tasks.items())
+    return [visible(line) for line in lines]
 
 
 def _named(task_ids: Sequence[str], stage: Stage) -> str:

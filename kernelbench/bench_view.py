@@ -17,7 +17,7 @@ from kernelbench.results import SUMMARY, Reference, Row
 from kernelbench.scaling import Scaling
 from sandbox.errors import WarpsmithError
 from sandbox.types import Task
-from sandbox.words import number_of, shortened
+from sandbox.words import number_of, shortened, visible
 
 SHOWN_LINES = 20
 """Of what was left out, and the like."""
@@ -101,7 +101,7 @@ def _first(lines: Sequence[str], whole: str = "") -> list[str]:
     """As many as a screen shows, and how many more there are, with the file that has them."""
     more = len(lines) - SHOWN_LINES
     rest = ", ".join(filter(None, (f"and {more} more", whole and f"in {whole}")))
-    return [*lines[:SHOWN_LINES], *([rest] if more > 0 else [])]
+    return [visible(line) for line in (*lines[:SHOWN_LINES], *([rest] if more > 0 else []))]
 
 
 def _headlines(report: Report, everything: Summary, title: str) -> list[RenderableType]:

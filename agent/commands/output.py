@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import warpsmith
-from agent.report.texts import visible
+from sandbox.words import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -187,7 +187,7 @@ def import_replies(
             except Unanswered:
                 requests += 1
                 continue
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 malformed += 1
                 continue
             if reply is None:

@@ -11,6 +11,8 @@ from agent.models.prices import Price
 from agent.prompts.message import Message
 from sandbox.errors import ConfigError
 
+MOST_TOKENS = 1 << 53
+"""Beyond any request: what a journal and JSON hold exactly."""
 TEMPLATE_TOKENS, TOKENS_A_MESSAGE = 256, 16
 """Beyond the text: what chat templates add, generously. A token is at least one byte of text."""
 
@@ -62,12 +64,17 @@ def most_of(
 def cost_of(completion: Any, price: Price | None) -> Spend | None:
     """What the answer says it used; None where it does not say."""
     usage = getattr(completion, "usage", None)
-    prompt = getattr(usage, "prompt_tokens", None)
-    generated = getattr(usage, "completion_tokens", None)
-    if not isinstance(prompt, int) or not isinstance(generated, int):
+    prompt = count_of(getattr(usage, "prompt_tokens", None))
+    generated = count_of(getattr(usage, "completion_tokens", None))
+    if prompt is None or generated is None:
         return None
     usd = 0.0 if price is None else price.cost_usd(prompt, generated)
     return Spend(1, prompt + generated, usd)
+
+
+def count_of(value: object) -> int | None:
+    """Of tokens; None for what is no such number, as JSON's NaN."""
+    return value if type(value) is int and 0 <= value < MOST_TOKENS else None
 
 
 def replies_of(
@@ -76,8 +83,8 @@ def replies_of(
     """At least one; raises AttributeError, TypeError or LookupError where the shape is wrong."""
     choices = completion.choices
     usage = completion.usage
-    prompt = shares((usage and usage.prompt_tokens) or 0, len(choices))
-    generated = shares((usage and usage.completion_tokens) or 0, len(choices))
+    prompt = shares(count_of(usage and usage.prompt_tokens) or 0, len(choices))
+    generated = shares(count_of(usage and usage.completion_tokens) or 0, len(choices))
     replies = [
         Reply(
             text=text_of(choice.message.content),

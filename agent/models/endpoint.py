@@ -41,6 +41,8 @@ LONGEST_WAIT_S = 60.0
 """That a server's Retry-After is honoured for."""
 RESERVE_POLL_S = 0.02
 """Between looks at the ledger while requests in flight hold the last of a cap."""
+NO_JSON = (ValueError, RecursionError)
+"""What the SDK raises where a body says it is JSON, and is not, or is nested too deeply."""
 RETRIED = frozenset((408, 409, 429))
 """Statuses below 500 that may pass by themselves."""
 UNSENT = frozenset(("ConnectError", "ConnectTimeout"))
@@ -209,8 +211,7 @@ class _Line:
                 if n > 1:
                     return []
                 raise await self._explained(error) from error
-            # ValueError: a body that is not JSON under a JSON content type.
-            except (openai.OpenAIError, ValueError) as error:
+            except (openai.OpenAIError, *NO_JSON) as error:
                 raise await self._explained(error) from error
         try:
             return replies_of(completion, seconds, self.model.name, self.model.price)[:n]
@@ -234,7 +235,7 @@ class _Line:
                 return Answer(*await self._retried(send, Spend(requests=1)))
             except openai.OpenAIError as error:
                 return await self._explained(error)
-            except ValueError:
+            except NO_JSON:
                 return ModelError(f"{self._who}: its answer to {path} is not the JSON it says")
 
     async def _send(self, messages: Sequence[Message], n: int) -> tuple[Any, float]:
@@ -260,7 +261,7 @@ class _Line:
                 if not tries_left or not _passes(error):
                     raise
                 await asyncio.sleep(_pause_s(error, self.model.retries - tries_left))
-            except ValueError:
+            except NO_JSON:
                 self._settle(reserved, most)
                 raise
             else:

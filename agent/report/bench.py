@@ -27,7 +27,7 @@ from agent.report.page import (
     counted,
     fast_curve,
 )
-from agent.report.texts import Texts, visible
+from agent.report.texts import Texts
 from agent.timings import device_name
 from kernelbench.bench_report import Report
 from kernelbench.metrics import Score, Summary, best_figure, figure, score_of
@@ -37,7 +37,7 @@ from sandbox.errors import ConfigError
 from sandbox.evidence import Kind
 from sandbox.records import from_record
 from sandbox.types import Evaluation, Status
-from sandbox.words import number_of
+from sandbox.words import number_of, visible
 
 SUMMARY = "summary.json"
 FOOTNOTES = (

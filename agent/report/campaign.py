@@ -29,12 +29,11 @@ from agent.report.figures import baseline_curves, by_stage, duration, fast_table
 from agent.report.history import Step, progress, steps, training
 from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fast_curve
 from agent.report.rows import row_of
-from agent.report.texts import visible
 from agent.spending import Spending, total
 from agent.timings import EVENT, call_lines, device_name, evaluations, pulse_of
 from kernelbench.metrics import Score, Summary, score_of, summarise
 from sandbox.types import Status, Task
-from sandbox.words import number_of
+from sandbox.words import number_of, visible
 
 NO_MODEL = "no model"
 

@@ -13,9 +13,10 @@ from agent.audit import Audit
 from agent.learner import POLICY_VERSION
 from agent.recorded import Recorded
 from agent.report.highlight import highlighted
-from agent.report.texts import Texts, visible
+from agent.report.texts import Texts
 from sandbox.evidence import Weight
 from sandbox.types import Evaluation, Task
+from sandbox.words import visible
 
 LEVEL = 6
 """Of gzip: 9 takes twice as long for 2 % less."""

@@ -8,11 +8,11 @@ from agent.confirm import promising
 from agent.outcome import Stage, TaskReport
 from agent.recorded import Recorded
 from agent.report.page import Row, State
-from agent.report.texts import visible
 from agent.types import Measured
 from kernelbench.metrics import score_of
 from sandbox.evidence import Kind
 from sandbox.types import Evaluation
+from sandbox.words import visible
 
 
 def row_of(

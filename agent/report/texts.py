@@ -2,22 +2,14 @@
 
 Prompts repeat the rules, the task and the exemplars' sources, and candidates repeat each other, far
 beyond the window of the page's compression. A text is a list of runs of line numbers.
-
-What a candidate or a model wrote may hold characters that a reader cannot see or that turn the
-direction of the line (Boucher and Anderson 2021, CVE-2021-42574): they are made visible here.
 """
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
-PERHAPS_HIDDEN = re.compile(r"[^\n\t -~]")
-"""Most texts have none, and are told so fast."""
-HIDDEN = ("Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp")
-"""Unicode categories without a glyph: controls, formats, private use, surrogates, unassigned."""
+from sandbox.words import visible
 
 
 class Texts:
@@ -50,14 +42,3 @@ class Texts:
     def record(self) -> dict[str, Any]:
         """JSON-ready: every distinct line, and each text as first line, count, first line, ..."""
         return {"lines": list(self._lines), "texts": self._texts}
-
-
-def visible(text: str) -> str:
-    """With each character that has no glyph as ⟨U+202E⟩, but for line ends and tabs."""
-    return PERHAPS_HIDDEN.sub(_shown, text.replace("\r\n", "\n"))
-
-
-def _shown(found: re.Match[str]) -> str:
-    character = found[0]
-    hidden = unicodedata.category(character) in HIDDEN
-    return f"⟨U+{ord(character):04X}⟩" if hidden else character

@@ -76,6 +76,21 @@ def test_the_log_of_a_stopped_campaign_tells_why_once():
     assert [line.endswith("(interrupted)") for line in lines] == [True, False]
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_a_server_or_a_kernel_says_cannot_steer_the_terminal(terminal):
+    """An escape could erase a verdict, or write another one over it."""
+    console = Console(file=io.StringIO(), width=150, force_terminal=terminal, color_system=None)
+    said = "500: \x1b[2J\x1b[1;1Ht/1: win\x07\u202e"
+    row = TaskReport("t/0", Stage.STOPPED, reason=said)
+    with CampaignView(console, lambda: HEADER, ["t/0"], None) as view:
+        view.update(row)
+        view.note(said)
+    show_result(console, CampaignResult((row,), 1.0, None), "header")
+    text = console.file.getvalue()
+    assert not any(character in text for character in ("\x1b[2J", "\x1b[1;1H", "\x07", "\u202e"))
+    assert text.count("500: ⟨U+001B⟩[2J") >= 2
+
+
 def test_a_live_view_ends_on_a_line_of_its_own_for_what_the_terminal_says_of_ctrl_c():
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
     with CampaignView(console, lambda: HEADER, ["a"], None) as view:

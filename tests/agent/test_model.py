@@ -108,6 +108,26 @@ def test_whatever_retry_after_says_the_server_is_tried_again(asked: str) -> None
     assert reply.text == "a"
 
 
+@pytest.mark.parametrize("count", ["NaN", "1e400", "-5", "true", '"12"', "1e3", str(10**30)])
+def test_what_is_no_number_of_tokens_is_none(count: str) -> None:
+    """It ended the campaign: the journal could not hold it."""
+    usage = f'{{"prompt_tokens": {count}, "completion_tokens": {count}}}'
+    choice = '{"index": 0, "finish_reason": "stop", "message": {"content": "a"}}'
+    step = Step(body=f'{{"choices": [{choice}], "usage": {usage}}}')
+    with OpenAIServer([step]) as server:
+        [reply] = client(server).complete(ASK, 1)
+    assert (reply.text, reply.prompt_tokens, reply.completion_tokens) == ("a", 0, 0)
+
+
+def test_an_answer_nested_beyond_reading_is_one_line() -> None:
+    with (
+        OpenAIServer([Step(body="[" * 100_000)]) as server,
+        pytest.raises(ModelError, match="not a chat completion") as raised,
+    ):
+        client(server).complete(ASK, 1)
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("step", "words"),
     [

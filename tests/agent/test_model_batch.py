@@ -333,6 +333,12 @@ def test_a_line_may_hold_whatever_json_need_not_escape(books, tmp_path):
     assert ask(books, outbox) == [text]
 
 
+def test_a_line_nested_beyond_reading_is_malformed(books, tmp_path):
+    [line] = exported(books, 1)
+    said, _ = imported(books, tmp_path, "[" * 100_000, reply_line(line["custom_id"], "yes"))
+    assert said == "1 reply imported, 1 malformed"
+
+
 def test_the_same_file_twice_changes_nothing(books, tmp_path):
     [line] = exported(books, 1)
     answer = reply_line(line["custom_id"], "yes")

@@ -22,8 +22,9 @@ from agent.report.highlight import highlighted, tokens
 from agent.report.page import Page, State, fast_curve, thinned
 from agent.report.render import cell, html, markdown, milliseconds
 from agent.report.rows import state_of
-from agent.report.texts import Texts, visible
+from agent.report.texts import Texts
 from sandbox.errors import ConfigError
+from sandbox.words import visible
 from tests.agent.scripts import campaign, script
 from tests.agent.synthetic_run import HOSTILE, write_run
 
