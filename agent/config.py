@@ -17,7 +17,7 @@ from pydantic import Discriminator, TypeAdapter, ValidationError
 from agent import budget
 from agent.budget import CampaignConfig
 from agent.features.search import Order
-from agent.keys import refuse_unknown
+from agent.keys import refuse_misfits
 from agent.limits import FieldError, Least, refuse_too_small
 from agent.memory.notes import Memory
 from agent.models.ledger import Caps
@@ -191,8 +191,8 @@ def load_optimize(
     origin, values = read_yaml(source or DEFAULT_PRESET, "optimize")
     given = {key: value for key, value in overrides.items() if value is not None}
     named = {key: f"--{key.replace('_', '-')}" if typed else key for key in given}
-    refuse_unknown(OptimizeConfig, values, origin)
-    refuse_unknown(OptimizeConfig, given, "optimize")
+    refuse_misfits(OptimizeConfig, values, origin)
+    refuse_misfits(OptimizeConfig, given, "optimize")
     values |= given
     total = given.get("max_candidates")
     if source is None and "max_candidates_per_task" not in given and isinstance(total, int):
@@ -265,7 +265,7 @@ def strategy_values(given: object, origin: str, path: str = "strategy") -> dict[
     if not isinstance(given, Mapping) or kind not in STRATEGIES:
         known = ", ".join(STRATEGIES)
         raise ConfigError(f"{origin}: {path} is {given!r}; expected a name or a kind of {known}")
-    refuse_unknown(STRATEGIES[kind], given, origin, f"{path}.")
+    refuse_misfits(STRATEGIES[kind], given, origin, f"{path}.")
     preset = read_yaml(kind, "strategy")[1]
     merged = preset | dict(given)
     across = given.get("across") or {}
@@ -281,7 +281,7 @@ def _strategy_file(source: str, asked_by: str) -> dict[str, Any]:
         known = ", ".join(STRATEGIES)
         raise ConfigError(f"{origin}: kind is {values.get('kind')!r}; expected one of {known}")
     kind = STRATEGIES[values["kind"]]
-    refuse_unknown(kind, values, origin)
+    refuse_misfits(kind, values, origin)
     whole = _with_arms(values, origin, "")
     validate(kind, whole, origin)
     return whole
@@ -302,7 +302,7 @@ def validate(
     """The dataclass from plain values; raises ConfigError for the first thing wrong, blaming
     `origin`, or what the key is `named` where it did not come from there.
     """
-    refuse_unknown(kind, values, origin)
+    refuse_misfits(kind, values, origin)
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:

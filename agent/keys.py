@@ -1,4 +1,6 @@
-"""Keys of a config file against the dataclass they are for: unknown ones are refused by name."""
+"""Keys of a config file against the dataclass they are for: unknown ones are refused by name, as is
+yes or no where a number goes, which pydantic takes for 1 or 0.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ from typing import Any
 from sandbox.errors import ConfigError
 
 
-def refuse_unknown(kind: type, values: Mapping[str, Any], origin: str, prefix: str = "") -> None:
-    """Raises ConfigError for the first key that is no field, in values of dataclasses too: alone,
-    listed or named. Values of several kinds of dataclass are left to who can tell them apart.
+def refuse_misfits(kind: type, values: Mapping[str, Any], origin: str, prefix: str = "") -> None:
+    """Raises ConfigError for the first key that is no field, or that holds no number where one
+    goes, in values of dataclasses too: alone, listed or named. Values of several kinds of dataclass
+    are left to who can tell them apart.
     """
     hints = typing.get_type_hints(kind)
     known = [f.name for f in dataclasses.fields(kind)]
@@ -24,10 +27,14 @@ def refuse_unknown(kind: type, values: Mapping[str, Any], origin: str, prefix: s
                 f"{origin}: unknown key {prefix + str(key)!r}; "
                 + (f"did you mean {prefix + meant!r}?" if meant else f"known: {', '.join(known)}")
             )
+        kinds = _kinds(hints[key])
+        if isinstance(value, bool) and bool not in kinds and not kinds.isdisjoint((int, float)):
+            shown = str(value).lower()  # as YAML has it
+            raise ConfigError(f"{origin}: {prefix}{key} is {shown}; expected a number")
         match list(dict.fromkeys(_dataclasses(hints[key]))):
             case [inner]:
                 for place, part in _parts(value, named=_is_mapping(hints[key])):
-                    refuse_unknown(inner, part, origin, f"{prefix}{key}.{place}")
+                    refuse_misfits(inner, part, origin, f"{prefix}{key}.{place}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -41,6 +48,11 @@ def _dataclasses(hint: Any) -> Iterable[type]:
         yield hint
     for argument in typing.get_args(hint):
         yield from _dataclasses(argument)
+
+
+def _kinds(hint: Any) -> frozenset[Any]:
+    """Those in `X` or `X | Y`."""
+    return frozenset(typing.get_args(hint) or (hint,))
 
 
 def _is_mapping(hint: Any) -> bool:

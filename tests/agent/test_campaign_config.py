@@ -36,6 +36,9 @@ def error_of(tmp_path, text: str) -> str:
     [
         ("max_second: 3", "campaign.yaml: unknown key 'max_second'; did you mean 'max_seconds'?"),
         ("evaluation: {round: 3}", "unknown key 'evaluation.round'; did you mean 'evaluation.rou"),
+        ("max_seconds: true", "campaign.yaml: max_seconds is true; expected a number"),
+        ("max_candidates: no", "campaign.yaml: max_candidates is false; expected a number"),
+        ("evaluation: {rounds: yes}", "evaluation.rounds is true; expected a number"),
         ("zzz: 1", "campaign.yaml: unknown key 'zzz'; known: tasks, device"),
         ("seed: x", "campaign.yaml: seed is 'x'; expected a valid integer"),
         ("seed: 2024-13-45", "campaign.yaml: not YAML: month must be in 1..12"),
