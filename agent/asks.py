@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from agent.model import AwaitingReplies, Model, ModelError, Reply, together
+from agent.model import AwaitingReplies, Model, ModelError, Reply, combined
 from agent.models.mixture import Mixture
 from agent.strategies.types import Ask
 from agent.types import Turn
@@ -45,7 +45,7 @@ def answers(model: Model, asks: Sequence[Ask], task: Task, turn: Turn) -> list[R
             errors.append(error)
     awaiting = any(isinstance(error, AwaitingReplies) for error in errors)
     if awaiting or (errors and not any(replies)):
-        raise together(errors)
+        raise combined(errors)
     return replies
 
 

@@ -116,7 +116,7 @@ class ScriptedModel:
         return Reply(reply, finish_reason="stop") if isinstance(reply, str) else reply
 
 
-def together(errors: Sequence[ModelError]) -> ModelError:
+def combined(errors: Sequence[ModelError]) -> ModelError:
     """Of several that were asked at once and of whom none answered: that they are awaited, else
     that replies are missing, else the first one's error.
     """

@@ -46,7 +46,9 @@ class TokenStore:
         key, known = digest([version, prompt, reply]), self._of(version)
         if key in known:
             return
-        likely = [round(x, DECIMALS) for x in written.log_probabilities]
+        # Of one version alone nothing is learned from once its weights have changed.
+        found = written.log_probabilities if self._versions > 1 else []
+        likely = [round(x, DECIMALS) for x in found]
         known[key] = Written(written.ids, likely)
         if self.path is not None:
             record = {"version": version, "key": key, "ids": written.ids}

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from agent.model import AwaitingReplies, Model, ModelError, Reply, answered, together
+from agent.model import AwaitingReplies, Model, ModelError, Reply, answered, combined
 from agent.prompts.message import Message
 from sandbox.types import digest
 
@@ -55,7 +55,7 @@ class Mixture:
                 errors.append(error)
         awaiting = any(isinstance(error, AwaitingReplies) for error in errors)
         if awaiting or (errors and not any(replies)):
-            raise together(errors)
+            raise combined(errors)
         return replies
 
     def named(self, name: str) -> Model:

@@ -162,16 +162,22 @@ def test_a_prompt_without_room_for_a_reply_is_refused(policy):
 
 def test_sampled_tokens_outlive_the_process_and_a_torn_line(policy, tmp_path):
     path = tmp_path / "tokens.jsonl"
-    model = LocalModel(policy, SAMPLING, tokens=TokenStore(path))
+    model = LocalModel(policy, SAMPLING, tokens=TokenStore(path, versions=2))
     [reply] = model.complete(PROMPT, 1)
     with path.open("a") as stream:
         stream.write('{"key": "torn')
     prompt = json.dumps(PROMPT, ensure_ascii=False)
-    found = TokenStore(path).get(0, prompt, reply.text)
+    found = TokenStore(path, versions=2).get(0, prompt, reply.text)
     assert found is not None
     assert policy.tokenizer.decode(found.ids, skip_special_tokens=True) == reply.text
     again = policy.log_probabilities(policy.prompt_ids(PROMPT), found.ids, SAMPLING.temperature)
     assert found.log_probabilities == pytest.approx(again, abs=2e-3)
+
+
+def test_how_likely_a_reply_was_is_kept_only_where_later_weights_learn_from_it(policy, tmp_path):
+    path = tmp_path / "tokens.jsonl"
+    LocalModel(policy, SAMPLING, tokens=TokenStore(path)).complete(PROMPT, 1)
+    assert "log_probabilities" not in path.read_text()
 
 
 def test_what_is_sampled_after_a_kill_outlives_the_next_one(tmp_path):
