@@ -217,40 +217,42 @@ class Harness(Side):
     def judge(self, job: Job) -> dict[str, Any]:
         probe = job.probe
         name = "-".join(str(part).replace("/", "_").replace(" ", "_") for part in job.key[2:5])
-        build = self.folder / name
-        build.mkdir(parents=True, exist_ok=True)
-        request = {
-            "reference": self.task(probe).source,
-            "candidate": probe.source,
-            "backend": "triton" if probe.language is Language.TRITON else "cuda",
-            "build_dir": str(build),
-            "gpu_arch": self.options.gpu_arch,
-            "trials": TRIALS,
-            "perf_trials": PERF_TRIALS,
-        }
-        paths = [str((self.options.kernelbench / "src").resolve()), os.environ.get("PYTHONPATH")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
-        start = time.monotonic()
-        with subprocess.Popen(
-            [sys.executable, "-P", str(HARNESS.resolve())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=build,
-            env=environment,
-            start_new_session=True,
-        ) as child:
-            try:
-                out, errors = child.communicate(json.dumps(request), timeout=TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGKILL)  # its compilers too
-                child.communicate()
-                seconds = time.monotonic() - start
-                return {"seconds": seconds, "gpu_s": seconds, "verdict": "timeout", "passed": False}
-        seconds = time.monotonic() - start
-        done = subprocess.CompletedProcess(child.args, child.returncode, out, errors)
-        return {"seconds": seconds, "gpu_s": seconds, **verdict_of(done)}
+        backend = "triton" if probe.language is Language.TRITON else "cuda"
+        asked = {"reference": self.task(probe).source, "candidate": probe.source}
+        asked |= {"backend": backend, "gpu_arch": self.options.gpu_arch}
+        return ask_harness(self.options.kernelbench, asked, self.folder / name)
+
+
+def ask_harness(checkout: Path, asked: dict[str, Any], build: Path) -> dict[str, Any]:
+    """What KernelBench's evaluation says of one candidate, in a process of its own that builds in
+    `build`: `seconds` and what `verdict_of` tells. `asked` is the harness's request without what is
+    the same for all.
+    """
+    build.mkdir(parents=True, exist_ok=True)
+    protocol = {"build_dir": str(build), "trials": TRIALS, "perf_trials": PERF_TRIALS}
+    paths = [str((checkout / "src").resolve()), os.environ.get("PYTHONPATH")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+    start = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, "-P", str(HARNESS.resolve())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=build,
+        env=environment,
+        start_new_session=True,
+    ) as child:
+        try:
+            out, errors = child.communicate(json.dumps({**asked, **protocol}), timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)  # its compilers too
+            child.communicate()
+            seconds = time.monotonic() - start
+            return {"seconds": seconds, "gpu_s": seconds, "verdict": "timeout", "passed": False}
+    seconds = time.monotonic() - start
+    done = subprocess.CompletedProcess(child.args, child.returncode, out, errors)
+    return {"seconds": seconds, "gpu_s": seconds, **verdict_of(done)}
 
 
 def verdict_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -272,6 +274,8 @@ def verdict_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     if result is None:
         return {"verdict": "no verdict", "passed": False, "placeholders": reply["placeholders"]}
     row = {"passed": result["correct"], "placeholders": reply["placeholders"]}
+    if "refused" in reply:
+        row["refused"] = reply["refused"]
     row["evaluation_s"] = reply["evaluation_s"]
     row["verdict"] = (
         "correct" if result["correct"] else "incorrect" if result["compiled"] else "not compiled"

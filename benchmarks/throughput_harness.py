@@ -3,9 +3,10 @@
     echo REQUEST | PYTHONPATH=CHECKOUT/src python -P benchmarks/throughput_harness.py
 
 REQUEST is a JSON object with `reference`, `candidate`, `backend`, `build_dir`, `gpu_arch`, `trials`
-and `perf_trials`; the last line of the output is the reply. Packages that KernelBench imports and
-that evaluation never calls (its model providers) get placeholders where they are absent; the reply
-names them. Whatever evaluation does call must be installed.
+and `perf_trials`; where it holds `static`, KernelBench's static checker looks at the candidate too,
+and `refused` holds what it refuses. The last line of the output is the reply. Packages that
+KernelBench imports and that evaluation never calls (its model providers) get placeholders where
+they are absent; the reply names them. Whatever evaluation does call must be installed.
 """
 
 import importlib.machinery
@@ -44,6 +45,12 @@ def main():
     from kernelbench.eval import eval_kernel_against_ref
     from kernelbench.utils import set_gpu_arch
 
+    refused = None
+    if request.get("static"):
+        from kernelbench.kernel_static_checker import validate_kernel_static
+
+        code, backend = request["candidate"], request["backend"]
+        _, refused, _ = validate_kernel_static(code, backend=backend, precision="fp32")
     set_gpu_arch([request["gpu_arch"]])
     ready = time.time()
     result = eval_kernel_against_ref(
@@ -59,6 +66,8 @@ def main():
         precision=torch.float32,
     )
     reply = {"placeholders": absent, "evaluation_s": time.time() - ready, "result": None}
+    if refused is not None:
+        reply["refused"] = refused
     if result is not None:
         reply["result"] = {
             "compiled": result.compiled,
