@@ -17,13 +17,13 @@ from pydantic import Discriminator, TypeAdapter, ValidationError
 from agent import budget
 from agent.budget import CampaignConfig
 from agent.features.search import Order
-from agent.keys import refuse_misfits
+from agent.keys import nearest, refuse_misfits
 from agent.limits import FieldError, Least, refuse_too_small
 from agent.memory.notes import Memory
 from agent.models.ledger import Caps
 from agent.models.prices import Price
 from agent.models.settings import ModelConfig
-from agent.presets import read_yaml
+from agent.presets import preset_names, read_yaml
 from agent.strategies.choice import STRATEGIES, AnyStrategy
 from agent.strategies.fsr import Fsr
 from agent.strategies.portfolio import Portfolio
@@ -239,9 +239,23 @@ def _chosen(name: str, models: Sequence[Any], origin: str) -> dict[str, Any]:
 
 
 def load_evaluation(preset: str, asked_by: str = "") -> EvalConfig:
-    """A preset of configs/evaluation, or a YAML file with fields of EvalConfig."""
-    origin, values = read_yaml(preset, "evaluation", asked_by)
+    """A preset of configs/evaluation, or a YAML file with fields of EvalConfig over those of the
+    preset that its `preset` names (by default quick).
+    """
+    origin, values = _evaluation_file(preset, asked_by)
     return validate(EvalConfig, values, origin)
+
+
+def _evaluation_file(preset: str, asked_by: str) -> tuple[str, dict[str, Any]]:
+    origin, values = read_yaml(preset, "evaluation", asked_by)
+    if preset in (names := preset_names("evaluation")):
+        return origin, values
+    base = str(values.get("preset", "quick"))
+    if base not in names:
+        hint = nearest(base, names)
+        meant = f"did you mean {hint!r}?" if hint else f"expected one of {', '.join(names)}"
+        raise ConfigError(f"{origin}: preset {base!r} is what the keys go over; {meant}")
+    return origin, read_yaml(base, "evaluation")[1] | values
 
 
 def evaluation_values(given: object, origin: str) -> dict[str, Any]:
@@ -254,7 +268,23 @@ def evaluation_values(given: object, origin: str) -> dict[str, Any]:
     preset = str(own.get("preset", "quick"))
     asked_by = f"{origin}: evaluation"
     load_evaluation(preset, asked_by)  # A fault in a file of its own is told of that file.
-    return read_yaml(preset, "evaluation", asked_by)[1] | own
+    base = _evaluation_file(preset, asked_by)[1]
+    return base | own | {"preset": base["preset"]}
+
+
+def protocol_of(config: EvalConfig) -> str:
+    """What figures were measured by, in words: its preset, and every field that is not as there."""
+    known = load_evaluation(config.preset)
+    changed = [f.name for f in dataclasses.fields(config) if f.name != "preset"]
+    changed = [name for name in changed if getattr(config, name) != getattr(known, name)]
+    words = ", ".join(f"{name} {_in_words(getattr(config, name))}" for name in changed)
+    return f"{config.preset} with {words}" if words else config.preset
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, tuple):
+        return " and ".join(map(str, value)) or "none"
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 def strategy_values(given: object, origin: str, path: str = "strategy") -> dict[str, Any]:

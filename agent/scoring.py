@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.config import OptimizeConfig, load_evaluation, load_optimize
+from agent.config import OptimizeConfig, load_evaluation, load_optimize, protocol_of
 from agent.evaluating import EngineJudge
 from agent.export.modelnew import export_run
 from agent.journal import FILE
@@ -121,6 +121,7 @@ def score(
         "only": shlex.join(only),
         "device": device,
         "preset": preset,
+        "protocol": "" if (words := protocol_of(config)) == preset else words,
         "fit_memory": "yes" if fit_memory else "",
     }
     with closing(open_engine(where)) as engine:

@@ -11,7 +11,6 @@ from tests.agent.scripts import campaign, make_task, script
 
 pytestmark = pytest.mark.timeout(200)
 PRESET = """\
-preset: test
 baselines: []
 rounds: 3
 batch_ms: 0.5

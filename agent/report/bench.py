@@ -78,7 +78,7 @@ def bench_page(folder: Path, references: Sequence[Curve] = ()) -> Page:
                     device_of(samples, report),
                     f"input {about['input']}" if about.get("input") else "no kernels",
                     f"suite {about.get('suite', '')}",
-                    f"protocol {about.get('preset', '')}",
+                    f"protocol {about.get('protocol') or about.get('preset', '')}",
                 ),
             )
         ),

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from agent.audit import audit
+from agent.config import protocol_of, validate
 from agent.confirm import promising
 from agent.journal import COMMAND, Journal
 from agent.learner import LEARN
@@ -32,7 +33,8 @@ from agent.report.rows import row_of
 from agent.spending import Spending, total
 from agent.timings import EVENT, call_lines, device_name, evaluations, pulse_of
 from kernelbench.metrics import Score, Summary, score_of, summarise
-from sandbox.types import Status, Task
+from sandbox.errors import ConfigError
+from sandbox.types import EvalConfig, Status, Task
 from sandbox.words import number_of, visible
 
 NO_MODEL = "no model"
@@ -216,7 +218,7 @@ def _subtitle(found: Gathered, config: Mapping[str, Any], journal: Journal) -> t
     devices = [f"{name}" for name, _ in found.devices.most_common(3)]
     who = [NO_MODEL if p == "features" else p for p, _ in found.proposers.most_common(3)]
     strategy = (config.get("strategy") or {}).get("kind", "")
-    protocol = (config.get("evaluation") or {}).get("preset", "")
+    protocol = _protocol(config.get("evaluation") or {})
     span = journal.span()
     asked = {p for p in found.proposers if p != "features"}
     return tuple(
@@ -231,6 +233,14 @@ def _subtitle(found: Gathered, config: Mapping[str, Any], journal: Journal) -> t
             ),
         )
     )
+
+
+def _protocol(evaluation: Mapping[str, Any]) -> str:
+    """In words; of a run whose settings this version no longer reads what its preset was called."""
+    try:
+        return protocol_of(validate(EvalConfig, evaluation, "evaluation")) if evaluation else ""
+    except ConfigError:
+        return str(evaluation.get("preset", ""))
 
 
 def _notices(rows: Sequence[Row], config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent.config import OptimizeConfig, load_evaluation, load_optimize, to_yaml, validate
+from agent.config import (
+    OptimizeConfig,
+    load_evaluation,
+    load_optimize,
+    protocol_of,
+    to_yaml,
+    validate,
+)
 from agent.journal import Journal
 from agent.models.ledger import LEDGER_FILE, Ledger, Spend
 from agent.presets import preset_names, read_yaml
@@ -205,6 +212,27 @@ def test_keys_of_evaluation_go_over_its_preset(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("evaluation: {preset: strict, rounds: 5}")
     assert load_optimize(str(path)).evaluation == replace(load_evaluation("strict"), rounds=5)
+
+
+def test_a_file_of_evaluation_goes_over_the_preset_that_it_names(tmp_path):
+    path = tmp_path / "two.yaml"
+    path.write_text("{preset: strict, baselines: [compile, cuda_graph], hardware_counters: false}")
+    strict = load_evaluation("strict")
+    found = load_evaluation(str(path))
+    given = {"baselines": ("compile", "cuda_graph"), "hardware_counters": False}
+    assert found == replace(strict, **given)
+    words = "strict with baselines compile and cuda_graph, hardware_counters off"
+    assert (protocol_of(found), protocol_of(strict)) == (words, "strict")
+    config = tmp_path / "c.yaml"
+    config.write_text(f"evaluation: {{preset: {path}, rounds: 5}}")
+    assert load_optimize(str(config)).evaluation == replace(found, rounds=5)
+
+
+def test_a_preset_that_a_file_of_evaluation_mistypes_is_no_label(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("{preset: strikt, rounds: 5}")
+    with pytest.raises(ConfigError, match=r"own\.yaml: preset 'strikt' .* mean 'strict'\?"):
+        load_evaluation(str(path))
 
 
 def test_the_command_line_goes_over_the_file():

@@ -141,7 +141,7 @@ def test_a_folder_of_kernels_is_scored_and_a_suite_alone_has_its_references_time
             (folder / f"{name}.py").write_text(text)
     preset = tmp_path / "bare.yaml"
     preset.write_text(
-        "{preset: bare, baselines: [], scales: [3.0], rounds: 3, batch_ms: 0.5, max_sets: 8, "
+        "{baselines: [], scales: [3.0], rounds: 3, batch_ms: 0.5, max_sets: 8, "
         "min_pairs: 2, max_pairs: 2}"
     )
     suite = [str(problems)]
@@ -149,6 +149,7 @@ def test_a_folder_of_kernels_is_scored_and_a_suite_alone_has_its_references_time
     report = warpsmith.bench(kernels, suite, **given)
     assert report.all is not None
     assert (report.all.tasks, report.all.correct, report.waiting) == (2, 1, 0)
+    assert report.about["protocol"].startswith("quick with scales 3.0, batch_ms 0.5, max_sets 8")
     told: list[str] = []
     given["out"] = tmp_path / "baselines"
     report = warpsmith.bench(
