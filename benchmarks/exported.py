@@ -23,8 +23,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks import harness
 from benchmarks.keeping import header, keep_json, stop_cleanly
-from benchmarks.throughput import ask_harness
 from kernelbench.checkout import checkout_version
 from kernelbench.submissions import NUMBERED
 from kernelbench.suite import load_tasks
@@ -87,7 +87,7 @@ def by_kernelbench(
     [task] = load_tasks(spec, "cuda")
     asked = {"reference": task.source, "candidate": entry["text"], "backend": entry["backend"]}
     asked |= {"gpu_arch": options.gpu_arch, "static": True}
-    found = ask_harness(options.kernelbench, asked, build)
+    found = harness.ask(options.kernelbench, asked, build)
     kept = ("seconds", "verdict", "passed", "refused", "reference_ms", "candidate_ms", "speedup")
     return {
         "task_id": entry["task_id"],

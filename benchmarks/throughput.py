@@ -21,10 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +32,7 @@ from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
+from benchmarks import harness
 from benchmarks.candidates.probe import Probe
 from benchmarks.candidates.stream import repeated, stream
 from benchmarks.keeping import stop_cleanly
@@ -46,9 +44,6 @@ from sandbox.evaluator import LocalEvaluator
 from sandbox.many import ahead, evaluate_many
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Request, Status, Task
 
-HARNESS = Path(__file__).with_name("throughput_harness.py")
-TRIALS, PERF_TRIALS, TIMEOUT_S = 5, 100, 180.0
-"""Defaults of KernelBench's scripts/eval_from_generations.py."""
 CONFIG = EvalConfig(preset="kernelbench", torch_default_precision=True, baselines=())
 HELD = ("open", "verify", "start", "warm", "time")
 """Stages in which a candidate has the GPU to itself."""
@@ -211,8 +206,7 @@ class Harness(Side):
     """KernelBench's evaluation, a process of its own for each candidate."""
 
     def environment(self) -> dict[str, Any]:
-        protocol = {"trials": TRIALS, "perf_trials": PERF_TRIALS, "timeout_s": TIMEOUT_S}
-        return {**super().environment(), "part": "harness", "protocol": protocol}
+        return {**super().environment(), "part": "harness", "protocol": harness.protocol()}
 
     def judge(self, job: Job) -> dict[str, Any]:
         probe = job.probe
@@ -220,71 +214,7 @@ class Harness(Side):
         backend = "triton" if probe.language is Language.TRITON else "cuda"
         asked = {"reference": self.task(probe).source, "candidate": probe.source}
         asked |= {"backend": backend, "gpu_arch": self.options.gpu_arch}
-        return ask_harness(self.options.kernelbench, asked, self.folder / name)
-
-
-def ask_harness(checkout: Path, asked: dict[str, Any], build: Path) -> dict[str, Any]:
-    """What KernelBench's evaluation says of one candidate, in a process of its own that builds in
-    `build`: `seconds` and what `verdict_of` tells. `asked` is the harness's request without what is
-    the same for all.
-    """
-    build.mkdir(parents=True, exist_ok=True)
-    protocol = {"build_dir": str(build), "trials": TRIALS, "perf_trials": PERF_TRIALS}
-    paths = [str((checkout / "src").resolve()), os.environ.get("PYTHONPATH")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
-    start = time.monotonic()
-    with subprocess.Popen(
-        [sys.executable, "-P", str(HARNESS.resolve())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=build,
-        env=environment,
-        start_new_session=True,
-    ) as child:
-        try:
-            out, errors = child.communicate(json.dumps({**asked, **protocol}), timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)  # its compilers too
-            child.communicate()
-            seconds = time.monotonic() - start
-            return {"seconds": seconds, "gpu_s": seconds, "verdict": "timeout", "passed": False}
-    seconds = time.monotonic() - start
-    done = subprocess.CompletedProcess(child.args, child.returncode, out, errors)
-    return {"seconds": seconds, "gpu_s": seconds, **verdict_of(done)}
-
-
-def verdict_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """Their verdict; a process that ended without one is a crash, which they too count as failed.
-
-    Raises SystemExit where KernelBench itself cannot be imported: then there is nothing to compare.
-    """
-    lines = done.stdout.strip().splitlines()
-    try:
-        reply = json.loads(lines[-1]) if lines else None
-    except ValueError:
-        reply = None
-    if not isinstance(reply, dict):
-        last = done.stderr.strip().splitlines()[-1:] or [""]
-        if "ModuleNotFoundError" in last[0] and "kernelbench" in done.stderr:
-            raise SystemExit(f"KernelBench cannot be imported: {last[0]}; put it on PYTHONPATH")
-        return {"verdict": f"died ({done.returncode})", "passed": False, "detail": last[0][:300]}
-    result = reply["result"]
-    if result is None:
-        return {"verdict": "no verdict", "passed": False, "placeholders": reply["placeholders"]}
-    row = {"passed": result["correct"], "placeholders": reply["placeholders"]}
-    if "refused" in reply:
-        row["refused"] = reply["refused"]
-    row["evaluation_s"] = reply["evaluation_s"]
-    row["verdict"] = (
-        "correct" if result["correct"] else "incorrect" if result["compiled"] else "not compiled"
-    )
-    row["detail"] = json.dumps(result["metadata"])[:400]
-    if result["correct"] and result["runtime_ms"] > 0:
-        row["candidate_ms"], row["reference_ms"] = result["runtime_ms"], result["reference_ms"]
-        row["speedup"] = result["reference_ms"] / result["runtime_ms"]
-    return row
+        return harness.ask(self.options.kernelbench, asked, self.folder / name)
 
 
 class Ours(Side):

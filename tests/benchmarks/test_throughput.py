@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import throughput
+from benchmarks import harness, throughput
 from benchmarks.candidates.probe import Probe
 from benchmarks.candidates.stream import repeated, stream
-from benchmarks.throughput import HARNESS, Job, Rows, verdict_of
+from benchmarks.harness import SCRIPT, verdict_of
+from benchmarks.throughput import Job, Rows
 from benchmarks.throughput_table import summary
 from kernelbench.suite import load_tasks
 from sandbox.evaluator import LocalEvaluator
@@ -46,7 +47,7 @@ def ask(folder: Path, body: str, candidate: str = "good") -> dict[str, Any]:
     (package / "eval.py").write_text(EVAL.format(body=body))
     (package / "utils.py").write_text("def set_gpu_arch(names): assert names == ['Hopper']")
     done = subprocess.run(
-        [sys.executable, "-P", str(HARNESS)],
+        [sys.executable, "-P", str(SCRIPT)],
         input=json.dumps({**REQUEST, "candidate": candidate}),
         env={**os.environ, "PYTHONPATH": str(folder)},
         capture_output=True,
@@ -81,7 +82,7 @@ def test_a_crash_is_a_failed_candidate_and_calling_a_placeholder_is_not_silent(
 
 
 def test_without_kernelbench_there_is_nothing_to_compare() -> None:
-    command = [sys.executable, "-P", str(HARNESS)]
+    command = [sys.executable, "-P", str(SCRIPT)]
     done = subprocess.run(
         command, input=json.dumps(REQUEST), capture_output=True, text=True, timeout=60, check=False
     )
@@ -217,14 +218,14 @@ def test_a_harness_that_is_stopped_leaves_no_compiler_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "stuck.py").write_text(STUCK)
-    monkeypatch.setattr(throughput, "HARNESS", tmp_path / "stuck.py")
+    monkeypatch.setattr(harness, "SCRIPT", tmp_path / "stuck.py")
     probe = stream()[0]
     options = argparse.Namespace(kernelbench=tmp_path, gpu_arch="Hopper")
     side = throughput.Harness(options, tmp_path / "builds")
     side._tasks[probe.problem] = Task("test/none", "", "cuda")
     found: list[Path] = []
     for seconds in (1.0, 5.0, 25.0):  # until it has come so far, on whatever machine
-        monkeypatch.setattr(throughput, "TIMEOUT_S", seconds)
+        monkeypatch.setattr(harness, "TIMEOUT_S", seconds)
         row = side.judge(Job("harness", False, probe, 0, False))
         assert (row["verdict"], row["passed"]) == ("timeout", False)
         found = found or [p for p in (tmp_path / "builds").glob("*/child") if p.read_text()]

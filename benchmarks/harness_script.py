@@ -1,6 +1,6 @@
 """One candidate through KernelBench's own evaluation, in an interpreter without our code.
 
-    echo REQUEST | PYTHONPATH=CHECKOUT/src python -P benchmarks/throughput_harness.py
+    echo REQUEST | PYTHONPATH=CHECKOUT/src python -P benchmarks/harness_script.py
 
 REQUEST is a JSON object with `reference`, `candidate`, `backend`, `build_dir`, `gpu_arch`, `trials`
 and `perf_trials`; where it holds `static`, KernelBench's static checker looks at the candidate too,
