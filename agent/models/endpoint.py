@@ -48,6 +48,12 @@ RETRIED = frozenset((408, 409, 429))
 UNSENT = frozenset(("ConnectError", "ConnectTimeout"))
 """What the HTTP library raises where nothing was sent, so nothing can be billed."""
 
+REACHED = {
+    "DecodingError": "its answer is not compressed as it says",
+    "TooManyRedirects": "it redirects again and again; is that address right?",
+}
+"""What the HTTP library raises where the server was reached, and what that means."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -217,7 +223,8 @@ class _Line:
             return replies_of(completion, seconds, self.model.name, self.model.price)[:n]
         # The SDK checks no types: any JSON may be in there.
         except (AttributeError, TypeError, LookupError) as error:
-            raise ModelError(f"{self._who}: its answer is not a chat completion") from error
+            why = ", it holds no choices" if getattr(completion, "choices", None) == [] else ""
+            raise ModelError(f"{self._who}: its answer is not a chat completion{why}") from error
 
     async def routed(
         self, path: str, bodies: Sequence[Mapping[str, object] | None]
@@ -294,7 +301,9 @@ class _Line:
                 why = f"no reply within {self.model.timeout_s:g} s, {tries}; raise the time-out?"
             case openai.APIConnectionError():
                 cause = error.__cause__ or error
-                why = f"cannot be reached ({cause}); is it running, is that address right?"
+                why = REACHED.get(type(cause).__name__) or (
+                    f"cannot be reached ({cause}); is it running, is that address right?"
+                )
             case openai.AuthenticationError() | openai.PermissionDeniedError():
                 variable = self.model.api_key_env
                 why = f"the key was refused ({error.status_code}); check {variable}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -138,7 +139,7 @@ def test_an_answer_nested_beyond_reading_is_one_line() -> None:
         (Step(body="<html>\nhello</html>"), "not a chat completion"),
         (Step(body="[]"), "not a chat completion"),
         (Step(body="{}"), "not a chat completion"),
-        (Step(body='{"choices": []}'), "not a chat completion"),
+        (Step(body='{"choices": []}'), "not a chat completion, it holds no choices"),
         (Step(body='{"choices": [{"index": 0}]}'), "not a chat completion"),
         (Step(body='{"choices": "none"}'), "not a chat completion"),
         (Step(body='{"choices": [{"message": {"content": [1]}}]}'), "not a chat completion"),
@@ -155,6 +156,22 @@ def test_a_failure_is_one_line_that_says_what_to_do(step: Step, words: str) -> N
     assert words in str(raised.value)
     assert server.url in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "words"),
+    [
+        ({"Content-Encoding": "gzip"}, 200, "its answer is not compressed as it says"),
+        ({"Location": "/v1/chat/completions"}, 307, "it redirects again and again; is that"),
+    ],
+)
+def test_a_server_that_answers_oddly_was_reached(
+    headers: dict[str, str], status: int, words: str
+) -> None:
+    with OpenAIServer([Step("a", status=status)] * 30) as server:
+        server.headers = headers
+        with pytest.raises(ModelError, match=re.escape(f"{server.url}: {words}")):
+            client(server).complete(ASK, 1)
 
 
 def test_an_unreachable_server_is_named() -> None:

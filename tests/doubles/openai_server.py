@@ -13,7 +13,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -67,6 +67,8 @@ class OpenAIServer:
     delay_s: float = 0.0
     """Of every answer that `answering` makes."""
     retry_after: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Of every answer, beside those that any has."""
     """Header of every answer that is an error."""
     entries: Sequence[dict[str, Any]] | None = None
     """Its list of models; by default the one."""
@@ -222,6 +224,8 @@ def handler_for(server: OpenAIServer) -> type[BaseHTTPRequestHandler]:
                 self.send_header("Content-Type", kind)
             if status != 200 and server.retry_after is not None:
                 self.send_header("Retry-After", server.retry_after)
+            for name, value in server.headers.items():
+                self.send_header(name, value)
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()
             self.wfile.write(payload)
