@@ -3,8 +3,8 @@
 A model that knows nothing writes nothing that could be rewarded. So the shapes are real and the
 contents are not: the published configuration with random weights, a byte-level tokenizer of the
 recorded texts (whose tokens are not the model's own), and updates on the prompts, replies and
-verdicts of a recorded campaign. Measured are sampling, GRPO updates, memory, and that a checkpoint
-gives the same adapters again.
+verdicts of a recorded campaign. Measured are sampling, GRPO updates, each after the first from the
+checkpoint before it as after a kill, memory, and that a checkpoint gives the same adapters again.
 
     python -m benchmarks.train_size --preset qwen2.5-coder-1.5b --out FILE
     torchrun --nproc-per-node 3 -m benchmarks.train_size --preset qwen2.5-coder-7b --out FILE
@@ -129,8 +129,17 @@ def measured(
     with clock("sample"):
         replies = ranks.sample(prompts, sampling, seeds)
     drawn = sum(len(reply.ids) for reply in replies if reply is not None)
-    losses = []
+    losses, resumed = [], True
     for number in range(asked.updates):
+        if number:
+            checkpoint, held = folder / str(number), trained(policy)
+            with clock("checkpoint"):
+                ranks.replica.save(checkpoint)
+            del policy
+            with clock("resume"):
+                ranks.open(folder / "start", checkpoint, folder / "trainer")
+            policy = ranks.replica.policy
+            resumed = resumed and equal(held, trained(policy))
         mine = rollouts[number * asked.groups : (number + 1) * asked.groups]
         with clock(f"update {number + 1}"):
             figures = ranks.update(mine)
@@ -142,8 +151,6 @@ def measured(
     ranks.replica.close()
     with clock("load again"):
         again = load_policy(folder / "end", config.name, device, config.dtype)
-    found = trained(again)
-    same = found.keys() == learned.keys() and all(learned[k].equal(found[k]) for k in learned)
     tokens, seconds = sum(map(tokens_of, mine)), clock.seconds
     return {
         "environment": {"torch": torch.__version__, "device": name_of(device)},
@@ -164,7 +171,8 @@ def measured(
         "peak_gib": {key: round(value / 2**30, 2) for key, value in clock.peak_bytes.items()},
         "losses": losses,
         "moved": any(bool(t.any()) for name, t in learned.items() if "lora_B" in name),
-        "same_after_loading": same,
+        "same_after_loading": equal(learned, trained(again)),
+        "same_after_resuming": resumed,
         f"hours_of_{STEPS}_updates": hours(seconds, rollouts, config, asked, len(prompts)),
     }
 
@@ -194,6 +202,10 @@ def trained(policy: Policy) -> dict[str, torch.Tensor]:
     """What updates change, by name."""
     found = policy.model.named_parameters()
     return {name: p.detach().cpu().clone() for name, p in found if p.requires_grad}
+
+
+def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
 
 
 def repeated(groups: Iterable[Group]) -> Iterator[Group]:

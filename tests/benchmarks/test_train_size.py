@@ -43,10 +43,11 @@ def test_adapters_are_updated_by_recorded_rollouts_and_load_as_they_were(tmp_pat
     row = run(config, TINY, tmp_path, Asked(updates=2, groups=1, new_tokens=3))
     assert row["moved"]
     assert row["same_after_loading"]
+    assert row["same_after_resuming"]
     assert 0 < row["trained_parameters"] < row["parameters"] / 2, "LoRA's alone"
     assert row["sampled"] == {"replies": 2, "tokens": 6}
     assert row["update"]["rollouts"] == 2
-    assert set(row["seconds"]) >= {"sample", "update 1", "update 2", "load again"}
+    assert set(row["seconds"]) >= {"update 1", "checkpoint", "resume", "update 2", "load again"}
     still = replace(config, optimizer="sgd", rl=replace(rl, learning_rate=0.0))
     row = run(still, TINY, tmp_path / "still", Asked(updates=1, groups=1, new_tokens=1))
     assert not row["moved"]
