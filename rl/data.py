@@ -162,8 +162,6 @@ def split_of(task: Task, held_out: HeldOut) -> Split:
 
 def steps_of(task: Task) -> list[str]:
     """The operators that the reference's `forward` calls, as they are evaluated."""
-    forward = (n for n in ast.walk(ast.parse(task.source)) if isinstance(n, ast.FunctionDef))
-    body = next((n.body for n in forward if n.name == "forward"), [])
 
     def evaluated(node: ast.AST) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
@@ -173,7 +171,17 @@ def steps_of(task: Task) -> list[str]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             yield node.func.attr
 
-    return [name for statement in body for name in evaluated(statement)]
+    return [name for statement in _forward(task) for name in evaluated(statement)]
+
+
+def statements_of(task: Task) -> int:
+    """Of the reference's `forward`: of a synthetic task one for each operator."""
+    return len(_forward(task))
+
+
+def _forward(task: Task) -> list[ast.stmt]:
+    found = (n for n in ast.walk(ast.parse(task.source)) if isinstance(n, ast.FunctionDef))
+    return next((n.body for n in found if n.name == "forward"), [])
 
 
 def dataset_of(

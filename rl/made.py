@@ -23,7 +23,16 @@ from agent.prompts.render import Scene, render_contrast, render_propose
 from agent.types import Attempt, Measured, Proposal
 from kernelbench.suite import load_tasks
 from rewards.types import Reward
-from rl.data import Example, composition_of, family_of, known_of, plainly, reply_of, scene_of
+from rl.data import (
+    Example,
+    composition_of,
+    family_of,
+    known_of,
+    plainly,
+    reply_of,
+    scene_of,
+    statements_of,
+)
 from sandbox.errors import ConfigError
 from sandbox.graph import Arg, Ref, trace_ahead, trace_all
 from sandbox.types import Evaluation, Language, Task, digest
@@ -34,6 +43,12 @@ Wanted = tuple[Task, int]
 """With how many kernels of it."""
 CONTRASTED = 4
 """Of so many tasks one has a contrast too: those are three times as long as a proposal."""
+SHORT, MOST = 3, 3
+"""Statements of a reference from which each further one brings as many kernels again, and how many
+times as many are the most. Of long chains there are many and a suite has few: with one kernel a
+task 27 of 37 greedy replies to tasks of five operators were wrong, of 58 to those of four seven
+(small policy, after SFT and later, benchmarks/results/h200_train_demo.json, h100_train_demo.json).
+"""
 
 
 def made_examples(
@@ -43,10 +58,10 @@ def made_examples(
     exemplars: int = 0,
 ) -> Iterator[Example]:
     """For each task of these suites that the proposer covers, as many kernels of it as its suite is
-    to have, features drawn by chance, asked for as on the machine of the run in `like`; not for
-    tasks too like those of the suites in `against`. One task of `CONTRASTED` also teaches the form
-    of a contrast with up to so many `exemplars`, which have the figures of kernels that the run
-    measured, drawn by chance.
+    to have (of a long one up to MOST times as many), features drawn by chance, asked for as on the
+    machine of the run in `like`; not for tasks too like those of the suites in `against`. One task
+    of `CONTRASTED` also teaches the form of a contrast with up to so many `exemplars`, which have
+    the figures of kernels that the run measured, drawn by chance.
     """
     with Journal(like, read_only=True) as journal:
         scenes = (scene_of(journal, task) for task in journal.tasks())
@@ -92,7 +107,7 @@ class _Lesson:
 
     def of_each(self, tasks: Sequence[Wanted]) -> list[Example]:
         trace_ahead([task for task, _ in tasks])
-        return [example for task, count in tasks for example in self.of(task, count)]
+        return [e for task, count in tasks for e in self.of(task, count * times_of(task))]
 
     def of(self, task: Task, count: int) -> list[Example]:
         dice = random.Random(digest(f"contrast {task.id}"))
@@ -126,6 +141,12 @@ class _Lesson:
         floor_ms = _floor_ms(task, measured)
         measured = replace(measured, eager_ms=None, baselines_ms={}, floor_ms=floor_ms)
         return replace(self.machine, task=task, language=language, measured=measured)
+
+
+def times_of(task: Task) -> int:
+    """As many kernels as of a short task, this many times."""
+    statements = statements_of(task)
+    return min(MOST, max(1, statements - SHORT + 1))
 
 
 def _told(proposal: Proposal, figure: Evaluation) -> Attempt:

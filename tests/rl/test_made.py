@@ -1,6 +1,7 @@
 """Kernels taken as made: what the feature proposer writes, asked for as the campaign would."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from kernelbench.suite import load_tasks
 from rewards import speedup
 from rewards.terms import format_share
 from rl.config import HeldOut
-from rl.data import build_dataset, load_examples, save_dataset
+from rl.data import build_dataset, load_examples, save_dataset, statements_of
 from rl.made import made_examples
 from rl.plain import plain
 from sandbox.errors import ConfigError
@@ -60,12 +61,20 @@ def test_a_kernel_taken_as_made_answers_the_prompt_of_a_campaign(run):
 
 def test_kernels_taken_as_made_are_told_from_verified_ones_on_disk(run, tmp_path):
     found = list(made_examples({"synthetic:rows:12": 1}, run))
-    assert len(found) == 12
+    assert {e.task_id for e in found} == {t.id for t in load_tasks("synthetic:rows:12", "cuda")}
     save_dataset(build_dataset(found, HeldOut(0.0, 0.0)), tmp_path / "data")
     kept = load_examples(tmp_path / "data")
     assert {(e.run, e.speedup) for e in kept} == {("", None)}
     chosen = {e.reply.partition("; ")[2].partition("\n")[0] for e in found}
     assert len(chosen) > 6, "nothing to choose among"
+
+
+def test_of_a_long_chain_there_are_more_kernels_than_of_a_short_one(run):
+    lengths = {t.id: statements_of(t) for t in load_tasks("synthetic:rows:24", "cuda")}
+    assert set(lengths.values()) >= {3, 4, 5}
+    made = Counter(e.task_id for e in made_examples({"synthetic:rows:24": 2}, run))
+    times = {1: 1, 2: 1, 3: 1, 4: 2, 5: 3}
+    assert made == {id: 2 * times[length] for id, length in lengths.items()}
 
 
 def test_some_tasks_teach_the_form_of_a_contrast_with_figures_of_measured_kernels(run):
@@ -80,7 +89,7 @@ def test_some_tasks_teach_the_form_of_a_contrast_with_figures_of_measured_kernel
             journal.record_evaluation(task, figure, reward=speedup.reward(figure))
     found = list(made_examples({"synthetic:rows:24": 1}, run, (), 2))
     contrasts = [e for e in found if e.kind == "contrast"]
-    assert [e.kind for e in found].count("propose") == 24
+    assert len({e.task_id for e in found if e.kind == "propose"}) == 24
     assert 1 <= len(contrasts) < 12
     counts = set()
     for example in contrasts:
