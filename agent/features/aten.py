@@ -18,9 +18,9 @@ from agent.features.products import PRODUCTS, VIEWS, flattened
 from sandbox.graph import Arg, Graph, Node, Ref
 
 
-def lower(graph: Graph) -> Lowered:
-    """The reference as terms; raises Unsupported."""
-    lowered = Lowering(graph, HANDLERS).run()
+def lower(graph: Graph, *, library_bias: bool = False) -> Lowered:
+    """The reference as terms; raises Unsupported. `library_bias`: of a convolution."""
+    lowered = Lowering(graph, HANDLERS, library_bias=library_bias).run()
     operators = {n.op.rsplit(".", 1)[0] for n in graph.nodes if n.op.startswith("aten.")}
     if lowered.products and not operators - PRODUCTS.keys() - VIEWS.keys() - RESHAPING:
         raise Unsupported("no feature template for a product that nothing follows")
@@ -219,7 +219,7 @@ RESHAPING = {
 }  # fmt: skip
 FIRST_ALONE = {
     "aten.native_layer_norm", "aten._native_batch_norm_legit_no_training", "aten.native_batch_norm",
-    "aten.max", "aten.min",
+    "aten.native_group_norm", "aten.max", "aten.min",
 }  # fmt: skip
 """Operators with several outputs, whose first one is what they are lowered to."""
 SLICE = ((1, "dim", 0), (2, "start", 0), (4, "step", 1))
@@ -312,21 +312,52 @@ def _layer_norm(low: Lowering, n: Node) -> Term:
 
 
 def _batch_norm(low: Lowering, n: Node) -> Term:
-    """With running statistics: four figures per channel, the second dimension."""
+    """With running statistics, four figures per channel, the second dimension; without any, as
+    instance norm has it, those of this very input.
+    """
     b, x = low.build, _shaped(low, n)
     eps = float(_number(n.args[-1]))
     if n.op.startswith("aten.native_batch_norm") and n.args[5]:
-        raise Unsupported("no feature template for batch norm in train mode")
-
-    def channel(arg: Arg) -> Term:
-        term = low.term(arg)
-        return b.reshape(term, (*term.axes, *[()] * (len(x.axes) - 2)))
-
-    mean, variance = channel(n.args[3]), channel(n.args[4])
+        if n.args[3] is not None:
+            raise Unsupported("no feature template for batch norm in train mode")
+        rest = [d for d in range(len(x.axes)) if d != 1]
+        mean, variance = b.mean(x, rest, True), b.variance(x, rest, True, 0)
+    else:
+        mean, variance = _channel(low, x, n.args[3]), _channel(low, x, n.args[4])
     out = b.point("mul", b.point("sub", x, mean), b.point("rsqrt", b.point("add", variance, eps)))
-    if n.args[1] is not None:
-        out = b.point("mul", out, channel(n.args[1]))
-    return b.point("add", out, channel(n.args[2])) if n.args[2] is not None else out
+    return _affine(low, out, n.args[1], n.args[2])
+
+
+def _group_norm(low: Lowering, n: Node) -> Term:
+    """Statistics of each group of channels, which is one part of their dimension. Where there are a
+    scale and a shift for each channel of several elements they are a program of their own behind
+    it: within a group's elements they would vary by the channel.
+    """
+    b, x, groups, eps = low.build, _shaped(low, n), int(_number(n.args[6])), _number(n.args[7])
+    channels = x.axes[1]
+    if len(channels) > 1:
+        raise Unsupported("no feature template for group norm of merged dimensions")
+    outer, inner = b.split(channels[0], groups) if channels else ((), ())
+    parts = b.reshape(x, (x.axes[0], outer, inner, *x.axes[2:]))
+    dims = list(range(2, len(parts.axes)))
+    mean, variance = b.mean(parts, dims, True), b.variance(parts, dims, True, 0)
+    scale = b.point("rsqrt", b.point("add", variance, float(eps)))
+    if n.args[1] is not None and any(x.axes[2:]):
+        mean, scale = b.apart(mean), b.apart(scale)
+    out = b.point("mul", b.point("sub", parts, mean), scale)
+    return _affine(low, b.reshape(out, x.axes), n.args[1], n.args[2])
+
+
+def _channel(low: Lowering, x: Term, arg: Arg) -> Term:
+    """One figure for each channel, the second dimension of `x`."""
+    term = low.term(arg)
+    return low.build.reshape(term, (*term.axes, *[()] * (len(x.axes) - 2)))
+
+
+def _affine(low: Lowering, x: Term, weight: Arg, bias: Arg) -> Term:
+    """Scaled and shifted by channel, where there is what to do so with."""
+    out = x if weight is None else low.build.point("mul", x, _channel(low, x, weight))
+    return out if bias is None else low.build.point("add", out, _channel(low, x, bias))
 
 
 def _softmax(low: Lowering, n: Node) -> Term:
@@ -376,6 +407,7 @@ def _table() -> dict[str, Handler]:
         "split_with_sizes": _nothing, "var_mean": _nothing, "sum": _sum, "mean": _mean,
         "var": _var, "linalg_vector_norm": _vector_norm, "native_layer_norm": _layer_norm,
         "_native_batch_norm_legit_no_training": _batch_norm, "native_batch_norm": _batch_norm,
+        "native_group_norm": _group_norm,
         "gather": _gather, "cumsum": _cumsum,
     }  # fmt: skip
     table.update(singles)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sandbox.graph import Arg, Graph, Node, Ref
 
@@ -27,6 +27,7 @@ ALIASES = {
     "aten.expand", "aten.permute", "aten.slice", "aten.alias", "aten.detach",
     "aten.lift_fresh_copy",
 }  # fmt: skip
+SPLIT_TWICE = "no feature template for a dimension that is split in two ways"
 INTEGERS = {"int64", "int32", "int16", "int8", "uint8"}
 
 
@@ -71,6 +72,8 @@ class Builder:
     atoms: list[Atom] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
     known: dict[object, Term] = field(default_factory=dict)
+    splits: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Atoms that are two, the first one running slower; see `split`."""
 
     def atom(self, expression: str, size: int) -> int:
         for i, atom in enumerate(self.atoms):
@@ -79,6 +82,43 @@ class Builder:
         self.atoms.append(Atom(expression, size))
         self.parent.append(len(self.parent))
         return len(self.parent) - 1
+
+    def split(self, atom: int, parts: int) -> tuple[Group, Group]:
+        """The two dimensions behind one of so many equal parts. Until all is lowered the whole one
+        stands beside them; then it is both of them everywhere (`parted`).
+        """
+        expression, size = self.atoms[atom].expression, self.atoms[atom].size
+        outer = self.atom(f"min({expression}, {parts})", parts)
+        inner = self.atom(f"(({expression}) // {parts})", size // parts)
+        if self.splits.setdefault(atom, (outer, inner)) != (outer, inner):
+            raise Unsupported(SPLIT_TWICE)
+        return (outer,) if parts > 1 else (), (inner,) if size > parts else ()
+
+    def parted(self) -> dict[Term, Term]:
+        """Every term with split atoms replaced by their parts, which are all terms from now on."""
+        parts: dict[int, Group] = {}
+        for whole, (outer, inner) in self.splits.items():
+            kept = tuple(a for a in (outer, inner) if self.atoms[a].size > 1)
+            if parts.setdefault(self.find(whole), kept) != kept:
+                raise Unsupported(SPLIT_TWICE)
+
+        def group(atoms: Group) -> Group:
+            return tuple(part for a in atoms for part in parts.get(self.find(a), (a,)))
+
+        found: dict[Term, Term] = {}
+        for term in self.terms:
+            if term.sliced is not None and self.find(term.sliced) in parts:
+                raise Unsupported("no feature template for parts of a dimension that is split")
+            args: list[Term | float | int | bool | str] = []
+            for arg in term.args:
+                if isinstance(arg, str) and arg.startswith("@"):
+                    args += [f"@{a}" for a in group((int(arg[1:]),))]
+                else:
+                    args.append(found[arg] if isinstance(arg, Term) else arg)
+            axes = tuple(map(group, term.axes))
+            found[term] = replace(term, args=tuple(args), axes=axes)
+        self.terms = list(found.values())
+        return found
 
     def find(self, atom: int) -> int:
         while self.parent[atom] != atom:
@@ -159,6 +199,10 @@ class Builder:
         axes = tuple(axes)
         return a if a.axes == axes else self.make("same", (a,), a.kind, axes)
 
+    def apart(self, a: Term) -> Term:
+        """The same value, kept by one program and read by the next."""
+        return self.make("apart", (a,), a.kind, a.axes)
+
     def count(self, a: Term, dims: Sequence[int]) -> Term:
         dims = [d % max(len(a.axes), 1) for d in dims] or list(range(len(a.axes)))
         return self.make("count", tuple(f"@{x}" for d in dims for x in a.axes[d]), "float", ())
@@ -194,8 +238,11 @@ Handler = Callable[["Lowering", Node], Term | None]
 class Lowering:
     """Walks the graph; handlers for single operators live in aten.py."""
 
-    def __init__(self, graph: Graph, handlers: dict[str, Handler]) -> None:
+    def __init__(
+        self, graph: Graph, handlers: dict[str, Handler], *, library_bias: bool = False
+    ) -> None:
         self.graph = graph
+        self.library_bias = library_bias
         self.handlers = handlers
         self.build = Builder()
         self.values: dict[str, Term] = {}
@@ -220,6 +267,9 @@ class Lowering:
                 self.values[node.name] = term
         places = tuple(n for n in self.graph.nodes if n.op in ("input", "parameter", "buffer"))
         products = tuple(self.products)
+        if self.build.splits:
+            parted = self.build.parted()
+            self.values = {name: parted[term] for name, term in self.values.items()}
         return Lowered(self.build, self.graph.result, self.values, self.nodes, places, products)
 
     def load(self, node: Node) -> Term:

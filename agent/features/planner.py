@@ -23,7 +23,18 @@ def plan(graphs: Sequence[Graph]) -> Plan:
 
 
 def _plan(graph: Graph) -> Plan:
-    lowered = lower(graph)
+    """Biases of convolutions are added by the programs, or, where these cannot, by the library."""
+    try:
+        return _planned(graph)
+    except Unsupported:
+        biased = any(n.op.startswith("aten.convolution") and n.args[2] for n in graph.nodes)
+        if not biased:
+            raise
+        return _planned(graph, library_bias=True)
+
+
+def _planned(graph: Graph, *, library_bias: bool = False) -> Plan:
+    lowered = lower(graph, library_bias=library_bias)
     split = _Split(lowered)
     inputs = sum(n.op == "input" for n in lowered.placeholders) + len(graph.scalars)
     return Plan(split.programs(), inputs, lowered.result, lowered.products)
@@ -60,6 +71,8 @@ class _Split:
 
     def _phase(self, term: Term) -> int:
         before = max((self.phase[a] for a in _arguments(term)), default=-1)
+        if term.op == "apart":
+            return self._behind(before)
         scans = term.op.startswith("scan.")
         if not (scans or term.op.startswith("reduce.")):
             return before
@@ -71,6 +84,14 @@ class _Split:
             if self.reduced[place] == along and place not in self.scans:
                 return place
         self.reduced.append(along)
+        return len(self.reduced) - 1
+
+    def _behind(self, before: int) -> int:
+        """A phase that reduces nothing and comes after this one."""
+        for place in range(before + 1, len(self.reduced)):
+            if not self.reduced[place]:
+                return place
+        self.reduced.append(())
         return len(self.reduced) - 1
 
     def programs(self) -> tuple[Program, ...]:
@@ -229,7 +250,7 @@ class _Emit:
                 self.scalars.append(expression)
             return Value(name, "scalar", (self.scalars.index(expression),), "float", False, 0)
         arguments = [self.values[a] for a in _arguments(term)]
-        if term.op == "same" and arguments[0].element == element:
+        if term.op in ("same", "apart") and arguments[0].element == element:
             return arguments[0]
         if term.op == "pick" and set(self.split.atoms(term)) != set(self.columns):
             raise Unsupported("no feature template for aten.gather along a leading dimension")

@@ -2,8 +2,8 @@
 
 A product of inputs, parameters and their permutations is a tensor that `forward` computes first;
 to the programs after it, it is one more operand. A bias is added by the program, which reads every
-element of the product anyway. Products of what is computed, and products that nothing follows, are
-left to the library altogether.
+element of the product anyway, unless what follows could not have it. Products of what is computed,
+and products that nothing follows, are left to the library altogether.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ def _bmm(low: Lowering, node: Node) -> Term:
 
 def _convolution(low: Lowering, node: Node) -> Term:
     x, weight, bias, *settings = node.args
-    text = f"torch.convolution({_spoken(low, x)}, {_spoken(low, weight)}, None, "
+    inside = _spoken(low, bias) if low.library_bias and bias is not None else None
+    text = f"torch.convolution({_spoken(low, x)}, {_spoken(low, weight)}, {inside}, "
     text += ", ".join(repr(list(s) if isinstance(s, tuple) else s) for s in settings) + ")"
     rest = [_fresh(low, node, dim) for dim in range(1, len(node.meta.shape))]
     term = _made(low, node, text, [low.term(x).axes[0], *rest])
-    if bias is None:
+    if bias is None or inside is not None:
         return term
     channel = low.term(bias)
     axes = (*channel.axes, *[()] * (len(rest) - 1))

@@ -84,6 +84,33 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+NORMS = """
+import torch, torch.nn as nn, torch.nn.functional as F
+N, SIDE = 3, 5
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = {norm}
+        self.convolution = nn.Conv2d(12, 12, 3, padding=1)
+        self.bias = nn.Parameter(torch.randn(12, 1, 1))
+    def forward(self, x, rows):
+        return {body}
+def get_inputs():
+    return [torch.randn(N, 12, SIDE, SIDE + 2) * 2 + 1, torch.randn(N, 12)]
+def get_init_inputs():
+    return []
+"""
+GROUPED = {
+    "groups": ("nn.GroupNorm(4, 12)", "F.silu(self.norm(x))", 2),
+    "groups without figures": ("nn.GroupNorm(2, 12, affine=False)", "F.relu(self.norm(x))", 1),
+    "one group": ("nn.GroupNorm(1, 12)", "self.norm(x) + x", 2),
+    "a group a channel": ("nn.GroupNorm(12, 12)", "self.norm(x) * self.bias", 2),
+    "groups of a row": ("nn.GroupNorm(3, 12)", "F.hardtanh(self.norm(rows))", 1),
+    "groups, then a mean": ("nn.GroupNorm(4, 12)", "self.norm(x).mean(dim=(1, 2, 3))", 3),
+    "groups of a product": ("nn.GroupNorm(4, 12)", "F.gelu(self.norm(self.convolution(x)))", 2),
+    "instances": ("nn.InstanceNorm2d(12)", "torch.tanh(self.norm(x)) * 0.5", 1),
+}
+"""What normalises, what is returned, and the programs that it takes."""
 SHAPES = (
     Shape("odd"),
     Shape("even", (("ROWS", 6), ("COLS", 512))),
@@ -98,6 +125,13 @@ def task(name: str, device: str = "cpu", dtype: str = "float32") -> Task:
     """The named reference at three shapes."""
     source = SWIGLU if name == "swiglu" else HEAD.format(body=BODIES[name])
     return Task(f"test/{name}", source, device, dtype, SHAPES)
+
+
+def grouped(name: str, device: str = "cpu") -> Task:
+    """The named reference at two shapes."""
+    norm, body, _ = GROUPED[name]
+    shapes = (Shape("one"), Shape("other", (("N", 5), ("SIDE", 9))))
+    return Task(f"test/{name}", NORMS.format(norm=norm, body=body), device, shapes=shapes)
 
 
 @functools.cache

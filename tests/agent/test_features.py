@@ -12,7 +12,17 @@ from agent.features import cpp
 from agent.features.assemble import candidate
 from agent.features.cpp import default
 from sandbox.types import Language, Shape, Task
-from tests.agent.features_references import NAMES, proposer, shared, task, traced, worst_error
+from tests.agent.features_references import (
+    GROUPED,
+    NAMES,
+    NORMS,
+    grouped,
+    proposer,
+    shared,
+    task,
+    traced,
+    worst_error,
+)
 
 SORT = """
 import torch
@@ -109,6 +119,33 @@ def test_batch_norm_has_its_figures_per_channel() -> None:
     given = Task("test/channels", CHANNELS, "cpu")
     (proposal,) = proposer().propose(given, [], 1)
     assert worst_error(given, load(proposal.candidate.source)) < 5e-6
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_channels_are_normalised_in_groups(name: str) -> None:
+    """Read as often as eager does it: once for the figures, and once with each channel's own."""
+    (proposal,) = proposer().propose(grouped(name), [], 1)
+    assert len(traced(grouped(name)).programs) == GROUPED[name][2]
+    assert worst_error(grouped(name), load(proposal.candidate.source)) < 5e-6
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("self.norm(x + self.bias)", "a broadcast within the reduced dimensions"),
+        ("self.norm(x) + F.group_norm(x, 3)", "a dimension that is split in two ways"),
+        ("torch.chunk(x, 2, 1)[0] + self.norm(x)[:, :6]", "slices other than equal parts"),
+    ],
+)
+def test_groups_that_are_no_program_are_told(body: str, words: str) -> None:
+    source = NORMS.format(norm="nn.GroupNorm(4, 12)", body=body)
+    assert words in str(proposer().unsupported(Task("test/groups", source, "cpu")))
+
+
+def test_a_batchs_own_figures_are_told_apart_from_an_instances() -> None:
+    source = NORMS.format(norm="nn.BatchNorm2d(12, track_running_stats=False)", body="self.norm(x)")
+    words = str(proposer().unsupported(Task("test/batch", source, "cpu")))
+    assert "reductions or scans along a leading dimension" in words
 
 
 @pytest.mark.parametrize("name", ["softmax", "layer_norm_residual", "cross_entropy"])

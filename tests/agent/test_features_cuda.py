@@ -11,8 +11,10 @@ from agent.features.assemble import candidate
 from tests.agent import cuda_emulator
 from tests.agent.features_references import (
     BOUNDS,
+    GROUPED,
     NAMES,
     cuda_points,
+    grouped,
     shared,
     task,
     traced,
@@ -61,6 +63,17 @@ def test_emulated_kernels_are_right_at_every_shape(name: str, count: int, tmp_pa
     problem = task(name, "cuda")
     found = traced(problem)
     for point in cuda_points(found, count):
+        module = cuda_emulator.load(candidate(problem, found, point).source, tmp_path)
+        assert worst_error(problem, module) < BOUNDS["float32"], point
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "groups" else pytest.mark.slow) for n in GROUPED]
+)
+def test_emulated_kernels_normalise_channels_in_groups(name: str, tmp_path: Path) -> None:
+    problem = grouped(name, "cuda")
+    found = traced(problem)
+    for point in cuda_points(found, 3):
         module = cuda_emulator.load(candidate(problem, found, point).source, tmp_path)
         assert worst_error(problem, module) < BOUNDS["float32"], point
 
