@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.features import cuda_rows, cuda_scan, cuda_tiles, cuda_turned
+from agent.features import cuda_rows, cuda_scan, cuda_strided, cuda_tiles, cuda_turned
 from agent.features.cuda_pool import Features
 from agent.features.cuda_source import Kernels
 from agent.features.host import sizes
@@ -20,12 +20,14 @@ KERNELS = {
     "tiles": cuda_tiles.kernels,
     "turned": cuda_turned.kernels,
     "scan": cuda_scan.kernels,
+    "strided": cuda_strided.kernels,
 }
 LAUNCHES = {
     "rows": cuda_rows.launches,
     "tiles": cuda_tiles.launches,
     "turned": cuda_turned.launches,
     "scan": cuda_scan.launches,
+    "strided": cuda_strided.launches,
 }
 OPTIONS = ("--std=c++17",)
 

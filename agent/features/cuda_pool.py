@@ -49,6 +49,15 @@ SCAN: dict[str, tuple[str | int, ...]] = {
     "math": ("precise", "fast"),
 }
 """Of programs with a prefix sum, a block a row."""
+
+
+STRIDED: dict[str, tuple[str | int, ...]] = {
+    "form": ("strided",),
+    "threads": (128, 256, 64, 512),
+    "unroll": (4, 8, 2, 1),
+    "math": ("precise", "fast"),
+}
+"""Of programs that reduce along a dimension that is not the last: a thread a row."""
 Pool = Mapping[str, tuple[str | int, ...]]
 MOST_IN_TURN = 1024
 """Elements of a row that one thread takes one after another. Elementwise over a whole tensor is a
@@ -61,7 +70,9 @@ float32 as long (H200, tiles of 256 threads)."""
 
 def pool(program: Program) -> Pool:
     """The features that matter to a program, and their values."""
-    return TURNED if program.inner else SCAN if program.scan is not None else POOL
+    if program.inner:
+        return STRIDED if program.strided else TURNED
+    return POOL if program.scan is None else SCAN
 
 
 def default(program: Program) -> dict[str, str | int]:
@@ -165,6 +176,11 @@ def mapping(features: Features) -> str:
         return (
             f"tiles of {features['tile']} x {features['tile']} through shared memory, "
             f"{features['lines']} lines at a time; grid tiles"
+        )
+    if features["form"] == "strided":
+        return (
+            f"a thread a row, {features['unroll']} of its elements at once; "
+            f"block {features['threads']}, grid rows / {features['threads']}"
         )
     if features["form"] == "scan":
         return (

@@ -10,6 +10,7 @@ from agent.features.emit import (
     C_TYPES,
     COMBINE,
     IDENTITY,
+    TURNED,
     Sweep,
     declare,
     operand_of,
@@ -160,7 +161,8 @@ def pointers(program: Program) -> str:
         if o.column
     ]
     lines += [
-        f"{C_TYPES[r.dtype]}* __restrict__ const {r.name}_row = {r.name} + row * columns;"
+        f"{C_TYPES[r.dtype]}* __restrict__ const {r.name}_row = {r.name} + "
+        f"{TURNED if r.turned else 'row * columns'};"
         for r in program.results
         if r.element
     ]

@@ -125,10 +125,14 @@ def written(result: Result, text: str) -> str:
     return f"({C_TYPES[result.dtype]})({text})"
 
 
+TURNED = "row / inner * columns * inner + row % inner"
+"""C: where a row begins whose elements lie `inner` apart."""
+
+
 def row_offset(operand: Operand) -> str:
     """C: the first element of the operand for `row`."""
     if operand.turned:
-        return "row / inner * columns * inner + row % inner"
+        return TURNED
     if operand.row == "none":
         return f"columns * {operand.part[0]}" if operand.column and operand.part[0] else "0"
     row = f"(row / {operand.name}_div) % {operand.name}_mod" if operand.row == "cyclic" else "row"

@@ -130,12 +130,15 @@ class _Split:
         if len(turns) > 1:
             raise Unsupported("no feature template for operands transposed in different ways")
         batch, count = turns.pop() if turns else (0, 0)
-        columns = (
-            order[-count:]
-            if count
-            else self._columns(order, terms, place if reduces or scans else None)
-        )
-        rows = order[: len(order) - len(columns)]
+        if count:
+            columns = order[-count:]
+        elif reduces or scans:
+            columns = self._along(order, place, scans)
+            if order[len(order) - len(columns) :] != columns:
+                batch, count = order.index(columns[0]), len(columns)
+        else:
+            columns = self._columns(order, terms)
+        rows = [a for a in order if a not in columns]
         inner = rows[batch:] if count else []
         return _Emit(self, place, roots, terms, rows, columns, reduces, inner).program()
 
@@ -166,15 +169,19 @@ class _Split:
             raise Unsupported("no feature template for outer products or repeated dimensions")
         return order
 
-    def _columns(self, order: list[int], terms: list[Term], place: int | None) -> list[int]:
-        if place is not None:
-            along = set(self.reduced[place])
-            tail = order[len(order) - len(along) :]
-            if set(tail) != along:
-                raise Unsupported(
-                    "no feature template for reductions or scans along a leading dimension"
-                )
-            return tail
+    def _along(self, order: list[int], place: int, scans: bool) -> list[int]:
+        """The dimensions that a phase reduces or scans."""
+        along = set(self.reduced[place])
+        start = next((i for i, a in enumerate(order) if a in along), 0)
+        found = order[start : start + len(along)]
+        if set(found) != along:
+            raise Unsupported("no feature template for reductions along dimensions apart")
+        if scans and start + len(along) != len(order):
+            raise Unsupported("no feature template for scans along a leading dimension")
+        return found
+
+    def _columns(self, order: list[int], terms: list[Term]) -> list[int]:
+        """Without a reduction: as many of the last dimensions as every operand has, or has not."""
         loads = [t for t in terms if t.op == "load" or t in self.workspaces]
         start = 0
         for load in loads:
@@ -252,7 +259,8 @@ class _Emit:
         arguments = [self.values[a] for a in _arguments(term)]
         if term.op in ("same", "apart") and arguments[0].element == element:
             return arguments[0]
-        if term.op == "pick" and set(self.split.atoms(term)) != set(self.columns):
+        along = set(self.split.atoms(term)) if term.op == "pick" else set(self.columns)
+        if along != set(self.columns) or (term.op == "pick" and self.inner):
             raise Unsupported("no feature template for aten.gather along a leading dimension")
         behind = {self.split.phase[a] for a in _arguments(term)}
         if term.op == "pick" and self.place in self.split.scans & behind:
@@ -274,7 +282,7 @@ class _Emit:
         inside = held & set(self.columns)
         if inside and inside != set(self.columns):
             raise Unsupported("no feature template for a broadcast within the reduced dimensions")
-        if term.sliced is not None and self.build.find(term.sliced) != self.columns[0]:
+        if term.sliced is not None and (turned or self.build.find(term.sliced) != self.columns[0]):
             raise Unsupported("no feature template for slices along this dimension")
         above = [i for i, a in enumerate(self.rows) if a in held]
         row, div, mod = "none", "1", "1"
@@ -299,11 +307,16 @@ class _Emit:
         element = bool(held & set(self.columns))
         if held != {*self.rows, *(self.columns if element else ())}:
             raise Unsupported("no feature template for a result that is smaller than its program")
-        if [self.build.find(a) for a in _flat(term)] != self.rows + self.columns * element:
+        turned = element and self.reduces and bool(self.inner)
+        batch = len(self.rows) - len(self.inner)
+        wanted = self.rows + self.columns * element
+        wanted = self.rows[:batch] + self.columns + self.inner if turned else wanted
+        if [self.build.find(a) for a in _flat(term)] != wanted:
             raise Unsupported("no feature template for a transposed result")
         shape = tuple(self.expression(g) for g in term.axes)
         if name not in self.split.outputs:
-            return Result(name, self.values[term].name, _workspace_dtype(term), element, shape)
+            dtype = _workspace_dtype(term)
+            return Result(name, self.values[term].name, dtype, element, shape, turned)
         meta = self.split.lowered.nodes[name.removeprefix("out_")].meta
         sizes = tuple(self.build.size(g) for g in term.axes)
         padded = (1,) * (len(meta.shape) - len(sizes)) + sizes
@@ -312,7 +325,7 @@ class _Emit:
         if not _contiguous(meta.shape, meta.stride):
             raise Unsupported("no feature template for results that are not contiguous")
         shape = ("1",) * (len(meta.shape) - len(sizes)) + shape
-        return Result(name, self.values[term].name, meta.dtype, element, shape)
+        return Result(name, self.values[term].name, meta.dtype, element, shape, turned)
 
 
 def _workspace_dtype(term: Term) -> str:

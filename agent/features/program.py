@@ -56,6 +56,8 @@ class Result:
     dtype: str
     element: bool
     shape: tuple[str, ...]
+    turned: bool = False
+    """As of an Operand."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,18 @@ class Program:
     scalars: tuple[str, ...] = ()
     """Python expressions passed as float arguments s0, s1, ..."""
     inner: str = ""
-    """Rows of one matrix of a batch, where operands are transposed in it; else empty."""
+    """Rows of one matrix of a batch, where operands are transposed in it, as they all are where a
+    reduction runs along a dimension that is not the last; else empty."""
     row_count: int = field(default=1, compare=False)
     column_count: int = field(default=1, compare=False)
 
     def value(self, name: str) -> Value:
         return next(v for v in self.values if v.name == name)
+
+    @property
+    def strided(self) -> bool:
+        """Whether it reduces along a dimension whose elements lie `inner` apart."""
+        return self.reduces and bool(self.inner)
 
     @property
     def scan(self) -> Value | None:

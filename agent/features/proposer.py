@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from agent.features import cpp, cuda_pool, cuda_turned
+from agent.features import cpp, cuda_pool, cuda_strided, cuda_turned
 from agent.features.assemble import candidate, without_header
 from agent.features.host import skeleton
 from agent.features.lower import FLOATS, Unsupported
@@ -90,6 +90,11 @@ def _planned(task: Task) -> Plan | str:
         return f"no feature template for {task.dtype}"
     try:
         found = plan(trace_all(task))
+        strided = [program.column_count for program in found.programs if program.strided]
+        if strided and task.device == "cpu":
+            return "no feature template in C++ for reductions along a leading dimension"
+        if max(strided, default=0) > cuda_strided.MOST:
+            return f"no feature template for {max(strided)} elements along a leading dimension"
         skeleton(task.source)
         return found
     except (Unsupported, TaskError) as error:
@@ -103,10 +108,10 @@ def _space(task: Task, found: Plan) -> Space:
     if program.inner or program.scan is not None:
         pool = cpp.pool(program) if host else cuda_pool.pool(program)
         usual = cpp.default(program) if host else cuda_pool.default(program)
-        size = "tile" if program.inner else "chunk" if host else "threads"
+        size = "tile" if "tile" in pool else "chunk" if host else "threads"
 
         def fits(point: Features) -> bool:
-            return host or not program.inner or cuda_turned.fits(program, point)
+            return host or point["form"] != "turned" or cuda_turned.fits(program, point)
 
         sized = [{**usual, size: value} for value in pool[size]]
         return Space(pool, tuple(point for point in sized if fits(point)), fits)

@@ -111,6 +111,16 @@ GROUPED = {
     "instances": ("nn.InstanceNorm2d(12)", "torch.tanh(self.norm(x)) * 0.5", 1),
 }
 """What normalises, what is returned, and the programs that it takes."""
+STRIDED = {
+    "sum": ("x.sum(1)", 1),
+    "rms norm": ("x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-6) * self.bias", 1),
+    "softmax": ("torch.softmax(x * self.bias, dim=1) + 0.5", 1),
+    "two dimensions": ("x.mean((1, 2))", 1),
+    "the first": ("x.amax(0) * 2.0", 1),
+    "one after the other": ("F.log_softmax(x.amin(2), dim=1)", 2),
+    "of a product": ("torch.tanh(self.convolution(x).amin(dim=1, keepdim=True))", 1),
+}
+"""Reductions along a dimension that is not the last, and the programs that they take."""
 SHAPES = (
     Shape("odd"),
     Shape("even", (("ROWS", 6), ("COLS", 512))),
@@ -130,6 +140,15 @@ def task(name: str, device: str = "cpu", dtype: str = "float32") -> Task:
 def grouped(name: str, device: str = "cpu") -> Task:
     """The named reference at two shapes."""
     norm, body, _ = GROUPED[name]
+    return image(name, norm, body, device)
+
+
+def strided(name: str, device: str = "cuda") -> Task:
+    """The named reference at two shapes."""
+    return image(name, "nn.Identity()", STRIDED[name][0], device)
+
+
+def image(name: str, norm: str, body: str, device: str) -> Task:
     shapes = (Shape("one"), Shape("other", (("N", 5), ("SIDE", 9))))
     return Task(f"test/{name}", NORMS.format(norm=norm, body=body), device, shapes=shapes)
 

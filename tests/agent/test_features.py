@@ -19,6 +19,7 @@ from tests.agent.features_references import (
     grouped,
     proposer,
     shared,
+    strided,
     task,
     traced,
     worst_error,
@@ -145,7 +146,12 @@ def test_groups_that_are_no_program_are_told(body: str, words: str) -> None:
 def test_a_batchs_own_figures_are_told_apart_from_an_instances() -> None:
     source = NORMS.format(norm="nn.BatchNorm2d(12, track_running_stats=False)", body="self.norm(x)")
     words = str(proposer().unsupported(Task("test/batch", source, "cpu")))
-    assert "reductions or scans along a leading dimension" in words
+    assert "reductions along dimensions apart" in words
+
+
+def test_on_the_cpu_reductions_along_a_leading_dimension_are_left_alone() -> None:
+    words = str(proposer().unsupported(strided("sum", "cpu")))
+    assert "in C++ for reductions along a leading dimension" in words
 
 
 @pytest.mark.parametrize("name", ["softmax", "layer_norm_residual", "cross_entropy"])

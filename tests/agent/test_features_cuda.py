@@ -8,14 +8,20 @@ from pathlib import Path
 import pytest
 
 from agent.features.assemble import candidate
+from sandbox.types import Task
 from tests.agent import cuda_emulator
 from tests.agent.features_references import (
     BOUNDS,
     GROUPED,
     NAMES,
+    NORMS,
+    STRIDED,
     cuda_points,
     grouped,
+    image,
+    proposer,
     shared,
+    strided,
     task,
     traced,
     worst_error,
@@ -76,6 +82,43 @@ def test_emulated_kernels_normalise_channels_in_groups(name: str, tmp_path: Path
     for point in cuda_points(found, 3):
         module = cuda_emulator.load(candidate(problem, found, point).source, tmp_path)
         assert worst_error(problem, module) < BOUNDS["float32"], point
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "softmax" else pytest.mark.slow) for n in STRIDED]
+)
+def test_emulated_kernels_reduce_along_any_dimension(name: str, tmp_path: Path) -> None:
+    problem = strided(name)
+    found = traced(problem)
+    assert len(found.programs) == STRIDED[name][1]
+    assert all(program.strided for program in found.programs)
+    first, *others = proposer().propose(problem, [], 4)
+    assert compile_error(first.candidate.source) is None
+    assert len(others) == 3
+    for proposal in (first, others[-1]):
+        module = cuda_emulator.load(proposal.candidate.source, tmp_path)
+        assert worst_error(problem, module) < BOUNDS["float32"], proposal.features
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("x.amax((1, 3))", "reductions along dimensions apart"),
+        ("x.cumsum(1)", "scans along a leading dimension"),
+        ("x.gather(1, (x[:, :1] > 0).long())", "slices other than equal parts"),
+        ("F.softmax(torch.chunk(x, 2, 1)[1], 1)", "slices along this dimension"),
+    ],
+)
+def test_reductions_that_are_no_program_are_told(body: str, words: str) -> None:
+    assert words in str(proposer().unsupported(image("other", "nn.Identity()", body, "cuda")))
+
+
+def test_one_thread_does_not_take_a_long_row_alone() -> None:
+    source = NORMS.format(norm="nn.Identity()", body="x.sum(0)").replace(
+        "N, SIDE = 3", "N, SIDE = 20000"
+    )
+    words = str(proposer().unsupported(Task("test/long", source, "cuda")))
+    assert "20000 elements along a leading dimension" in words
 
 
 @pytest.mark.slow

@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 
 from agent.features.assemble import candidate
+from sandbox.types import Task
 from tests.agent.features_references import (
     BOUNDS,
+    GROUPED,
     NAMES,
+    STRIDED,
     cuda_points,
+    grouped,
+    proposer,
+    strided,
     task,
     traced,
     worst_error,
@@ -27,3 +33,17 @@ def test_generated_kernels_are_right_at_every_shape(name: str) -> None:
         module: dict[str, Any] = {"__name__": "candidate"}
         exec(candidate(problem, found, point).source, module)
         assert worst_error(problem, module, "cuda") < BOUNDS["float32"], point
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [*(grouped(n, "cuda") for n in GROUPED), *(strided(n) for n in STRIDED)],
+    ids=lambda problem: str(problem.id),
+)
+def test_kernels_of_images_are_right_at_every_shape(problem: Task) -> None:
+    proposals = proposer().propose(problem, [], 4)
+    assert len(proposals) == 4
+    for proposal in proposals:
+        module: dict[str, Any] = {"__name__": "candidate"}
+        exec(proposal.candidate.source, module)
+        assert worst_error(problem, module, "cuda") < BOUNDS["float32"], proposal.features
