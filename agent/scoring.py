@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.config import OptimizeConfig, load_evaluation, load_optimize, protocol_of
@@ -105,8 +105,9 @@ def score(
     is taken at a smaller batch.
     """
     device, began = where.device, time.monotonic()
-    config, tasks = load_evaluation(preset), choose(load_suite(suite, device), only)
-    read = Found() if given is None else _kernels_for(tasks, given, suite, folder)
+    config, every = load_evaluation(preset), load_suite(suite, device)
+    tasks = choose(every, only)
+    read = Found() if given is None else _kernels_for(every, tasks, given, suite, folder)
     found = [submission.candidate.language for submission in read.submissions]
     if device == "cpu" and found and all(language.needs_gpu for language in found):
         raise ConfigError(f"{given}: {no_gpu(found[0])}")
@@ -151,10 +152,18 @@ def bench_name(given: str | Path | None) -> str:
 
 
 def _kernels_for(
-    tasks: Sequence[Task], given: str | Path, suite: Sequence[str], folder: Path
+    every: Sequence[Task],
+    tasks: Sequence[Task],
+    given: str | Path,
+    suite: Sequence[str],
+    folder: Path,
 ) -> Found:
-    kernels = kernels_of(given, folder)
-    read = read_submissions(kernels, tasks)
+    """Those of the chosen tasks; a kernel of another one of the suite is no problem."""
+    kernels, chosen = kernels_of(given, folder), {task.id for task in tasks}
+    read = read_submissions(kernels, every)
+    read = replace(
+        read, submissions=tuple(s for s in read.submissions if s.candidate.task_id in chosen)
+    )
     if not read.submissions and kernels == Path(given):  # a campaign may have won nothing
         why = f": {read.problems[0]}" if read.problems else ""
         raise ConfigError(

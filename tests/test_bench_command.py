@@ -107,6 +107,8 @@ def test_tasks_are_chosen_by_patterns_and_the_report_says_so(cli, folder):
     assert code == 0, err
     summary = json.loads((folder / "bench/kernels/summary.json").read_text())
     assert (summary["tasks"], summary["about"]["only"]) == (2, "'re*'")
+    assert (folder / "kernels/sigmoid.py").exists()
+    assert not any("sigmoid" in line for line in summary["left_out"]), "it is in the suite"
     code, _, err = cli(folder, "bench", "kernels", *REST, "--only", "softmax")
     assert (code, err.partition(";")[0]) == (2, "warpsmith: --only softmax: no such task")
 
