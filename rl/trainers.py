@@ -159,9 +159,9 @@ def update(
     folder: Path,
     anchor: Anchor | None = None,
 ) -> dict[str, float]:
-    """`rl.iterations` GRPO steps on the groups; returns TRL's figures of the last. A group with
-    fewer replies than `rl.group` is filled up with replies that have no reward, which TRL leaves
-    out of its baseline, and whose tokens it does not count; `rl.beta` holds the policy to `anchor`.
+    """`rl.iterations` GRPO steps on the groups; returns TRL's figures of the last. TRL leaves
+    replies without a reward out of its baseline, and does not see their tokens; such ones fill up a
+    group with fewer replies than `rl.group`. `rl.beta` holds the policy to `anchor`.
     Where several processes call it with equal weights and groups, each takes an equal share.
     """
     settings = config.rl
@@ -182,7 +182,7 @@ def update(
             "completion_ids": [row.reply for row in mine],
             # On-policy: TRL takes the old policy to be the present one, or asks it beforehand.
             "logprobs": [row.log_probabilities for row in mine] if aged else None,
-            "env_mask": [[int(row.counts)] * len(row.reply) for row in mine],
+            "env_mask": [[int(row.reward is not None)] * len(row.reply) for row in mine],
             "worth": [row.reward for row in mine],
         }
 
@@ -316,9 +316,8 @@ class _Row:
     prompt: list[int]
     reply: list[int]
     reward: float | None
+    """None of what does not count: TRL does not see its tokens."""
     log_probabilities: list[float]
-    counts: bool = True
-    """False of what fills a group: TRL does not see its tokens."""
 
 
 def _filled(groups: Sequence[Group], size: int, processes: int) -> list[list[_Row]]:
@@ -330,7 +329,7 @@ def _filled(groups: Sequence[Group], size: int, processes: int) -> list[list[_Ro
             raise ValueError(f"{size - lacking} replies in one group; expected at most {size}")
         likely = group.log_probabilities or [[]] * len(group.replies)
         replies = zip(group.prompts, group.replies, group.rewards, likely, strict=True)
-        filling = _Row(group.key, group.prompts[0], group.replies[0][:1], None, [0.0], counts=False)
+        filling = _Row(group.key, group.prompts[0], group.replies[0][:1], None, [0.0])
         found.append([_Row(group.key, *reply) for reply in replies] + [filling] * lacking)
     while len(found) * size % processes:
         found.append([replace(filling, key=f"filling {len(found)}")] * size)

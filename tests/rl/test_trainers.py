@@ -116,6 +116,23 @@ def test_what_fills_a_group_does_not_count(tmp_path):
     assert after(5) == pytest.approx(after(3), rel=1e-5)
 
 
+def test_a_reply_without_a_reward_takes_no_part_in_the_step(tmp_path):
+    """A fault of ours, however long, is no token among those that a loss is the mean of."""
+
+    def after(replies: int) -> list[float]:
+        policy = new_policy(["a b c d e f"] * 20, SHAPE, "toy", seed=1)
+        grpo = GrpoConfig(group=4, learning_rate=0.02, max_grad_norm=1e9)
+        config = TrainConfig(device="cpu", optimizer="sgd", rl=grpo)
+        texts = ("a", "b c", "e f", "d e f a", "f e d c b a f e d c b a")
+        prompt, *written = (policy.reply_ids(t) for t in texts)
+        worth = [1.0, 0.0, 0.3, None]
+        group = Group("g", [prompt] * replies, written[:replies], worth[:replies])
+        update(policy, [group], optimizer_of(policy, config, tmp_path), config, tmp_path)
+        return [math.fsum(policy.log_probabilities(prompt, reply)) for reply in written]
+
+    assert after(4) == pytest.approx(after(3), rel=1e-6)
+
+
 def test_a_loss_that_is_normalised_by_batch_is_refused_smaller_ones():
     assert GrpoConfig(group=4, loss="bnpo").batch is None
     with pytest.raises(ValueError, match="bnpo"):
