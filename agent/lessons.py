@@ -86,7 +86,9 @@ class Lessons:
         """Tells the last update; with `learn`, takes what is left, on whatever was judged."""
         if self._update is not None:
             self._ended()
-        for _ in self._cohorts if learn and not self.over else ():
+        for _ in self._cohorts if learn else ():
+            if self.over:
+                return
             learn_from(self._journal, self._learner, self._turn, self._fresh(self._turn))
             self._turn = (self._turn + 1) % len(self._cohorts)
 

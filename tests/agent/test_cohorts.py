@@ -14,10 +14,13 @@ from agent.campaign import run_campaign
 from agent.engine import LocalEngine
 from agent.journal import Journal
 from agent.learner import LEARN, POLICY_VERSION, Lesson, rollouts
-from agent.scripted import ScriptedEvaluator, ScriptedProposer
+from agent.lessons import Lessons
+from agent.schedule import TaskRun
+from agent.scripted import ScriptedEvaluator, ScriptedProposer, scripted_evaluation
 from agent.types import FIRST_TURN
 from rewards import speedup
 from sandbox.errors import WarpsmithError
+from sandbox.types import EvalConfig, Status
 from tests.agent.scripts import make_task, script
 
 NAMES = "abcd"
@@ -164,6 +167,22 @@ def test_a_run_that_goes_on_learns_from_nothing_twice(tmp_path, updates):
     run(tmp_path, second)
     assert len(first.seen) < len(first.seen + second.seen)
     assert learned(first) + learned(second) == Counter(EVERY)
+
+
+def test_what_is_left_at_the_end_gives_the_weights_no_more_updates_than_they_may_have(tmp_path):
+    """Both cohorts have something to learn from, and one update is left for them."""
+    learner = Learns(version=2)
+    run(tmp_path, learner, interrupted=lambda: True)
+    with Journal(tmp_path) as journal:
+        runs = [TaskRun(make_task(name), index, ()) for index, name in enumerate(NAMES)]
+        for name in NAMES:
+            [proposal] = Writes(learner).propose(make_task(name), [], 1)
+            journal.record_proposals(0, [proposal])
+            found = scripted_evaluation(proposal.candidate, EvalConfig(), Status.PASSED, 2.0)
+            journal.record_evaluation(make_task(name), found, reward=speedup.reward(found))
+        Lessons(journal, learner, runs, most=3).finish(learn=True)
+        assert [json.loads(detail)["version"] for detail in journal.events(LEARN)] == [3]
+    assert learner.version == 3
 
 
 def test_an_update_that_fails_ends_the_campaign(tmp_path):
