@@ -65,7 +65,11 @@ class RewardConfig:
             raise ValueError(f"margin is {self.margin}; expected at least 1")
         if self.kind == "cuda-l1" and self.partial + self.format_weight + self.coverage_weight:
             raise ValueError("cuda-l1 pays for speed alone; expected no partial, format, coverage")
-        slowest = self.correct + (SLOWEST if self.kind == "log" else 0.0)
+        slowest = {
+            "milestones": self.correct,
+            "log": self.correct + SLOWEST,
+            "cuda-l1": 10.0**-self.robust.decimals,
+        }[self.kind]
         if self.wrong + self.partial + self.format_weight >= slowest:
             raise ValueError("a wrong kernel could earn as much as a correct one; lower its credit")
 

@@ -5,8 +5,9 @@ Unknown keys are refused. configs/train/cuda-l1.yaml tells published values from
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,6 +15,7 @@ from agent.config import validate
 from agent.presets import read_yaml
 from rewards.terms import RewardConfig
 from sandbox.errors import ConfigError
+from sandbox.records import to_record
 from sandbox.types import digest
 
 Split = Literal["train", "held_out_task", "held_out_family"]
@@ -24,6 +26,9 @@ are, as far as their places tell, files of a checkout's levels that are given as
 """
 NEW = "new"
 """As `model`: a small transformer from nothing, with a tokenizer of its own."""
+
+SEEDS = (1 << 32) - 1
+"""The last one that numpy takes, which trainers seed too."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,13 @@ class ShapeConfig:
     """Tokens of prompt and reply together."""
 
     def __post_init__(self) -> None:
-        if self.hidden % self.heads:
-            raise ValueError(f"hidden {self.hidden} is not a multiple of heads {self.heads}")
+        if self.heads < 1:
+            raise ValueError(f"heads is {self.heads}; expected at least 1")
+        # Positions turn pairs of a head's values.
+        if self.hidden < 1 or self.hidden % (2 * self.heads):
+            raise ValueError(
+                f"hidden is {self.hidden}; expected an even multiple of heads ({self.heads})"
+            )
         if min(self.vocabulary - 300, self.layers, self.feed_forward, self.context) < 1:
             raise ValueError("expected a vocabulary over 300, and sizes of at least 1")
 
@@ -288,6 +298,8 @@ class TrainConfig:
             )
         if self.temperature is not None and self.temperature <= 0:
             raise ValueError(f"temperature is {self.temperature}; expected above 0")
+        if not 0 <= self.seed <= SEEDS:
+            raise ValueError(f"seed is {self.seed}; expected 0 to {SEEDS}")
         if self.model == NEW and self.dtype != "float32":
             raise ValueError(
                 f"dtype is {self.dtype}, and a model from nothing is trained whole; take float32"
@@ -316,7 +328,20 @@ def load_train(source: str, **overrides: object) -> TrainConfig:
     """From a preset's name or a YAML file; raises ConfigError naming the file and the key."""
     origin, values = read_yaml(source, "train")
     values |= {key: value for key, value in overrides.items() if value is not None}
-    return validate(TrainConfig, values, origin)
+    config = validate(TrainConfig, values, origin)
+    _refuse_infinite(to_record(config), origin)
+    return config
+
+
+def _refuse_infinite(record: Mapping[str, object], origin: str, prefix: str = "") -> None:
+    """Raises ConfigError for the first number that is none, or no end: no bound above sees it, and
+    one update makes NaN of all weights.
+    """
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            _refuse_infinite(value, origin, f"{prefix}{key}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{origin}: {prefix}{key} is {value}; expected a finite number")
 
 
 def _share(text: str) -> float:
