@@ -20,7 +20,7 @@ from rl.data import Example
 from rl.kept import BEGUN_FROM, EXAMPLES, FINE_TUNING, keep_config, refuse_other
 from rl.policy import FILE, Policy, load_policy, new_policy
 from rl.replica import refuse_coarse, with_adapters
-from rl.trainers import Tokens, fine_tune
+from rl.trainers import Tokens, fine_tune, known_optimizer
 from sandbox.errors import ConfigError
 from sandbox.records import to_record
 from sandbox.types import digest
@@ -99,22 +99,20 @@ def sft(
     record = {**record_of(config, source), EXAMPLES: digest([asdict(e) for e in examples])}
     processes = PartialState(cpu=device == "cpu")  # On a GPU, makes its own one the current one.
     with processes.main_process_first():  # Whose policy, random weights included, all have then.
-        if has_begun(out):
+        goes_on = has_begun(out)
+        if goes_on:
             refuse_other(FINE_TUNING, record, out)
             policy = load_policy(begun, config.name, device, config.dtype)
             refuse_coarse(policy)
         else:
             policy = begin(examples, config, device, source)
             policy.transductive |= config.transductive
+        fitting = tokens_of(examples, policy, config)
+        known_optimizer(policy, config, scratch)
+        if not goes_on:  # What could not begin may be set right.
             out.mkdir(parents=True, exist_ok=True)
             keep_config(record, out)
             policy.save(begun)
-    prompts = policy.prompts_ids(e.messages for e in examples)
-    tokens = list(map(Tokens, prompts, policy.replies_ids(e.reply for e in examples)))
-    longest = min(config.sft.max_tokens, policy.context)
-    fitting = [t for t in tokens if len(t.prompt) + len(t.reply) <= longest]
-    if not fitting:
-        raise ConfigError(f"all {len(tokens)} examples are over {longest} tokens; raise max_tokens")
     figures, weights = fine_tune(policy, fitting, config, scratch)
     if processes.is_main_process:
         policy.save(out, weights)
@@ -123,7 +121,23 @@ def sft(
     return Fitted(
         out,
         len(fitting),
-        len(tokens) - len(fitting),
+        len(examples) - len(fitting),
         policy.parameters,
         figures.get("train_loss"),
     )
+
+
+def tokens_of(examples: Sequence[Example], policy: Policy, config: TrainConfig) -> list[Tokens]:
+    """Those that are not too long; raises ConfigError where all are."""
+    prompts = policy.prompts_ids(e.messages for e in examples)
+    tokens = list(map(Tokens, prompts, policy.replies_ids(e.reply for e in examples)))
+    longest = min(config.sft.max_tokens, policy.context)
+    fitting = [t for t in tokens if len(t.prompt) + len(t.reply) <= longest]
+    if not fitting:
+        remedy = (
+            "raise sft.max_tokens"
+            if config.sft.max_tokens < policy.context
+            else "take a policy of more context"
+        )
+        raise ConfigError(f"all {len(tokens)} examples are over {longest} tokens; {remedy}")
+    return fitting

@@ -136,19 +136,27 @@ def _step(checkpoint: Path) -> int:
 
 def optimizer_of(policy: Policy, config: TrainConfig, folder: Path) -> Any:
     """The config's, as transformers makes it, for all updates of a run; without weight decay.
+    Raises what `known_optimizer` does.
+    """
+    make, settings = known_optimizer(policy, config, folder)
+    trained = [p for p in policy.model.parameters() if p.requires_grad]
+    groups = settings.pop("params", [{"params": trained}])
+    return make([group | {"weight_decay": 0.0} for group in groups], **settings)
 
-    Raises ConfigError where its package is not installed.
+
+def known_optimizer(policy: Policy, config: TrainConfig, folder: Path) -> tuple[Any, Any]:
+    """The class of the config's optimizer, and what that is made with for RL.
+
+    Raises ConfigError where there is none of its name, or its package is not installed.
     """
     known = common(policy, config, folder, config.rl.learning_rate)
     # Nothing of torch is to change yet: the device may still be measured.
     arguments = TrainingArguments(**known | {"tf32": None})
     try:
-        make, settings = Trainer.get_optimizer_cls_and_kwargs(arguments, policy.model)
+        found: tuple[Any, Any] = Trainer.get_optimizer_cls_and_kwargs(arguments, policy.model)
     except ImportError as error:
         raise ConfigError(f"optimizer {config.optimizer}: {error}") from error
-    trained = [p for p in policy.model.parameters() if p.requires_grad]
-    groups = settings.pop("params", [{"params": trained}])
-    return make([group | {"weight_decay": 0.0} for group in groups], **settings)
+    return found
 
 
 def update(

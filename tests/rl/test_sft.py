@@ -57,6 +57,23 @@ def test_what_was_begun_by_another_config_is_not_gone_on_with(tmp_path, differs,
         sft(EXAMPLES, replace(CONFIG, **differs), tmp_path / "to", "cpu", None)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"sft": SftConfig(max_tokens=4)}, "over 4 tokens; raise sft.max_tokens"),
+        ({"shape": replace(SHAPE, context=4)}, "over 4 tokens; take a policy of more context"),
+        ({"optimizer": "adamm"}, "no optimizer 'adamm'"),
+        ({"optimizer": "galore_adamw"}, "install"),
+    ],
+)
+def test_what_could_not_begin_may_be_set_right_in_the_same_folder(tmp_path, wrong, words):
+    """The remedy that the line names was refused as another training."""
+    out = tmp_path / "to"
+    with pytest.raises(ConfigError, match=words):
+        sft(EXAMPLES, replace(CONFIG, **wrong), out, "cpu", None)
+    assert sft(EXAMPLES, CONFIG, out, "cpu", None).examples == len(EXAMPLES)
+
+
 def test_what_was_begun_on_other_examples_or_weights_is_not_gone_on_with(tmp_path):
     killed(tmp_path / "to", EXAMPLES, CONFIG)
     with pytest.raises(ConfigError, match="examples was"):
