@@ -229,9 +229,12 @@ def load_policy(
             f"{source}: no transformers checkpoint (no {CONFIG} in it); "
             "`warpsmith train sft` makes one"
         )
+    lacking = "transformers checkpoint"
     try:
         record = json.loads(known.read_text()) if known.is_file() else {}
+        lacking = "tokenizer"
         tokenizer = _tokenizer(source, here=here)
+        lacking = "transformers checkpoint"
         kind = getattr(torch, dtype) if dtype else "auto"
         model = _weights(source, kind, here=here).to(device) if weights else None
     except (OSError, ValueError, SafetensorError) as error:
@@ -241,7 +244,7 @@ def load_policy(
                 "reached"
             ) from error
         first = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"{source}: no transformers checkpoint ({first[:160]})") from error
+        raise ConfigError(f"{source}: no {lacking} ({first[:160]})") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     _refuse_speechless(source, tokenizer)
@@ -276,7 +279,26 @@ def _weights(source: str | Path, dtype: Any, *, here: bool) -> Any:
         from peft import AutoPeftModelForCausalLM
 
         return AutoPeftModelForCausalLM.from_pretrained(source, dtype=dtype, is_trainable=True)
-    return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=here)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        source,
+        dtype=dtype,
+        local_files_only=here,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # Told below, in one line.
+    )
+    # What a checkpoint lacks, transformers draws by chance, with a warning.
+    if report["mismatched_keys"]:
+        name, found, expected = min(report["mismatched_keys"])
+        raise ConfigError(
+            f"{source}: its weights of {name} are {tuple(found)}; expected {tuple(expected)}, as "
+            f"its {CONFIG} has it"
+        )
+    if report["missing_keys"]:
+        raise ConfigError(
+            f"{source}: has no weights for {min(report['missing_keys'])}, which its {CONFIG} "
+            "tells of; expected a whole causal language model"
+        )
+    return model
 
 
 def _tokenizer(source: str | Path, *, here: bool) -> Any:

@@ -226,6 +226,31 @@ def test_a_checkpoint_that_a_kill_tore_is_named(policy, tmp_path):
             load_policy(tmp_path)
 
 
+def test_a_checkpoint_without_its_tokenizer_is_named(policy, tmp_path):
+    policy.save(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).unlink()
+        with pytest.raises(ConfigError, match=f"^{tmp_path}: no tokenizer"):
+            load_policy(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("num_hidden_layers", 2, "has no weights for model.layers.1.input_layernorm.weight"),
+        ("intermediate_size", 16, r"_proj.weight are \(32, 32\); expected \(32, 16\)"),
+    ],
+)
+def test_weights_that_a_checkpoint_lacks_are_not_drawn_by_chance(
+    policy, tmp_path, key, value, words
+):
+    policy.save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(ConfigError, match=words):
+        load_policy(tmp_path)
+
+
 @pytest.mark.parametrize(
     "template",
     [None, "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"],
