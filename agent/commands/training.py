@@ -5,7 +5,8 @@ What training needs is looked for before a module of `rl` that imports it: see r
 
 from __future__ import annotations
 
-from contextlib import closing
+import sys
+from contextlib import closing, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -206,7 +207,9 @@ def train_judge(
     from rl.judging import judged_run
 
     chosen = judging(config, settings, policy, split, max_seconds)
-    result = warpsmith.optimize(config=chosen, name=name)
+    # As JSON the answer is alone on stdout: the campaign's table is none.
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        result = warpsmith.optimize(config=chosen, name=name)
     found = judged_run(find_run(name), settings.held_out)
     answer(found, as_json, lambda _: say(found))
     say_how_to_go_on(result, name)

@@ -1,5 +1,6 @@
 """What one greedy reply to each held-out task is worth, and that nothing is left out unseen."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from rl.judging import judged
 from rl.local import LocalModel
 from rl.policy import new_policy
 from sandbox.types import Candidate, EvalConfig, Language, Status
+from tests.rl import toy
 
 VERDICTS = (Status.PASSED, Status.WRONG_VALUE, Status.SANDBOX_ERROR, None)
 
@@ -48,3 +50,16 @@ def test_a_prompt_that_leaves_no_room_is_a_failure_of_the_policy_that_is_judged(
     assert (long.text, long.finish_reason) == ("", "length")
     learning = LocalModel(policy, SamplingConfig(max_new_tokens=8))
     assert learning.complete_each(prompts)[1] is None
+
+
+def test_as_json_it_is_one_value_on_stdout(tmp_path: Path, cli):
+    """The campaign's table went before it."""
+    toy.write(tmp_path)
+    shape = ShapeConfig(vocabulary=400, hidden=32, layers=1, heads=2, feed_forward=32)
+    new_policy(["a line\n"] * 20, shape, "toy").save(tmp_path / "policy")
+    judge = ("train", "judge", "--policy", "policy", "--name", "j", "--config", "toy.yaml")
+    done = cli(tmp_path, *judge, "--split", "train", "--json")
+    assert done.code == 0, done.err
+    [row] = json.loads(done.out)
+    assert (row["split"], row["tasks"], row["correct"]) == ("train", 2, 0)
+    assert "none correct" in done.err
