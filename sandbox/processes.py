@@ -28,6 +28,9 @@ class Process:
     """One line of /proc/<pid>/stat."""
 
     pid: int
+    """Of another thread of it, where the first has ended: /proc tells only of a living one what its
+    process holds.
+    """
     group: int
     state: str
     threads: int = 1
@@ -301,6 +304,14 @@ def _processes() -> Iterator[Process]:
 
 
 def _process(pid: int) -> Process | None:
+    found = _stat(pid)
+    if found is None or not found.ended or found.gone:
+        return found
+    threads = map(_stat, map(int, _listed(f"/proc/{pid}/task")))
+    return next((thread for thread in threads if thread is not None and not thread.ended), found)
+
+
+def _stat(pid: int) -> Process | None:
     stat = _read(f"/proc/{pid}/stat")
     if stat is None:
         return None

@@ -199,7 +199,19 @@ def test_a_parent_that_waits_for_its_childs_exec_counts_as_frozen() -> None:
         assert not woken(pgid)
 
 
-def test_no_thread_goes_on_in_the_kernel_of_a_frozen_tree() -> None:
+def end_first_thread() -> None:
+    """The process goes on in its others; its first is a zombie until they end."""
+    ctypes.CDLL(None).pthread_exit(None)
+
+
+FIRST_THREADS = pytest.mark.parametrize(
+    "first", [lambda: time.sleep(60), end_first_thread], ids=["living", "ended"]
+)
+"""What the first thread of a process does, which is the one that /proc shows."""
+
+
+@FIRST_THREADS
+def test_no_thread_goes_on_in_the_kernel_of_a_frozen_tree(first: Callable[[], None]) -> None:
     file, place = os.memfd_create("hole"), mmap.mmap(-1, 1 << 20)
     os.ftruncate(file, 1 << 30)
 
@@ -209,7 +221,7 @@ def test_no_thread_goes_on_in_the_kernel_of_a_frozen_tree() -> None:
 
     def act() -> None:
         threading.Thread(target=read, daemon=True).start()
-        time.sleep(60)
+        first()
 
     with worker(act) as pgid:
         assert wait_until(lambda: (cpu_seconds(pgid) or 0.0) > 0.05)
@@ -239,6 +251,22 @@ def test_memory_of_the_whole_tree_is_counted() -> None:
         assert wait_until(lambda: count_processes(pgid) == 2)
         assert wait_until(lambda: tree_memory_bytes(pgid) > 3 * CHUNK)
         assert tree_memory_bytes(pgid) < 5 * CHUNK
+
+
+@FIRST_THREADS
+def test_memory_counts_whichever_thread_holds_it(first: Callable[[], None]) -> None:
+    def hold() -> None:
+        time.sleep(0.1)  # the first thread has ended by then, if it does
+        block = bytearray(CHUNK)
+        block[:] = b"x" * CHUNK
+        time.sleep(60)
+
+    def act() -> None:
+        threading.Thread(target=hold, daemon=True).start()
+        first()
+
+    with worker(act) as pgid:
+        assert wait_until(lambda: tree_memory_bytes(pgid) > CHUNK)
 
 
 def test_memory_that_a_fork_shares_is_divided_once_it_would_be_too_much() -> None:
