@@ -112,17 +112,19 @@ class Turns(Sides):
             seconds, claim = self.candidate.collect(batch, keep=keep, spoil=spoil)
             after.end()
             turn.collected(seconds, after)
-            differs = structure(claim, self.signature, len(batch), dense=self.config.dense_layouts)
+            with self.frozen():  # nor while we read its claim, which may be of any length
+                differs = structure(
+                    claim, self.signature, len(batch), dense=self.config.dense_layouts
+                )
+                if keep is not None:
+                    self.keepsake.take(sets[keep])
+                if single:
+                    self.handed_over.take(batch[0])
+                self.synchronize()
             seen = CaseObservation(
                 case.name, inputs_mutated=mutated and not unfinished, unfinished=unfinished
             )
             case = case.worst(replace(seen, **differs))
-            if keep is not None:
-                self.keepsake.take(sets[keep])
-            if single:
-                with self.frozen():
-                    self.handed_over.take(batch[0])
-                    self.synchronize()
         if self.used_up:
             self.poisoned = max(self.poisoned, len(sets))
         self.candidate.idle.begin()

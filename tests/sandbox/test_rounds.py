@@ -8,11 +8,13 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sandbox import turns
 from sandbox.drift import DRIFT
 from sandbox.evaluator import LocalEvaluator
 from sandbox.figures import Pair
@@ -390,3 +392,29 @@ def test_what_a_lone_call_leaves_for_after_it_said_that_it_was_over_is_paid_for(
     assert found.passed, found.detail
     assert lone
     assert min(lone) > 0.01
+
+
+def test_a_candidate_stands_still_while_its_claims_are_read(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be long, and what it did meanwhile would be nobody's time."""
+    pids, states = [0], set[str]()
+    run, read = ProcessPair.run_candidate, turns.structure
+
+    def noted_run(self: ProcessPair, *arguments: Any) -> tuple[Turn, CaseObservation]:
+        pids.append(self.candidate.worker.pid)
+        return run(self, *arguments)
+
+    def noted_read(*arguments: Any, **more: Any) -> dict[str, Any]:
+        states.add(Path(f"/proc/{pids[-1]}/stat").read_text().rpartition(")")[2].split()[0])
+        return read(*arguments, **more)
+
+    monkeypatch.setattr(ProcessPair, "run_candidate", noted_run)
+    monkeypatch.setattr(turns, "structure", noted_read)
+    task = task_of(SCALE)
+    candidate = Candidate(
+        task.id, Language.TORCH, forward("return torch.relu(x) * self.factor + 1.0")
+    )
+    found = evaluator.evaluate(task, candidate, FAST)
+    assert found.passed, found.detail
+    assert states == {"T"}
