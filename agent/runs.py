@@ -151,10 +151,12 @@ def _refuse_change(folder: Path, config: OptimizeConfig, before: dict[str, objec
         before = to_record(validate(OptimizeConfig, before, str(folder)))
     for key, value in (before or {}).items():
         if key not in MAY_CHANGE and now.get(key) != value:
-            remedy = f"give another --name, or go on with --config {folder / CONFIG} and no other"
+            # Of `train` the option --config is another file.
+            remedy = f"warpsmith optimize --config {folder / CONFIG} and no other"
             raise ConfigError(
                 f"run {folder.name!r} was started with other settings "
-                f"({_change(key, value, now.get(key))}); {remedy}"
+                f"({_change(key, value, now.get(key))}); give another --name, or go on with "
+                f"{remedy}"
             )
 
 

@@ -279,9 +279,8 @@ def test_what_differs_from_the_run_is_told_with_a_way_on(tmp_path, change, told)
         pass
     assert told in str(caught.value)
     saved = tmp_path / "r" / "config.yaml"
-    assert f"; give another --name, or go on with --config {saved} and no other" in str(
-        caught.value
-    )
+    way = f"; give another --name, or go on with warpsmith optimize --config {saved} and no other"
+    assert way in str(caught.value)
     with open_run("r", load_optimize(str(saved)), tmp_path):
         pass
 
