@@ -16,7 +16,7 @@ from rl.anchor import Anchor, anchor_of
 from rl.config import SamplingConfig, TrainConfig
 from rl.policy import Policy, Sample, load_policy
 from rl.trainers import Group, optimizer_of, update
-from sandbox.errors import ConfigError
+from sandbox.errors import ConfigError, WarpsmithError
 
 OPTIMIZER = "optimizer.pt"
 
@@ -58,10 +58,19 @@ class Replica:
         return self.policy.sample(prompts, sampling, seeds)
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """A next version of the weights; returns TRL's figures. All ranks take it together."""
+        """A next version of the weights; returns TRL's figures. All ranks take it together. Raises
+        WarpsmithError where it left no numbers.
+        """
         figures = update(
             self.policy, groups, self.optimizer, self.config, self.scratch, self.anchor
         )
+        trained = (p for p in self.policy.model.parameters() if p.requires_grad)
+        if not all(bool(p.isfinite().all()) for p in trained):
+            raise WarpsmithError(
+                f"update {self.policy.version + 1} made weights that are not finite; lower "
+                f"rl.learning_rate ({self.config.rl.learning_rate:g}) or rl.max_grad_norm in a run "
+                "of another name, from a checkpoint of this one"
+            )
         self.policy.version += 1
         gc.collect()  # Trainers hold each other in cycles, and with them DDP's gradients.
         self.policy.rest()

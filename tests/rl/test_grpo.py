@@ -18,7 +18,7 @@ from rewards.terms import RewardConfig
 from rl.config import GrpoConfig, LoraConfig, SamplingConfig, ShapeConfig, TrainConfig
 from rl.grpo import GrpoLearner, versions
 from rl.policy import Policy, new_policy
-from sandbox.errors import ConfigError
+from sandbox.errors import ConfigError, WarpsmithError
 from sandbox.types import Candidate, EvalConfig, Language, Status
 
 PROMPT = json.dumps([Message(role="user", content="faster")])
@@ -190,6 +190,16 @@ def test_a_reply_is_compared_with_the_others_of_its_group(start, tmp_path):
     assert mine - (mine + its) / 2 == pytest.approx(fast - cheat)
     with pytest.raises(ValueError, match="needs scale none"):
         GrpoConfig(advantage="leave-one-out")
+
+
+def test_weights_that_are_no_numbers_any_more_are_not_kept(start, tmp_path):
+    """They write nothing, and a run went on with them to its end."""
+    config = replace(CONFIG, rl=replace(CONFIG.rl, learning_rate=1e20))
+    learner = GrpoLearner(tmp_path, start, config, "cpu")
+    learner.learn(generation(0))
+    with pytest.raises(WarpsmithError, match=r"update 2 .* not finite; lower rl.learning_rate"):
+        learner.learn(generation(1))
+    assert versions(tmp_path / "learner") == [1]
 
 
 def test_our_own_fault_and_older_weights_move_nothing(start, tmp_path):
