@@ -246,12 +246,17 @@ def build_dataset(
 
 def save_dataset(dataset: DatasetDict, folder: Path) -> None:
     """Under another name first: a folder of that name is complete."""
-    if folder.exists():
-        raise ConfigError(f"{folder}: exists already; name another folder")
+    refuse_existing(folder)
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     dataset.save_to_disk(partial)
     os.replace(partial, folder)
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raises ConfigError where no data set can be written."""
+    if folder.exists():
+        raise ConfigError(f"{folder}: exists already; name another folder")
 
 
 def load_examples(folder: Path, split: str = TRAIN) -> list[Example]:

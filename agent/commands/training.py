@@ -88,9 +88,10 @@ def make_examples(
     wanted = dict(map(_counted, made or ()))
     settings = open_training(config)
     from rl.config import refuse_evaluated
-    from rl.data import dataset_of, save_dataset
+    from rl.data import dataset_of, refuse_existing, save_dataset
     from rl.made import made_examples
 
+    refuse_existing(to)
     refuse_evaluated(wanted, settings.transductive)
 
     folders = [find_run(run) for run in runs]

@@ -153,6 +153,14 @@ def test_a_data_set_of_another_version_is_named(journal, tmp_path):
         load_examples(tmp_path / "data")
 
 
+def test_a_folder_that_exists_is_refused_before_anything_is_made(tmp_path, cli):
+    """Thousands of kernels took minutes, and were then not written."""
+    (tmp_path / "data").mkdir()
+    made = ("--made", "no_such_suite=1000")
+    done = cli(tmp_path, "data", "examples", "no_such_run", "--to", "data", *made)
+    assert (done.code, done.err) == (2, "warpsmith: data: exists already; name another folder\n")
+
+
 class Torn:
     """A data set in the midst of whose writing the process ends."""
 
