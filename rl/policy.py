@@ -275,9 +275,17 @@ def base_of(source: str | Path) -> str:
 
 
 def _weights(source: str | Path, dtype: Any, *, here: bool) -> Any:
+    if Path(source).is_dir():  # Adapters keep it as their base's, wherever they are loaded.
+        source = Path(source).resolve()
     if (Path(source) / ADAPTER).is_file():
         from peft import AutoPeftModelForCausalLM
 
+        base = Path(base_of(source))
+        if base.is_absolute() and not base.is_dir():
+            raise ConfigError(
+                f"{source}: its adapters change {base}, and there is no such folder; put it back, "
+                f"or name another base in {ADAPTER}"
+            )
         return AutoPeftModelForCausalLM.from_pretrained(source, dtype=dtype, is_trainable=True)
     model, report = AutoModelForCausalLM.from_pretrained(
         source,

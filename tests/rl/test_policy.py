@@ -5,6 +5,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ pytest.importorskip("transformers", reason="needs the train extra")
 
 from agent.model import ModelError
 from agent.prompts.message import Message
-from rl.config import SamplingConfig, ShapeConfig
+from rl.config import LoraConfig, SamplingConfig, ShapeConfig, TrainConfig
 from rl.local import LocalModel
 from rl.policy import Policy, load_policy, new_policy
+from rl.replica import with_adapters
 from rl.written import TokenStore, Written
 from sandbox.errors import ConfigError
 
@@ -232,6 +234,22 @@ def test_a_checkpoint_without_its_tokenizer_is_named(policy, tmp_path):
         (tmp_path / name).unlink()
         with pytest.raises(ConfigError, match=f"^{tmp_path}: no tokenizer"):
             load_policy(tmp_path)
+
+
+def test_adapters_find_their_base_from_any_folder_or_name_it(policy, tmp_path, monkeypatch):
+    """The path was kept as it was typed, and from elsewhere a model of that name was looked for at
+    the Hub.
+    """
+    monkeypatch.chdir(tmp_path)
+    policy.save(Path("base"))
+    config = TrainConfig(lora=LoraConfig(rank=2))
+    with_adapters(load_policy("base"), config).save(Path("adapters"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert load_policy("../adapters").parameters > policy.parameters
+    (tmp_path / "base").rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match=f"its adapters change {tmp_path}/base, and there is no"):
+        load_policy("../adapters")
 
 
 @pytest.mark.parametrize(
