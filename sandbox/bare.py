@@ -65,9 +65,10 @@ class BarePair(ProcessPair):
         if not self.follows:
             super().time_alone()
 
-    def disclose(self, side: Subject, first: int, count: int) -> None:
+    def disclose(self, side: Subject, first: int, count: int) -> float | None:
         if not self.plan.lean:
             self.given.write(side, first, count)
+        return None
 
     def turn(self, side: Subject, sets: list[int]) -> Turn:
         """Of a side that stands still before and after."""

@@ -204,13 +204,17 @@ class Worker:
         processes.freeze_tree(self.pid, threads=self._on_host)
         self._frozen = True
 
-    def thaw(self) -> None:
-        """Let it go on; raises WorkerFailed, and kills the tree, where a candidate's has."""
+    def thaw(self) -> float:
+        """Let it go on, and say when by the clock; raises WorkerFailed, and kills the tree, where a
+        candidate's has gone on before.
+        """
         woken = self._frozen and not self.trusted and processes.woken(self.pid)
         self._frozen = False
         if woken:
             raise self._failed(self._stage, FailureKind.AWAKE, "it went on while it was stopped")
+        now = time.perf_counter()
         processes.thaw_tree(self.pid)
+        return now
 
     def pause(self, *, surely: bool) -> None:
         """Freeze, and let the time not count against what was asked of the worker; unless

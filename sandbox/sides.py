@@ -75,19 +75,24 @@ class Sides:
     def alone(self) -> Alone:
         """One batch of the reference, with the candidate stopped."""
         self.reference.warm(self.plan.warm_sets)
-        self.disclose(self.reference, 0, self.plan.sets)  # as cold as in the rounds
-        seconds = self.batch(self.reference, self.plan.timed)
+        since = self.disclose(self.reference, 0, self.plan.sets)  # as cold as in the rounds
+        seconds = self.batch(self.reference, self.plan.timed, since=since)
         return Alone(self.net(self.reference, seconds) / len(self.plan.timed), self.pace())
 
-    def disclose(self, side: Subject, first: int, count: int) -> None:
-        """Write the sets that are timed next, but for those that no cache holds and both have."""
-        if not self.plan.lean:
-            self.given.disclose(side, first, count)
+    def disclose(self, side: Subject, first: int, count: int) -> float | None:
+        """Write the sets that are timed next, but for those that no cache holds and both have.
+        Returns when the side could begin on them, None where it waits for "go".
+        """
+        return None if self.plan.lean else self.given.disclose(side, first, count)
 
-    def batch(self, side: Subject, sets: list[int], *, single: bool = False) -> float:
-        """Seconds of calls on these sets; those of a batch wait for a GPU's turn to the side."""
+    def batch(
+        self, side: Subject, sets: list[int], *, single: bool = False, since: float | None = None
+    ) -> float:
+        """Seconds of calls on these sets, `since` their inputs were there, else since "go"; those
+        of a batch wait for a GPU's turn to the side.
+        """
         turned = self.probe is not None and not single
-        return side.go(sets, drops=self.plan.lean, turned=turned)
+        return side.go(sets, drops=self.plan.lean, turned=turned, since=since)
 
     @property
     def overhead_s(self) -> float:
@@ -131,8 +136,8 @@ class Sides:
             return side.ring(sets[0], self.plan.warm_sets[0], values)
         if single:
             side.rouse(self.plan.warm_sets[0])
-        self.disclose(side, *span(sets))
-        seconds = self.batch(side, sets, single=single)
+        since = self.disclose(side, *span(sets))
+        seconds = self.batch(side, sets, single=single, since=since)
         return seconds if single else self.net(side, seconds)
 
     @contextlib.contextmanager

@@ -271,8 +271,9 @@ class Subject:
         hasty: int | None = None,
         drops: bool = False,
         turned: bool = False,
+        since: float | None = None,
     ) -> float:
-        """Seconds from "go" to "done" by the supervisor's clock.
+        """Seconds from "go", or an earlier moment `since`, to "done" by the supervisor's clock.
 
         `awake_s`: for so long the worker will wait awake, since something is timed next. `hasty`:
         then call on the last set's values once more, in the place of this set, and deliver what
@@ -281,7 +282,7 @@ class Subject:
         """
         limit_s = self.config.run_timeout_s
         more: dict[str, Any] = {"hasty": hasty, "drops": drops, "turned": turned}
-        start = time.perf_counter()
+        start = time.perf_counter() if since is None else since
         self.worker.send("go", stage=self.stage, sets=sets, awake_s=awake_s, **more)
         told = self.worker.reply(stage=self.stage, timeout_s=limit_s, awake_s=self.awake_s)
         seconds = time.perf_counter() - start

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sandbox import turns
+from sandbox import processes, turns
 from sandbox.drift import DRIFT
 from sandbox.evaluator import LocalEvaluator
 from sandbox.figures import Pair
@@ -418,3 +419,30 @@ def test_a_candidate_stands_still_while_its_claims_are_read(
     found = evaluator.evaluate(task, candidate, FAST)
     assert found.passed, found.detail
     assert states == {"T"}
+
+
+def test_the_clock_runs_from_when_a_side_can_begin(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads of it that spin may keep us from saying "go"."""
+    spent: list[float] = []
+    thaw, observed = processes.thaw_tree, ProcessPair.observed
+
+    def delayed(pgid: int) -> None:
+        thaw(pgid)
+        time.sleep(0.02)
+
+    def noted(
+        self: ProcessPair, mine: Turn, its: Turn, calls: int, *, single: bool
+    ) -> RoundObservation:
+        spent.extend((*mine.spent, *its.spent))
+        return observed(self, mine, its, calls, single=single)
+
+    task = task_of(SCALE)
+    evaluator.prepare(task, FAST)
+    monkeypatch.setattr(processes, "thaw_tree", delayed)
+    monkeypatch.setattr(ProcessPair, "observed", noted)
+    right = forward("return torch.relu(x) * self.factor + 1.0")
+    evaluator.evaluate(task, Candidate(task.id, Language.TORCH, right), FAST)
+    assert spent
+    assert min(spent) > 0.009  # at most half of a batch is taken off as the harness's own
