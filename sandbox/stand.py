@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import secrets
 import threading
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from sandbox import cores, pages, processes
+from sandbox.channel import FRAME_LIMIT
 from sandbox.cleanup import on_failure
 from sandbox.gpu_state import GpuWatch, undisturbed
 from sandbox.handle import Worker, WorkerFailed
@@ -34,6 +36,9 @@ REFERENCE_SHARE = 0.5
 USED_CPU_S = 600.0
 """Of processor time, after which a process serves no other task: one may take an hour in all
 (sandbox/spawn.py)."""
+NAMES_BYTES = FRAME_LIMIT // 2
+"""Of parameters, as JSON: a candidate's are sent back to it, and may be longer so than they came.
+"""
 STATE_TIMES = 2
 """Parameters that a candidate may hold on the host, converted ones beside the first."""
 
@@ -322,7 +327,7 @@ def match_state(
 
     By name where every candidate tensor has a namesake of its shape and dtype; else by order where
     shapes and dtypes agree one by one; else only through the shared seed, and nothing is
-    overwritten.
+    overwritten. Raises one of CLAIM_ERRORS where what is claimed is no state.
     """
     own = [(str(name), Leaf.from_json(leaf)) for name, leaf in claimed]
     if not reference and not own:
@@ -336,7 +341,10 @@ def match_state(
     if len(own) == len(reference) and all(
         _alike(mine, theirs) for (_, mine), (_, theirs) in zip(own, reference, strict=True)
     ):
-        return "order", [name for name, _ in own]
+        names = [name for name, _ in own]
+        if len(json.dumps(names)) > NAMES_BYTES:
+            raise ValueError(f"names of more than {NAMES_BYTES} bytes")
+        return "order", names
     return "seed", []
 
 
