@@ -101,7 +101,7 @@ def freeze_tree(pgid: int, *, blocked: bool = False, threads: bool = True) -> No
 
     def awake() -> list[Process]:
         family = _family(pgid)
-        stand = {p.pid for p in family if _stands(p) or (blocked and p.state == "D")}
+        stand = _standing(family) | {p.pid for p in family if blocked and p.state == "D"}
         return [p for p in family if p.pid not in stand or (threads and _runs(p))]
 
     def still() -> bool:
@@ -118,7 +118,8 @@ def freeze_tree(pgid: int, *, blocked: bool = False, threads: bool = True) -> No
 
 def woken(pgid: int) -> bool:
     """Whether a process of a frozen group goes on: who is being killed does not count."""
-    moving = {process.pid for process in _family(pgid) if not _stands(process)}
+    family = _family(pgid)
+    moving = {process.pid for process in family} - _standing(family)
     if not moving:
         return False
     freeze_tree(pgid)
@@ -270,14 +271,16 @@ def _children(pid: int) -> list[int] | None:
     return [int(child) for text in told for child in text.split()] if told else None
 
 
-def _stands(process: Process) -> bool:
-    """Whether it is stopped, or waits in the kernel for a child that is: a parent between vfork and
-    its child's exec never stops.
+def _standing(family: list[Process]) -> set[int]:
+    """Pids of those that are stopped, or wait in the kernel for a child that stands: a parent
+    between vfork and its child's exec never stops.
     """
-    if process.state != "D":
-        return process.state in "Tt"
-    children = map(_process, _children(process.pid) or [])
-    return any(child is not None and child.state in "Tt" for child in children)
+    found = set[int]()
+    for process in reversed(family):  # children come after their parents
+        waits = process.state == "D" and not found.isdisjoint(_children(process.pid) or [])
+        if waits or process.state in "Tt":
+            found.add(process.pid)
+    return found
 
 
 def _runs(process: Process) -> bool:

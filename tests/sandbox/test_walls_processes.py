@@ -188,13 +188,16 @@ def test_one_that_was_killed_while_it_was_frozen_is_not_woken() -> None:
         assert not woken(pgid)
 
 
-def test_a_parent_that_waits_for_its_childs_exec_counts_as_frozen() -> None:
+@pytest.mark.parametrize("parents", [1, 3])
+def test_parents_that_wait_for_their_childs_exec_count_as_frozen(parents: int) -> None:
     def leave_open() -> None:
-        if ctypes.CDLL(None).vfork() == 0:
-            time.sleep(60)
+        for _ in range(parents):
+            if ctypes.CDLL(None).vfork() != 0:
+                os._exit(0)
+        time.sleep(60)
 
     with worker(leave_open) as pgid:
-        assert wait_until(lambda: count_processes(pgid) == 2)
+        assert wait_until(lambda: count_processes(pgid) == parents + 1)
         freeze_tree(pgid)
         assert not woken(pgid)
 
