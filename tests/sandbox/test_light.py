@@ -12,7 +12,7 @@ import pytest
 
 from sandbox import light
 from sandbox.build import Builder
-from sandbox.preludes import Preludes
+from sandbox.preludes import MOST_ASKED, Preludes
 from sandbox.quiet import Quiet
 from sandbox.spawn import Worker, Zygote
 from sandbox.types import Candidate, Language
@@ -249,6 +249,15 @@ def test_a_hostile_wish_for_a_prelude_is_ignored(tmp_path: Path, claim: object) 
     for _ in range(2):
         preludes.ask(claim, FAST)
     assert not list(preludes.folder.iterdir())
+
+
+def test_of_thousands_of_wishes_few_are_heard_and_each_once(tmp_path: Path) -> None:
+    preludes = Preludes(tmp_path / "preludes", Zygote("cpu"), Quiet(same_cores=False))
+    keys = [f"{number:032x}" for number in range(1000) for _ in range(2)]
+    preludes.ask([{"flags": ["-O3"], "cuda": False, "key": key} for key in keys], FAST)
+    notes = list(preludes.folder.iterdir())
+    assert len(notes) <= MOST_ASKED
+    assert not any(note.read_text() for note in notes)  # none was made
 
 
 def test_a_prelude_that_the_compiler_refuses_is_tried_once(
