@@ -41,7 +41,7 @@ def _structure(
         for spec, stride, leaf in zip(signature.outputs, signature.classes, leaves, strict=True):
             shape, dtype, stride_class, type_name = leaf
             if tuple(shape) != spec.shape:
-                found["shape_differs"] = f"{tuple(shape)}, expected {spec.shape}"
+                found["shape_differs"] = f"{word(tuple(shape))}, expected {spec.shape}"
             elif dtype != spec.dtype:
                 found["dtype_differs"] = f"{dtype}, expected {spec.dtype}"
             elif stride_class not in ("contiguous", stride):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.bounds import bound, timed_bounds
+from sandbox.claims import LONGEST_WORD
 from sandbox.errors import InvalidReference
 from sandbox.observation import Errors
 from sandbox.plan import (
@@ -100,6 +101,12 @@ def test_one_difference_is_one_field(place: int, value: object, field: str) -> N
 )
 def test_missing_calls_or_another_tree_is_another_structure(claim: dict[str, Any]) -> None:
     assert structure(claim, SIGNATURE, 3)["structure_differs"]
+
+
+def test_a_claimed_shape_is_cut_to_a_line() -> None:
+    endless = [SIGNATURE.output_tree, [[[10**4000] * 64, *RIGHT[1:]]]]
+    seen = structure(claimed(endless), SIGNATURE, 3)
+    assert 0 < len(seen["shape_differs"]) < 2 * LONGEST_WORD
 
 
 values = st.recursive(
