@@ -8,6 +8,8 @@ from sandbox.observation import RuntimeClaim
 
 LONGEST_WORD, LONGEST_LINE = 100, 200
 """Characters kept of a claimed word, and of a line that describes a kernel."""
+MOST_BYTES = 1 << 50
+"""No device has more: whoever divides by a number of any length gets no float."""
 MOST_WORDS = 32
 """Of one list that a worker claims."""
 
@@ -18,7 +20,7 @@ def runtime_claim(claim: dict[str, Any]) -> RuntimeClaim:
     return RuntimeClaim(
         patched=words(claim.get("patched")),
         flags=words(claim.get("flags")),
-        peak_device_bytes=peak if isinstance(peak, int) else None,
+        peak_device_bytes=peak if isinstance(peak, int) and 0 <= peak < MOST_BYTES else None,
         kernels=words(claim.get("kernels"), LONGEST_LINE),
     )
 

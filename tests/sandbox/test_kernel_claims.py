@@ -3,6 +3,8 @@
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 from sandbox.claims import runtime_claim
 from sandbox.evidence import Layer, Weight
 from sandbox.layers import runtime
@@ -48,3 +50,9 @@ def test_kernels_are_noted_without_speaking_against_the_candidate():
     [evidence] = runtime(RuntimeClaim(kernels=claim.kernels).joined(claim))
     assert (evidence.layer, evidence.weight) == (Layer.RUNTIME, Weight.CLEAN)
     assert evidence.facts == claim.kernels
+
+
+@pytest.mark.parametrize("peak", [10**4000, -1, 2.0, "much"])
+def test_memory_that_no_device_has_is_no_claim(peak: object) -> None:
+    assert runtime_claim({"peak_device_bytes": peak}).peak_device_bytes is None
+    assert runtime_claim({"peak_device_bytes": 5 << 30}).peak_device_bytes == 5 << 30
