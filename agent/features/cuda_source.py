@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from agent.features.cuda_pool import Features
@@ -199,6 +199,18 @@ def item_code(
         f"{live}store<{stream}, V>({r.name}_row + c, {r.name}_vector);" for r in sweep.results
     ]
     return "\n".join(lines) + "\n"
+
+
+def element_lines(program: Program, sweep: Sweep, place: Callable[[Operand], str]) -> list[str]:
+    """Declarations of what one element of a row takes; `place` is where an operand's lies."""
+    found = []
+    for value in sweep.elements:
+        if value.op == "load":
+            text = f"value_of({place(operand_of(program, value))})"
+        else:
+            text = expression(value)
+        found.append(declare(value, text))
+    return found
 
 
 def lambda_of(value: Value) -> str:

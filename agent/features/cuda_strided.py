@@ -9,15 +9,15 @@ from __future__ import annotations
 from agent.features.cuda_pool import Features
 from agent.features.cuda_source import (
     Kernels,
+    element_lines,
     parts,
     pointers,
     row_code,
     row_stores,
     signature,
 )
-from agent.features.emit import COMBINE, Sweep, declare, operand_of, sweeps, written
-from agent.features.expr import expression
-from agent.features.program import Program
+from agent.features.emit import COMBINE, Sweep, declare, sweeps, written
+from agent.features.program import Operand, Program
 
 MOST = 1 << 14
 """Elements of a row: one thread takes them one after another."""
@@ -46,14 +46,10 @@ def _body(program: Program, features: Features) -> str:
 
 
 def _sweep(program: Program, sweep: Sweep, features: Features) -> str:
-    lines = []
-    for value in sweep.elements:
-        if value.op != "load":
-            lines.append(declare(value, expression(value)))
-            continue
-        operand = operand_of(program, value)
-        at = "c * inner" if operand.turned else "c"
-        lines.append(declare(value, f"value_of({operand.name}_row[{at}])"))
+    def place(operand: Operand) -> str:
+        return f"{operand.name}_row[{'c * inner' if operand.turned else 'c'}]"
+
+    lines = element_lines(program, sweep, place)
     for value in sweep.reductions:
         merged = COMBINE[value.op.removeprefix("reduce.")]
         lines.append(f"{value.name}_part = {merged.format(value.name + '_part', value.args[0])};")

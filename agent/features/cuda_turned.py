@@ -7,10 +7,9 @@ along theirs; a column more than the tile keeps both ways free of bank conflicts
 from __future__ import annotations
 
 from agent.features.cuda_pool import Features
-from agent.features.cuda_source import Kernels, pointers, row_code, signature
-from agent.features.emit import BYTES, C_TYPES, declare, operand_of, sweeps, written
-from agent.features.expr import expression
-from agent.features.program import Program
+from agent.features.cuda_source import Kernels, element_lines, pointers, row_code, signature
+from agent.features.emit import BYTES, C_TYPES, sweeps, written
+from agent.features.program import Operand, Program
 
 SHARED_BYTES = 48 << 10
 """Of a block, without asking for more."""
@@ -42,14 +41,11 @@ def _body(program: Program, features: Features) -> str:
         f"{o.name}_tile[k][x] = {o.name}[(matrix * columns + left + k) * inner + top + x];\n"
         for o in turned
     )
-    lines = []
-    for value in sweep.elements:
-        if value.op != "load":
-            lines.append(declare(value, expression(value)))
-            continue
-        operand = operand_of(program, value)
-        at = f"{operand.name}_tile[x][k]" if operand.turned else f"{operand.name}_row[c]"
-        lines.append(declare(value, f"value_of({at})"))
+
+    def place(operand: Operand) -> str:
+        return f"{operand.name}_tile[x][k]" if operand.turned else f"{operand.name}_row[c]"
+
+    lines = element_lines(program, sweep, place)
     lines += [f"{r.name}_row[c] = {written(r, r.value)};" for r in sweep.results]
     inside = "\n".join(lines)
     return (
