@@ -1,10 +1,13 @@
-"""How each ATen operator becomes terms. Products are in products.py; not here: sorting."""
+"""How each ATen operator becomes terms. Products are in products.py, norms and softmax in norms.py;
+not here: sorting.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 
+from agent.features.arguments import dims_of, number, padded, shaped, source_of
 from agent.features.lower import (
     Group,
     Handler,
@@ -14,8 +17,9 @@ from agent.features.lower import (
     Unsupported,
     kind_of,
 )
+from agent.features.norms import batch_norm, group_norm, layer_norm, softmax
 from agent.features.products import PRODUCTS, VIEWS, flattened
-from sandbox.graph import Arg, Graph, Node, Ref
+from sandbox.graph import Graph, Node, Ref
 
 
 def lower(graph: Graph, *, library_bias: bool = False) -> Lowered:
@@ -25,18 +29,6 @@ def lower(graph: Graph, *, library_bias: bool = False) -> Lowered:
     if lowered.products and not operators - PRODUCTS.keys() - VIEWS.keys() - RESHAPING:
         raise Unsupported("no feature template for a product that nothing follows")
     return lowered
-
-
-def _number(value: Arg) -> float | int:
-    if isinstance(value, bool | int | float):
-        return value
-    raise Unsupported(f"no feature template for the argument {value!r}")
-
-
-def _dims(value: Arg) -> list[int]:
-    if value is None:
-        return []
-    return [int(_number(v)) for v in value] if isinstance(value, tuple) else [int(_number(value))]
 
 
 def _unary(op: str, kind: str | None = None) -> Handler:
@@ -60,7 +52,7 @@ def _binary(op: str, kind: str | None = None) -> Handler:
             raise Unsupported("no feature template for aten.div with a rounding mode")
         alpha = low.arg(n, 2, "alpha", 1) if op in ("add", "sub", "rsub") else 1
         if alpha != 1:
-            b = low.build.arithmetic("mul", b, _number(alpha))
+            b = low.build.arithmetic("mul", b, number(alpha))
         if op == "rsub":
             return low.build.arithmetic("sub", b, a)
         return low.build.point(op, a, b, kind=kind) if kind else low.build.arithmetic(op, a, b)
@@ -73,7 +65,7 @@ def _pow(low: Lowering, n: Node) -> Term:
     if not isinstance(exponent, Ref) and base.kind == "float":
         special = {2: "square", 3: "cube", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal", 1: "same"}
         if exponent in special:
-            return low.build.point(special[_number(exponent)], base)
+            return low.build.point(special[number(exponent)], base)
     return low.build.point("pow", base, low.term(exponent))
 
 
@@ -89,15 +81,15 @@ def _clamp(low: Lowering, n: Node) -> Term:
 
 def _hardtanh(low: Lowering, n: Node) -> Term:
     low_bound, high = (
-        _number(low.arg(n, 1, "min_val", -1.0)),
-        _number(low.arg(n, 2, "max_val", 1.0)),
+        number(low.arg(n, 1, "min_val", -1.0)),
+        number(low.arg(n, 2, "max_val", 1.0)),
     )
     term = low.build.arithmetic("maximum", low.term(n.args[0]), low_bound)
     return low.build.arithmetic("minimum", term, high)
 
 
 def _leaky_relu(low: Lowering, n: Node) -> Term:
-    x, slope = low.term(n.args[0]), float(_number(low.arg(n, 1, "negative_slope", 0.01)))
+    x, slope = low.term(n.args[0]), float(number(low.arg(n, 1, "negative_slope", 0.01)))
     above = low.build.point("gt", x, 0.0, kind="bool")
     return low.build.point("where", above, x, low.build.point("mul", x, slope))
 
@@ -105,7 +97,7 @@ def _leaky_relu(low: Lowering, n: Node) -> Term:
 def _elu(low: Lowering, n: Node) -> Term:
     x = low.term(n.args[0])
     alpha, scale, inner = (
-        float(_number(low.arg(n, i, k, 1.0)))
+        float(number(low.arg(n, i, k, 1.0)))
         for i, k in ((1, "alpha"), (2, "scale"), (3, "input_scale"))
     )
     b = low.build
@@ -137,7 +129,7 @@ def _full(low: Lowering, n: Node) -> Term:
     name = n.op.split(".")[1]
     values = {"zeros": 0, "zeros_like": 0, "ones": 1, "ones_like": 1}
     place = 0 if name == "scalar_tensor" else 1
-    value = _number(values[name] if name in values else n.args[place])
+    value = number(values[name] if name in values else n.args[place])
     return low.build.const({"float": float, "int": int, "bool": bool}[kind](value))
 
 
@@ -161,31 +153,21 @@ def _view(low: Lowering, n: Node) -> Term:
 
 def _unsqueeze(low: Lowering, n: Node) -> Term:
     term = low.term(n.args[0])
-    place = int(_number(n.args[1])) % len(n.meta.shape)
+    place = int(number(n.args[1])) % len(n.meta.shape)
     return low.build.reshape(term, (*term.axes[:place], (), *term.axes[place:]))
 
 
 def _squeeze(low: Lowering, n: Node) -> Term:
-    term, shape = low.term(n.args[0]), _source(low, n).meta.shape
-    dims = _dims(n.args[1]) if len(n.args) > 1 else list(range(len(shape)))
+    term, shape = low.term(n.args[0]), source_of(low, n).meta.shape
+    dims = dims_of(n.args[1]) if len(n.args) > 1 else list(range(len(shape)))
     gone = {d % len(shape) for d in dims if shape[d] == 1}
-    return low.build.reshape(term, [g for i, g in enumerate(_padded(term, shape)) if i not in gone])
-
-
-def _padded(term: Term, shape: tuple[int, ...]) -> tuple[Group, ...]:
-    return ((),) * (len(shape) - len(term.axes)) + term.axes
+    return low.build.reshape(term, [g for i, g in enumerate(padded(term, shape)) if i not in gone])
 
 
 def _expand(low: Lowering, n: Node) -> Term:
     flattened(low, n)
     term = low.term(n.args[0])
-    return low.build.reshape(term, _padded(term, n.meta.shape))
-
-
-def _source(low: Lowering, n: Node) -> Node:
-    source = n.args[0]
-    assert isinstance(source, Ref)
-    return low.nodes[source.node]
+    return low.build.reshape(term, padded(term, n.meta.shape))
 
 
 def _part(low: Lowering, term: Term, dim: int, start: int, size: int) -> Term:
@@ -204,10 +186,10 @@ def _part(low: Lowering, term: Term, dim: int, start: int, size: int) -> Term:
 
 
 def _slice(low: Lowering, n: Node) -> Term:
-    dim, start, step = (int(_number(low.arg(n, i, k, d) or 0)) for i, k, d in SLICE)
+    dim, start, step = (int(number(low.arg(n, i, k, d) or 0)) for i, k, d in SLICE)
     if step != 1:
         raise Unsupported("no feature template for strided slices")
-    term, shape = low.term(n.args[0]), _source(low, n).meta.shape
+    term, shape = low.term(n.args[0]), source_of(low, n).meta.shape
     dim %= len(shape)
     start = min(max(start + shape[dim] if start < 0 else start, 0), shape[dim])
     return _part(low, term, dim, start, n.meta.shape[dim])
@@ -226,11 +208,11 @@ SLICE = ((1, "dim", 0), (2, "start", 0), (4, "step", 1))
 
 
 def _getitem(low: Lowering, n: Node) -> Term:
-    source, place = _source(low, n), int(_number(n.args[1]))
+    source, place = source_of(low, n), int(number(n.args[1]))
     if source.op.startswith("aten.split_with_sizes"):
         shape = low.nodes[source.args[0].node].meta.shape if isinstance(source.args[0], Ref) else ()
-        dim = int(_number(low.arg(source, 2, "dim", 0))) % len(shape)
-        sizes = _dims(source.args[1])
+        dim = int(number(low.arg(source, 2, "dim", 0))) % len(shape)
+        sizes = dims_of(source.args[1])
         return _part(low, low.term(source.args[0]), dim, sum(sizes[:place]), sizes[place])
     if source.op.startswith("aten.var_mean"):
         return (_var(low, source), _mean(low, source, place=None))[place]
@@ -240,44 +222,35 @@ def _getitem(low: Lowering, n: Node) -> Term:
 
 
 def _sum(low: Lowering, n: Node) -> Term:
-    dims, keep = _dims(low.arg(n, 1, "dim", None)), bool(low.arg(n, 2, "keepdim", False))
-    return low.build.reduce("sum", _shaped(low, n), dims, keep)
-
-
-def _shaped(low: Lowering, n: Node) -> Term:
-    """The reduced argument, every dimension of which must be a real one."""
-    term, shape = low.term(n.args[0]), _source(low, n).meta.shape
-    axes = _padded(term, shape)
-    if any(low.build.size(g) != size for g, size in zip(axes, shape, strict=True)):
-        raise Unsupported("no feature template for reductions of a broadcast tensor")
-    return low.build.reshape(term, axes)
+    dims, keep = dims_of(low.arg(n, 1, "dim", None)), bool(low.arg(n, 2, "keepdim", False))
+    return low.build.reduce("sum", shaped(low, n), dims, keep)
 
 
 def _mean(low: Lowering, n: Node, place: int | None = 2) -> Term:
-    dims = _dims(low.arg(n, 1, "dim", None))
+    dims = dims_of(low.arg(n, 1, "dim", None))
     keep = bool(low.arg(n, place, "keepdim", False) if place else n.kwargs.get("keepdim", False))
-    return low.build.mean(_shaped(low, n), dims, keep)
+    return low.build.mean(shaped(low, n), dims, keep)
 
 
 def _var(low: Lowering, n: Node) -> Term:
-    dims, keep = _dims(low.arg(n, 1, "dim", None)), bool(n.kwargs.get("keepdim", False))
+    dims, keep = dims_of(low.arg(n, 1, "dim", None)), bool(n.kwargs.get("keepdim", False))
     correction = n.kwargs.get("correction", 1)
-    value = 1.0 if correction is None else float(_number(correction))
-    return low.build.variance(_shaped(low, n), dims, keep, value)
+    value = 1.0 if correction is None else float(number(correction))
+    return low.build.variance(shaped(low, n), dims, keep, value)
 
 
 def _extreme(op: str) -> Handler:
     def handler(low: Lowering, n: Node) -> Term:
         if low.term(n.args[0]).kind != "float":
             raise Unsupported(f"no feature template for {n.op} of integers")
-        dims, keep = _dims(low.arg(n, 1, "dim", None)), bool(low.arg(n, 2, "keepdim", False))
-        return low.build.reduce(op, _shaped(low, n), dims, keep)
+        dims, keep = dims_of(low.arg(n, 1, "dim", None)), bool(low.arg(n, 2, "keepdim", False))
+        return low.build.reduce(op, shaped(low, n), dims, keep)
 
     return handler
 
 
 def _cumsum(low: Lowering, n: Node) -> Term:
-    x, dim = _shaped(low, n), int(_number(n.args[1]))
+    x, dim = shaped(low, n), int(number(n.args[1]))
     dtype = low.arg(n, 2, "dtype", None)
     if isinstance(dtype, str) and kind_of(dtype) != x.kind:
         raise Unsupported("no feature template for aten.cumsum into another type")
@@ -289,8 +262,8 @@ def _cumsum(low: Lowering, n: Node) -> Term:
 
 
 def _vector_norm(low: Lowering, n: Node) -> Term:
-    order, b, term = low.arg(n, 1, "ord", 2), low.build, _shaped(low, n)
-    dims, keep = _dims(low.arg(n, 2, "dim", None)), bool(low.arg(n, 3, "keepdim", False))
+    order, b, term = low.arg(n, 1, "ord", 2), low.build, shaped(low, n)
+    dims, keep = dims_of(low.arg(n, 2, "dim", None)), bool(low.arg(n, 3, "keepdim", False))
     if order == 2:
         return b.point("sqrt", b.reduce("sum", b.point("square", term), dims, keep))
     if order == 1:
@@ -300,79 +273,9 @@ def _vector_norm(low: Lowering, n: Node) -> Term:
     raise Unsupported(f"no feature template for the {order}-norm")
 
 
-def _layer_norm(low: Lowering, n: Node) -> Term:
-    b, x = low.build, _shaped(low, n)
-    dims = list(range(len(x.axes) - len(_dims(n.args[1])), len(x.axes)))
-    eps = float(_number(n.args[4]))
-    mean, variance = b.mean(x, dims, True), b.variance(x, dims, True, 0)
-    out = b.point("mul", b.point("sub", x, mean), b.point("rsqrt", b.point("add", variance, eps)))
-    if n.args[2] is not None:
-        out = b.point("mul", out, low.term(n.args[2]))
-    return b.point("add", out, low.term(n.args[3])) if n.args[3] is not None else out
-
-
-def _batch_norm(low: Lowering, n: Node) -> Term:
-    """With running statistics, four figures per channel, the second dimension; without any, as
-    instance norm has it, those of this very input.
-    """
-    b, x = low.build, _shaped(low, n)
-    eps = float(_number(n.args[-1]))
-    if n.op.startswith("aten.native_batch_norm") and n.args[5]:
-        if n.args[3] is not None:
-            raise Unsupported("no feature template for batch norm in train mode")
-        rest = [d for d in range(len(x.axes)) if d != 1]
-        mean, variance = b.mean(x, rest, True), b.variance(x, rest, True, 0)
-    else:
-        mean, variance = _channel(low, x, n.args[3]), _channel(low, x, n.args[4])
-    out = b.point("mul", b.point("sub", x, mean), b.point("rsqrt", b.point("add", variance, eps)))
-    return _affine(low, out, n.args[1], n.args[2])
-
-
-def _group_norm(low: Lowering, n: Node) -> Term:
-    """Statistics of each group of channels, which is one part of their dimension. Where there are a
-    scale and a shift for each channel of several elements they are a program of their own behind
-    it: within a group's elements they would vary by the channel.
-    """
-    b, x, groups, eps = low.build, _shaped(low, n), int(_number(n.args[6])), _number(n.args[7])
-    channels = x.axes[1]
-    if len(channels) > 1:
-        raise Unsupported("no feature template for group norm of merged dimensions")
-    outer, inner = b.split(channels[0], groups) if channels else ((), ())
-    parts = b.reshape(x, (x.axes[0], outer, inner, *x.axes[2:]))
-    dims = list(range(2, len(parts.axes)))
-    mean, variance = b.mean(parts, dims, True), b.variance(parts, dims, True, 0)
-    scale = b.point("rsqrt", b.point("add", variance, float(eps)))
-    if n.args[1] is not None and any(x.axes[2:]):
-        mean, scale = b.apart(mean), b.apart(scale)
-    out = b.point("mul", b.point("sub", parts, mean), scale)
-    return _affine(low, b.reshape(out, x.axes), n.args[1], n.args[2])
-
-
-def _channel(low: Lowering, x: Term, arg: Arg) -> Term:
-    """One figure for each channel, the second dimension of `x`."""
-    term = low.term(arg)
-    return low.build.reshape(term, (*term.axes, *[()] * (len(x.axes) - 2)))
-
-
-def _affine(low: Lowering, x: Term, weight: Arg, bias: Arg) -> Term:
-    """Scaled and shifted by channel, where there is what to do so with."""
-    out = x if weight is None else low.build.point("mul", x, _channel(low, x, weight))
-    return out if bias is None else low.build.point("add", out, _channel(low, x, bias))
-
-
-def _softmax(low: Lowering, n: Node) -> Term:
-    b, x, dims = low.build, _shaped(low, n), _dims(n.args[1])
-    shifted = b.point("shift", x, b.reduce("max", x, dims, True))
-    powers = b.point("exp", shifted)
-    total = b.reduce("sum", powers, dims, True)
-    if n.op.startswith("aten._log_softmax"):
-        return b.point("sub", shifted, b.point("log", total))
-    return b.point("mul", powers, b.point("reciprocal", total))
-
-
 def _gather(low: Lowering, n: Node) -> Term:
     """One element of each row, as in the negative log likelihood."""
-    x, dim, index = _shaped(low, n), int(_number(n.args[1])), low.term(n.args[2])
+    x, dim, index = shaped(low, n), int(number(n.args[1])), low.term(n.args[2])
     dim %= max(len(x.axes), 1)
     if index.kind != "int" or index.axes[dim : dim + 1] != ((),):
         raise Unsupported("no feature template for aten.gather of several elements of a row")
@@ -405,9 +308,9 @@ def _table() -> dict[str, Handler]:
         "elu": _elu, "gelu": _gelu, "where": _where, "_to_copy": _cast, "clone": _cast,
         "unsqueeze": _unsqueeze, "squeeze": _squeeze, "expand": _expand, "slice": _slice,
         "split_with_sizes": _nothing, "var_mean": _nothing, "sum": _sum, "mean": _mean,
-        "var": _var, "linalg_vector_norm": _vector_norm, "native_layer_norm": _layer_norm,
-        "_native_batch_norm_legit_no_training": _batch_norm, "native_batch_norm": _batch_norm,
-        "native_group_norm": _group_norm,
+        "var": _var, "linalg_vector_norm": _vector_norm, "native_layer_norm": layer_norm,
+        "_native_batch_norm_legit_no_training": batch_norm, "native_batch_norm": batch_norm,
+        "native_group_norm": group_norm,
         "gather": _gather, "cumsum": _cumsum,
     }  # fmt: skip
     table.update(singles)
@@ -419,7 +322,7 @@ def _table() -> dict[str, Handler]:
         table[name] = _full
     table.update({"amax": _extreme("max"), "amin": _extreme("min")})
     table.update({"max": _extreme("max"), "min": _extreme("min")})
-    table.update({"_softmax": _softmax, "_log_softmax": _softmax})
+    table.update({"_softmax": softmax, "_log_softmax": softmax})
     return {**{f"aten.{k}": v for k, v in table.items()}, "getitem": _getitem} | PRODUCTS | VIEWS
 
 
