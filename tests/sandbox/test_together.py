@@ -24,6 +24,7 @@ from sandbox.processes import _family
 from sandbox.race import Races
 from sandbox.race_room import Room
 from sandbox.rival import Rival
+from sandbox.stand import Stand
 from sandbox.subject import Opening, Subject
 from sandbox.types import Candidate, EvalConfig, Language, Task
 from tests.sandbox.conftest import FAST, SCALE, forward, task_of
@@ -45,6 +46,8 @@ class Seen:
         self.wraps: dict[Subject, str | None] = {}
         self.turns: dict[int, list[Subject]] = {}
         self.races: list[list[str | None]] = []
+        self.retired: set[Subject] = set()
+        """Whose processes are being ended, which takes a while: no turn of theirs is to come."""
         self.fails: dict[tuple[str, int], Failure] = {}
         """Of a rival, in its pair of this number."""
 
@@ -56,14 +59,14 @@ class Seen:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     found, turn, called = Seen(), BarePair.turn, Races._called
-    opened, raced = Races._opened, Races._race
+    opened, raced, retired = Races._opened, Races._race, Stand.retire
 
     def turned(pair: BarePair, side: Subject, sets: list[int]) -> Any:
         found.turns.setdefault(pair.number, []).append(side)
         for other in [pair.reference, *found.wraps]:
             still = {process.state for process in _family(other.worker.pid)} <= set("Tt")
             mine = found.turns[pair.number]
-            assert other is side or other not in mine or still
+            assert other is side or other not in mine or other in found.retired or still
         if failure := found.fails.pop((found.wraps.get(side) or "", pair.number), None):
             raise WorkerFailed(failure)
         return turn(pair, side, sets)
@@ -72,6 +75,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         subject = opened(races, rival)
         found.wraps[subject] = rival.wrap
         return subject
+
+    def retire(stand: Stand, subject: Subject) -> Any:
+        found.retired.add(subject)
+        return retired(stand, subject)
 
     def call(races: Races, wrap: str | None) -> Subject:
         return called(races, None if wrap in (ONE, TWO) else wrap)
@@ -88,6 +95,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     monkeypatch.setattr(Races, "_opened", open_)
     monkeypatch.setattr(Races, "_called", call)
     monkeypatch.setattr(Races, "_race", race)
+    monkeypatch.setattr(Stand, "retire", retire)
     return found
 
 
