@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,10 @@ from typing import Any
 import torch
 
 from sandbox import trees
+
+THREADS = 16
+"""At most, that compile what max-autotune chooses from: their Python runs by turns, compilers do
+not."""
 
 
 def wrapped(model: torch.nn.Module, how: str | None) -> Any:
@@ -21,10 +26,19 @@ def wrapped(model: torch.nn.Module, how: str | None) -> Any:
     if how == "compile":
         return torch.compile(model)
     if how == "max_autotune":
+        compile_in_threads()
         return torch.compile(model, mode="max-autotune-no-cudagraphs")
     if how == "cuda_graph":
         return GraphReplay(model)
     raise ValueError(f"unknown baseline {how!r}")
+
+
+def compile_in_threads() -> None:
+    """What a search chooses from is compiled side by side: dozens of kernels a product. Inductor is
+    imported under another number (sandbox/spawn.py), and starts no pool of processes.
+    """
+    importlib.import_module("torch._inductor.config")
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(THREADS, len(os.sched_getaffinity(0))))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -22,7 +25,7 @@ from sandbox.statistics import Null
 from sandbox.subject import Opening, Subject
 from sandbox.types import EvalConfig, Task
 from sandbox.worker.reference import ReferenceSession
-from sandbox.worker.wrapped import untuned
+from sandbox.worker.wrapped import THREADS, untuned
 from tests.sandbox.conftest import FAST, SCALE, task_of
 
 ALONE = replace(FAST, baselines_only=True)
@@ -44,6 +47,22 @@ def test_without_candidates_no_case_is_made(
     assert evaluator.figures(task, ALONE).latency_s == found.latency_s
     with pytest.raises(AssertionError, match="a case is made"):
         evaluator.figures(task, FAST)
+
+
+def test_what_a_search_chooses_from_is_compiled_side_by_side() -> None:
+    """In a process of its own, where Inductor is yet to be imported."""
+    script = """
+import torch
+from sandbox.worker.wrapped import wrapped
+wrapped(torch.nn.Identity(), "max_autotune")
+from torch._inductor import config, select_algorithm
+print(config.compile_threads, select_algorithm.get_num_workers())
+"""
+    worker = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    told = subprocess.run([sys.executable, "-c", script], env=worker, stdout=subprocess.PIPE)
+    pools, threads = map(int, told.stdout.split())
+    assert pools == 1
+    assert threads == min(THREADS, len(os.sched_getaffinity(0)))
 
 
 @pytest.mark.parametrize(
