@@ -48,7 +48,7 @@ from rl.judging import judged  # noqa: E402
 from rl.policy import FILE  # noqa: E402
 from sandbox.errors import ConfigError  # noqa: E402
 from sandbox.records import to_record  # noqa: E402
-from sandbox.types import Evaluation  # noqa: E402
+from sandbox.types import Evaluation, Status  # noqa: E402
 
 STAGES = ("sft", "self", "rl")
 ARMS = {"features": "search", "random": "random"}
@@ -239,6 +239,12 @@ def report(demo: Demo) -> None:
     updates = {name: max(versions(demo.learner(name)), default=0) for name in curves}
     others = [name for name in runs if name != "rl" and "rl" in runs]
     gains = {name: against(firsts["rl"], firsts[name]) for name in others}
+    accused = {
+        f"{name}, {task}": found.detail
+        for name, evaluations in firsts.items()
+        for task, found in evaluations.items()
+        if found.status is Status.REWARD_HACK
+    }
     kernels = load_examples(demo.data)
     examples = {"verified": sum(bool(e.run) for e in kernels)}
     examples["as made"] = len(kernels) - examples["verified"]
@@ -251,6 +257,7 @@ def report(demo: Demo) -> None:
         "replies_judged": replies,
         "paired_tasks": {name: len(firsts["rl"].keys() & firsts[name].keys()) for name in others},
         "rl_against": gains,
+        "accused": accused,
         "seconds": dict(seconds),
         "curves": curves,
     }
@@ -266,6 +273,8 @@ def report(demo: Demo) -> None:
         if found is not None:
             print(f"rl against {name}, paired over held-out tasks: {found[0]:.3f}x ", end="")
             print(f"({found[1]:.3f} to {found[2]:.3f})")
+    for whose, words in accused.items():
+        print(f"reward hack: {whose}: {words}")
     print(", ".join(f"{name} {spent:.0f} s" for name, spent in seconds.items()))
 
 
