@@ -18,6 +18,7 @@ from agent.features.lower import (
     kind_of,
 )
 from agent.features.norms import batch_norm, group_norm, layer_norm, softmax
+from agent.features.pools import POOLS
 from agent.features.products import PRODUCTS, VIEWS, flattened
 from sandbox.graph import Graph, Node, Ref
 
@@ -201,7 +202,8 @@ RESHAPING = {
 }  # fmt: skip
 FIRST_ALONE = {
     "aten.native_layer_norm", "aten._native_batch_norm_legit_no_training", "aten.native_batch_norm",
-    "aten.native_group_norm", "aten.max", "aten.min",
+    "aten.native_group_norm", "aten.max", "aten.min", "aten.max_pool2d_with_indices",
+    "aten.max_pool3d_with_indices",
 }  # fmt: skip
 """Operators with several outputs, whose first one is what they are lowered to."""
 SLICE = ((1, "dim", 0), (2, "start", 0), (4, "step", 1))
@@ -323,7 +325,12 @@ def _table() -> dict[str, Handler]:
     table.update({"amax": _extreme("max"), "amin": _extreme("min")})
     table.update({"max": _extreme("max"), "min": _extreme("min")})
     table.update({"_softmax": softmax, "_log_softmax": softmax})
-    return {**{f"aten.{k}": v for k, v in table.items()}, "getitem": _getitem} | PRODUCTS | VIEWS
+    return (
+        {**{f"aten.{k}": v for k, v in table.items()}, "getitem": _getitem}
+        | POOLS
+        | PRODUCTS
+        | VIEWS
+    )
 
 
 HANDLERS = _table()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.features import cuda_rows, cuda_scan, cuda_strided, cuda_tiles, cuda_turned
+from agent.features import cuda_rows, cuda_scan, cuda_strided, cuda_tiles, cuda_turned, cuda_window
 from agent.features.cuda_pool import Features
 from agent.features.cuda_source import Kernels
 from agent.features.host import sizes
@@ -21,6 +21,7 @@ KERNELS = {
     "turned": cuda_turned.kernels,
     "scan": cuda_scan.kernels,
     "strided": cuda_strided.kernels,
+    "window": cuda_window.kernels,
 }
 LAUNCHES = {
     "rows": cuda_rows.launches,
@@ -28,6 +29,7 @@ LAUNCHES = {
     "turned": cuda_turned.launches,
     "scan": cuda_scan.launches,
     "strided": cuda_strided.launches,
+    "window": cuda_window.launches,
 }
 OPTIONS = ("--std=c++17",)
 

@@ -58,6 +58,15 @@ STRIDED: dict[str, tuple[str | int, ...]] = {
     "math": ("precise", "fast"),
 }
 """Of programs that reduce along a dimension that is not the last: a thread a row."""
+
+
+WINDOW: dict[str, tuple[str | int, ...]] = {
+    "form": ("window",),
+    "threads": (256, 128, 512, 64),
+    "loops": ("unrolled", "rolled"),
+    "math": ("precise", "fast"),
+}
+"""Of poolings: a thread an output."""
 Pool = Mapping[str, tuple[str | int, ...]]
 MOST_IN_TURN = 1024
 """Elements of a row that one thread takes one after another. Elementwise over a whole tensor is a
@@ -70,6 +79,8 @@ float32 as long (H200, tiles of 256 threads)."""
 
 def pool(program: Program) -> Pool:
     """The features that matter to a program, and their values."""
+    if program.window is not None:
+        return WINDOW
     if program.inner:
         return STRIDED if program.strided else TURNED
     return POOL if program.scan is None else SCAN
@@ -181,6 +192,11 @@ def mapping(features: Features) -> str:
         return (
             f"a thread a row, {features['unroll']} of its elements at once; "
             f"block {features['threads']}, grid rows / {features['threads']}"
+        )
+    if features["form"] == "window":
+        return (
+            f"a thread an output, which reads its window; block {features['threads']}, "
+            f"grid outputs / {features['threads']}"
         )
     if features["form"] == "scan":
         return (

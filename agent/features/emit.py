@@ -129,13 +129,18 @@ TURNED = "row / inner * columns * inner + row % inner"
 """C: where a row begins whose elements lie `inner` apart."""
 
 
+def cyclic(operand: Operand) -> str:
+    """C: the row of an operand that has fewer than there are."""
+    return f"(row / {operand.name}_div) % {operand.name}_mod"
+
+
 def row_offset(operand: Operand) -> str:
     """C: the first element of the operand for `row`."""
     if operand.turned:
         return TURNED
     if operand.row == "none":
         return f"columns * {operand.part[0]}" if operand.column and operand.part[0] else "0"
-    row = f"(row / {operand.name}_div) % {operand.name}_mod" if operand.row == "cyclic" else "row"
+    row = cyclic(operand) if operand.row == "cyclic" else "row"
     if not operand.column:
         return row
     place, parts = operand.part
@@ -183,6 +188,8 @@ def parameters(program: Program) -> list[tuple[str, str]]:
     found += [(f"{C_TYPES[r.dtype]}* __restrict__", r.name) for r in program.results]
     found += [("long long", "rows"), ("long long", "columns")]
     found += [("long long", "inner")] if program.inner else []
+    dims = range(len(program.spatial) // 2)
+    found += [("long long", f"{what}{d}") for what in ("size", "count") for d in dims]
     for operand in program.operands:
         if operand.row == "cyclic":
             found += [("long long", f"{operand.name}_div"), ("long long", f"{operand.name}_mod")]

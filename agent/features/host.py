@@ -112,7 +112,7 @@ def allocation(result: Result, device: str) -> str:
 
 def sizes(program: Program) -> list[str]:
     """Python of the arguments that follow the pointers."""
-    found = ["rows", "columns", *([program.inner] if program.inner else [])]
+    found = ["rows", "columns", *([program.inner] if program.inner else []), *program.spatial]
     for operand in program.operands:
         if operand.row == "cyclic":
             found += [operand.div, operand.mod]

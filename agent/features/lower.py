@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from agent.features.program import Window
 from sandbox.graph import Arg, Graph, Node, Ref
 
 
@@ -55,6 +56,8 @@ class Term:
     """(k, n) of a load: the k-th of n equal parts along the leading sliced dimension."""
     sliced: int | None = None
     """The atom (of the part) along which a load is sliced."""
+    window: Window | None = None
+    """Of a pooling (`window.*`): its axes are the outputs'."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,10 @@ class Builder:
     def size(self, group: Group) -> int:
         return math.prod(self.atoms[a].size for a in group)
 
+    def expression(self, group: Sequence[int]) -> str:
+        """Python of a size."""
+        return " * ".join(self.atoms[a].expression for a in group) or "1"
+
     def unify(self, a: Group, b: Group) -> Group:
         if not a or not b:
             return a or b
@@ -153,6 +160,7 @@ class Builder:
         axes: Sequence[Group],
         part: tuple[int, int] | None = None,
         sliced: int | None = None,
+        window: Window | None = None,
     ) -> Term:
         axes = tuple(axes)
         key = (
@@ -161,9 +169,10 @@ class Builder:
             kind,
             axes,
             part,
+            window,
         )
         if key not in self.known:
-            term = Term(op, tuple(args), kind, axes, len(self.terms), part, sliced)
+            term = Term(op, tuple(args), kind, axes, len(self.terms), part, sliced, window)
             self.terms.append(term)
             self.known[key] = term
         return self.known[key]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from agent.features.aten import lower
 from agent.features.lower import Lowered, Term, Unsupported, host_name
@@ -73,6 +75,9 @@ class _Split:
         before = max((self.phase[a] for a in _arguments(term)), default=-1)
         if term.op == "apart":
             return self._behind(before)
+        if term.window is not None:  # each in a phase of its own: no other reduces along it
+            self.reduced.append((-1 - term.index,))
+            return len(self.reduced) - 1
         scans = term.op.startswith("scan.")
         if not (scans or term.op.startswith("reduce.")):
             return before
@@ -123,6 +128,9 @@ class _Split:
 
     def _program(self, place: int, roots: dict[str, Term]) -> Program:
         terms = self._closure(roots, place)
+        pooling = next((t for t in terms if t.window and self.phase[t] == place), None)
+        if pooling is not None:
+            return self._pooling(pooling, place, roots, terms)
         reduces = any(t.op.startswith("reduce.") and self.phase[t] == place for t in terms)
         order = self._order(roots, terms)
         scans = any(t.op.startswith("scan.") and self.phase[t] == place for t in terms)
@@ -141,6 +149,26 @@ class _Split:
         rows = [a for a in order if a not in columns]
         inner = rows[batch:] if count else []
         return _Emit(self, place, roots, terms, rows, columns, reduces, inner).program()
+
+    def _pooling(
+        self, pooling: Term, place: int, roots: dict[str, Term], terms: list[Term]
+    ) -> Program:
+        """Outputs are its rows, and the dimensions that its windows go along its columns."""
+        (source,) = _arguments(pooling)
+        assert pooling.window is not None
+        spatial = source.axes[-len(pooling.window.kernel) :]
+        rows = [self.build.find(a) for a in _flat(pooling)]
+        columns = [self.build.find(a) for group in spatial for a in group]
+        if not columns or set(rows) & set(columns):
+            raise Unsupported("no feature template for a pooling beside what is pooled")
+        program = _Emit(self, place, roots, terms, rows, columns, True, []).program()
+        sizes = (*spatial, *pooling.axes[-len(spatial) :])
+        return replace(
+            program,
+            window=pooling.window,
+            spatial=tuple(map(self.build.expression, sizes)),
+            column_count=math.prod(pooling.window.kernel),
+        )
 
     def _turned(self, order: list[int]) -> Callable[[Term], tuple[int, int] | None]:
         """Of a load: (dimensions of the batch, dimensions of the columns), where it is a batch of
@@ -220,9 +248,6 @@ class _Emit:
         self.values: dict[Term, Value] = {}
         self.scalars: list[str] = []
 
-    def expression(self, atoms: Sequence[int]) -> str:
-        return " * ".join(self.build.atoms[a].expression for a in atoms) or "1"
-
     def program(self) -> Program:
         for term in self.terms:
             self.values[term] = self.value(term)
@@ -232,13 +257,13 @@ class _Emit:
             tuple(self.operands),
             tuple(named.values()),
             results,
-            self.expression(self.rows),
-            self.expression(self.columns),
+            self.build.expression(self.rows),
+            self.build.expression(self.columns),
             self.reduces,
             tuple(self.scalars),
-            self.expression(self.inner) if self.inner else "",
-            self.build.size(tuple(self.rows)),
-            self.build.size(tuple(self.columns)),
+            self.build.expression(self.inner) if self.inner else "",
+            row_count=self.build.size(tuple(self.rows)),
+            column_count=self.build.size(tuple(self.columns)),
         )
 
     def value(self, term: Term) -> Value:
@@ -252,7 +277,7 @@ class _Emit:
             atoms = self.split.atoms(term)
             if set(atoms) == set(self.columns):
                 return Value(name, "columns", (), "float", False, 0)
-            expression = self.expression(atoms)
+            expression = self.build.expression(atoms)
             if expression not in self.scalars:
                 self.scalars.append(expression)
             return Value(name, "scalar", (self.scalars.index(expression),), "float", False, 0)
@@ -267,10 +292,13 @@ class _Emit:
             raise Unsupported("no feature template for aten.gather from a scan")
         if term.op.startswith("scan.") and not arguments[0].element:
             raise Unsupported("no feature template for a scan of a broadcast tensor")
-        depth = max((a.depth for a in arguments), default=0) + term.op.startswith("reduce.")
+        if term.window is not None and not arguments[0].element:
+            raise Unsupported("no feature template for a pooling of a broadcast tensor")
+        op = term.op.replace("window.", "reduce.")
+        depth = max((a.depth for a in arguments), default=0) + op.startswith("reduce.")
         literals = tuple(a for a in term.args if not isinstance(a, Term | str))
         args = tuple(a.name for a in arguments) + literals
-        return Value(name, term.op, args, term.kind, element, depth)
+        return Value(name, op, args, term.kind, element, depth)
 
     def operand(self, term: Term, held: set[int]) -> Operand:
         name = f"p{len(self.operands)}"
@@ -292,8 +320,8 @@ class _Emit:
             if above != list(range(above[0], above[-1] + 1)):
                 raise Unsupported("no feature template for a broadcast in the middle of an operand")
             row = "cyclic"
-            div = self.expression(self.rows[above[-1] + 1 :])
-            mod = self.expression([self.rows[i] for i in above])
+            div = self.build.expression(self.rows[above[-1] + 1 :])
+            mod = self.build.expression([self.rows[i] for i in above])
         if term.op == "load":
             node = self.split.lowered.nodes[str(term.args[0])]
             source, dtype = host_name(node), node.meta.dtype
@@ -313,7 +341,7 @@ class _Emit:
         wanted = self.rows[:batch] + self.columns + self.inner if turned else wanted
         if [self.build.find(a) for a in _flat(term)] != wanted:
             raise Unsupported("no feature template for a transposed result")
-        shape = tuple(self.expression(g) for g in term.axes)
+        shape = tuple(self.build.expression(g) for g in term.axes)
         if name not in self.split.outputs:
             dtype = _workspace_dtype(term)
             return Result(name, self.values[term].name, dtype, element, shape, turned)

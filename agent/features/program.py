@@ -17,6 +17,44 @@ Literal = float | int | bool
 
 
 @dataclass(frozen=True)
+class Steps:
+    """How windows go along one dimension of what is pooled."""
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+
+    @property
+    def lost(self) -> int:
+        """So many windows fewer than elements there would be at stride 1."""
+        return self.dilation * (self.kernel - 1) + 1 - 2 * self.padding
+
+    def outputs(self, size: int) -> int:
+        """Windows along a dimension of this size, none of which is cut off."""
+        return (size - self.lost) // self.stride + 1
+
+    def text(self, size: str) -> str:
+        """The same in Python, for a size that is known by the call."""
+        return f"(({size} - {self.lost}) // {self.stride} + 1)"
+
+
+@dataclass(frozen=True)
+class Window:
+    """What an output of a pooling is reduced from: a figure for each of the last dimensions."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def steps(self) -> tuple[Steps, ...]:
+        figures = zip(self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return tuple(Steps(*each) for each in figures)
+
+
+@dataclass(frozen=True)
 class Operand:
     """A tensor that a program reads; addressed as row offset + part offset + column."""
 
@@ -75,6 +113,10 @@ class Program:
     inner: str = ""
     """Rows of one matrix of a batch, where operands are transposed in it, as they all are where a
     reduction runs along a dimension that is not the last; else empty."""
+    window: Window | None = None
+    """Of a pooling, whose rows are outputs and whose columns are what a window is taken of."""
+    spatial: tuple[str, ...] = ()
+    """Python of the sizes along its dimensions, first what is pooled, then what comes of it."""
     row_count: int = field(default=1, compare=False)
     column_count: int = field(default=1, compare=False)
 

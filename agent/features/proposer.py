@@ -90,6 +90,8 @@ def _planned(task: Task) -> Plan | str:
         return f"no feature template for {task.dtype}"
     try:
         found = plan(trace_all(task))
+        if task.device == "cpu" and any(program.window for program in found.programs):
+            return "no feature template in C++ for pooling"
         strided = [program.column_count for program in found.programs if program.strided]
         if strided and task.device == "cpu":
             return "no feature template in C++ for reductions along a leading dimension"
@@ -105,7 +107,7 @@ def _space(task: Task, found: Plan) -> Space:
     """Pool and starting points; the first is the default, the others differ in a decisive way."""
     program = found.programs[found.main]
     host = task.device == "cpu"
-    if program.inner or program.scan is not None:
+    if program.inner or program.window is not None or program.scan is not None:
         pool = cpp.pool(program) if host else cuda_pool.pool(program)
         usual = cpp.default(program) if host else cuda_pool.default(program)
         size = "tile" if "tile" in pool else "chunk" if host else "threads"

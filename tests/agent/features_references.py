@@ -121,6 +121,24 @@ STRIDED = {
     "of a product": ("torch.tanh(self.convolution(x).amin(dim=1, keepdim=True))", 1),
 }
 """Reductions along a dimension that is not the last, and the programs that they take."""
+POOLED = {
+    "largest": ("F.max_pool2d(x, 2)", 1),
+    "windows that overlap": (
+        "F.silu(F.max_pool2d(torch.relu(x * self.bias) - 1.0, 3, stride=2, padding=1))",
+        1,
+    ),
+    "windows with gaps": ("F.max_pool2d(x, (2, 3), stride=1, dilation=(3, 2))", 1),
+    "average": ("F.avg_pool2d(x - 0.5, 3, stride=1, padding=1) * self.bias", 1),
+    "one dimension": ("F.avg_pool1d(rows.unsqueeze(1), 4, padding=1).squeeze(1) + 1.0", 1),
+    "three dimensions": ("F.max_pool3d(x, 3, stride=2, padding=1)", 1),
+    "average of three": ("F.avg_pool3d(x, (4, 2, 3), stride=(4, 1, 2), padding=(0, 0, 1))", 1),
+    "of a product": ("F.max_pool2d(torch.tanh(self.convolution(x)), 2)", 1),
+    "then a mean": ("torch.tanh(F.hardtanh(F.max_pool2d(x, 2)).mean((2, 3), True))", 2),
+    "twice": ("F.max_pool2d(F.max_pool2d(x, 2, stride=1), 2)", 2),
+    "of a softmax": ("F.avg_pool2d(torch.softmax(x, dim=1), 2)", 2),
+    "of groups": ("F.max_pool2d(F.group_norm(x, 4), 2).clamp(0.0, 1.0)", 2),
+}
+"""Poolings, and the programs that they take."""
 SHAPES = (
     Shape("odd"),
     Shape("even", (("ROWS", 6), ("COLS", 512))),
@@ -146,6 +164,11 @@ def grouped(name: str, device: str = "cpu") -> Task:
 def strided(name: str, device: str = "cuda") -> Task:
     """The named reference at two shapes."""
     return image(name, "nn.Identity()", STRIDED[name][0], device)
+
+
+def pooled(name: str, device: str = "cuda") -> Task:
+    """The named reference at two shapes."""
+    return image(name, "nn.Identity()", POOLED[name][0], device)
 
 
 def image(name: str, norm: str, body: str, device: str) -> Task:

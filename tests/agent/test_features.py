@@ -17,6 +17,7 @@ from tests.agent.features_references import (
     NAMES,
     NORMS,
     grouped,
+    pooled,
     proposer,
     shared,
     strided,
@@ -152,6 +153,10 @@ def test_a_batchs_own_figures_are_told_apart_from_an_instances() -> None:
 def test_on_the_cpu_reductions_along_a_leading_dimension_are_left_alone() -> None:
     words = str(proposer().unsupported(strided("sum", "cpu")))
     assert "in C++ for reductions along a leading dimension" in words
+
+
+def test_on_the_cpu_poolings_are_left_alone() -> None:
+    assert "in C++ for pooling" in str(proposer().unsupported(pooled("largest", "cpu")))
 
 
 @pytest.mark.parametrize("name", ["softmax", "layer_norm_residual", "cross_entropy"])

@@ -15,10 +15,12 @@ from tests.agent.features_references import (
     GROUPED,
     NAMES,
     NORMS,
+    POOLED,
     STRIDED,
     cuda_points,
     grouped,
     image,
+    pooled,
     proposer,
     shared,
     strided,
@@ -98,6 +100,39 @@ def test_emulated_kernels_reduce_along_any_dimension(name: str, tmp_path: Path) 
     for proposal in (first, others[-1]):
         module = cuda_emulator.load(proposal.candidate.source, tmp_path)
         assert worst_error(problem, module) < BOUNDS["float32"], proposal.features
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=() if n == "windows that overlap" else pytest.mark.slow)
+        for n in POOLED
+    ],
+)
+def test_emulated_kernels_pool(name: str, tmp_path: Path) -> None:
+    problem = pooled(name)
+    found = traced(problem)
+    assert len(found.programs) == POOLED[name][1]
+    assert any(program.window for program in found.programs)
+    first, *others = proposer().propose(problem, [], 4)
+    assert compile_error(first.candidate.source) is None
+    assert len(others) == 3
+    for proposal in (first, others[-1]):
+        module = cuda_emulator.load(proposal.candidate.source, tmp_path)
+        assert worst_error(problem, module) < BOUNDS["float32"], proposal.features
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("F.max_pool2d(x, 2, ceil_mode=True)", "windows that are cut off"),
+        ("F.avg_pool2d(x, 3, padding=1, count_include_pad=False)", "windows that are cut off"),
+        ("F.max_pool2d(x, 2, return_indices=True)[1]", "output 1 of aten.max_pool2d"),
+        ("F.avg_pool2d(x, 3, 1, 1) + x", "a pooling beside what is pooled"),
+    ],
+)
+def test_poolings_that_are_no_program_are_told(body: str, words: str) -> None:
+    assert words in str(proposer().unsupported(image("other", "nn.Identity()", body, "cuda")))
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ from tests.agent.features_references import (
     BOUNDS,
     GROUPED,
     NAMES,
+    POOLED,
     STRIDED,
     cuda_points,
     grouped,
+    pooled,
     proposer,
     strided,
     task,
@@ -37,7 +39,11 @@ def test_generated_kernels_are_right_at_every_shape(name: str) -> None:
 
 @pytest.mark.parametrize(
     "problem",
-    [*(grouped(n, "cuda") for n in GROUPED), *(strided(n) for n in STRIDED)],
+    [
+        *(grouped(n, "cuda") for n in GROUPED),
+        *(strided(n) for n in STRIDED),
+        *(pooled(n) for n in POOLED),
+    ],
     ids=lambda problem: str(problem.id),
 )
 def test_kernels_of_images_are_right_at_every_shape(problem: Task) -> None:
