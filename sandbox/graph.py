@@ -18,6 +18,9 @@ from sandbox.errors import TaskError
 from sandbox.tracer import TRACER
 from sandbox.types import SCHEMA_VERSION, Task, digest
 
+TRACED = 2
+"""Of what a trace tells; 2: values of constants."""
+
 
 @dataclass(frozen=True)
 class Ref:
@@ -51,7 +54,9 @@ class Node:
 
     name: str
     op: str
-    """`aten.add.Tensor`, `getitem`, `input`, `parameter` or `buffer`."""
+    """`aten.add.Tensor`, `getitem`, `input`, `parameter`, `buffer` or `constant`, whose argument is
+    its value where it has one element and no dimension.
+    """
     args: tuple[Arg, ...] = ()
     kwargs: Mapping[str, Arg] = field(default_factory=dict)
     outputs: tuple[TensorMeta, ...] = ()
@@ -113,7 +118,7 @@ def _trace(task: Task, indices: tuple[int, ...]) -> tuple[Graph, ...]:
 
 
 def _path(task: Task, indices: tuple[int, ...]) -> Path:
-    key = digest([task.hash, indices, _torch_version(), SCHEMA_VERSION])
+    key = digest([task.hash, indices, _torch_version(), SCHEMA_VERSION, TRACED])
     return cache_root() / "graphs" / f"{key}.json"
 
 

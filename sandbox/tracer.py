@@ -227,13 +227,17 @@ def _describe(source: str, dtype_name: str, constants: Mapping[str, Any]) -> dic
             _check_result(result)
             continue
         op, target = _operator(node), ""
+        args = [_encode(a) for a in node.args] if node.op != "placeholder" else []
         if node.op == "placeholder":
             op, target = origins[len(nodes)]
+        elif node.op == "get_attr":  # what forward() makes of numbers, such as torch.tensor(0.5)
+            made = getattr(traced, node.target)
+            op, args = "constant", [made.item()] if made.dim() == 0 else []
         nodes.append(
             {
                 "name": node.name,
                 "op": op,
-                "args": [_encode(a) for a in node.args] if node.op != "placeholder" else [],
+                "args": args,
                 "kwargs": {k: _encode(v) for k, v in node.kwargs.items()},
                 "outputs": _metas(node.meta.get("val")),
                 "target": target,

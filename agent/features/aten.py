@@ -32,6 +32,12 @@ def lower(graph: Graph, *, library_bias: bool = False) -> Lowered:
     return lowered
 
 
+def _constant(low: Lowering, n: Node) -> Term:
+    if not n.args:
+        raise Unsupported("no feature template for a constant of several elements")
+    return low.build.const(number(n.args[0]))
+
+
 def _unary(op: str, kind: str | None = None) -> Handler:
     return lambda low, n: low.build.point(op, low.term(n.args[0]), kind=kind)
 
@@ -326,7 +332,7 @@ def _table() -> dict[str, Handler]:
     table.update({"max": _extreme("max"), "min": _extreme("min")})
     table.update({"_softmax": softmax, "_log_softmax": softmax})
     return (
-        {**{f"aten.{k}": v for k, v in table.items()}, "getitem": _getitem}
+        {**{f"aten.{k}": v for k, v in table.items()}, "getitem": _getitem, "constant": _constant}
         | POOLS
         | PRODUCTS
         | VIEWS

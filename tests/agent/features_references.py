@@ -61,6 +61,7 @@ BODIES = {
     "prefix": "torch.cumsum(torch.relu(x) * self.bias, dim=-1) * 0.5 + y",
     "prefix_counts": "((x > 0).long().cumsum(1) * 1.0, x.cumsum(-1) / x.abs().sum(-1, True))",
     "scores": "torch.softmax(x @ y.t() / 11.0, dim=-1)",
+    "constant": "torch.min(x, torch.tensor(0.25)) * torch.tensor(2) + torch.tensor(True)",
     "comparison": "torch.where(x > y, x.abs(), y.clamp(-0.5, 0.5)) * (t > 3).unsqueeze(1)",
 }
 NAMES = (*BODIES, "swiglu")

@@ -49,6 +49,13 @@ def test_floats_are_cast_and_integers_are_not() -> None:
                       "norm.bias": "bfloat16", "shift": "bfloat16"}  # fmt: skip
 
 
+def test_what_forward_makes_of_numbers_is_told() -> None:
+    body = "return x * torch.tensor(0.5) + torch.tensor([1.0]), t + torch.tensor(3)"
+    source = SOURCE.replace("return self.norm(x) * factor + self.shift, t + 1", body)
+    found = [n.args for n in trace(Task("t", source, "cpu")).nodes if n.op == "constant"]
+    assert found == [(0.5,), (), (3,)]
+
+
 def test_terabyte_shapes_cost_nothing() -> None:
     shapes = (Shape("a"), Shape("b", (("ROWS", 1 << 18),)))
     first, second = trace_all(Task("t", SOURCE, "cuda", shapes=shapes))
