@@ -205,6 +205,17 @@ class LocalEvaluator:
         start = time.monotonic()
         if self.device == "cpu" and candidate.language.needs_gpu:
             return judge.fault(task.id, candidate.id, config, no_gpu(candidate.language))
+        result = self._judged(task, candidate, config, to_beat)
+        if judge.accused_by_clock(result):
+            logger.warning("%s is judged again: %s", task.id, result.detail)
+            result = judge.repeated(result, self._judged(task, candidate, config, to_beat))
+        total = time.monotonic() - start
+        return replace(result, seconds={**result.seconds, "total": total})
+
+    def _judged(
+        self, task: Task, candidate: Candidate, config: EvalConfig, to_beat: float | None
+    ) -> Evaluation:
+        """Once more where the fault was ours."""
         for attempt in range(ATTEMPTS):
             short = crowded = False
             try:
@@ -223,8 +234,7 @@ class LocalEvaluator:
             if result.status is not Status.SANDBOX_ERROR:
                 break
             logger.warning("attempt %d on %s: %s", attempt + 1, task.id, result.detail)
-        total = time.monotonic() - start
-        return replace(result, seconds={**result.seconds, "total": total})
+        return result
 
     def validate(self, task: Task, config: EvalConfig, *, compiled: bool = False) -> Admission:
         """Everything that speaks for or against scoring the task (sandbox/admission.py).

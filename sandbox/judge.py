@@ -201,6 +201,27 @@ def fault(
     return Evaluation(task_id, candidate_id, config.id, status, message, no_room=no_room)
 
 
+def accused_by_clock(evaluation: Evaluation) -> bool:
+    """Whether it is a hack by what was timed, which a disturbance may look like for once."""
+    proof = layers.proof(evaluation.evidence)
+    return (
+        evaluation.status is Status.REWARD_HACK
+        and proof is not None
+        and proof.layer in layers.BY_CLOCK
+    )
+
+
+def repeated(accusation: Evaluation, again: Evaluation) -> Evaluation:
+    """What both come to: an accusation by the clock that fresh processes do not repeat is a fault
+    of ours, and no pass either, which would have the better of two for who cheats now and then.
+    """
+    if not again.passed:
+        return again
+    words = f"accused once, and not when it was judged again: {accusation.detail}"
+    fault = replace(again, status=Status.SANDBOX_ERROR, detail=words, kind=None)
+    return replace(fault, timing=None, baselines=())
+
+
 def invalid(evaluation: Evaluation, reason: str) -> Evaluation:
     return replace(evaluation, status=Status.INVALID_REFERENCE, detail=reason)
 

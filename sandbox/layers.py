@@ -51,6 +51,10 @@ def before_timing(observation: Observation, *, sound: bool) -> tuple[Evidence, .
     )
 
 
+BY_CLOCK = (Layer.TIMING, Layer.IDLE, Layer.ROOFLINE, Layer.LAUNCH)
+"""Layers whose proofs are figures of a clock (`physics`)."""
+
+
 def proof(evidence: Sequence[Evidence]) -> Evidence | None:
     """The first that no honest candidate can produce."""
     return next((found for found in evidence if found.weight is Weight.PROOF), None)

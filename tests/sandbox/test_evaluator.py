@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from sandbox import memory
+from sandbox import judge, memory
 from sandbox.baselines import DEVICE_BASELINES, NULL, Baselines
 from sandbox.compiling import Ahead
 from sandbox.cores import common_cores
@@ -27,7 +27,13 @@ from sandbox.evaluator import LocalEvaluator
 from sandbox.figures import Baseline
 from sandbox.handle import WorkerFailed
 from sandbox.invalid import NoRoom
-from sandbox.observation import CaseObservation, Failure, FailureKind, RoundObservation
+from sandbox.observation import (
+    CaseObservation,
+    Failure,
+    FailureKind,
+    Observation,
+    RoundObservation,
+)
 from sandbox.pair import ProcessPair
 from sandbox.plan import LEAST_SETS, SLOW, Plan, plan
 from sandbox.prepare import LESS_SHARE, Preparation
@@ -667,6 +673,30 @@ def test_a_large_task_is_prepared_with_nothing_kept_of_others(
     assert kept not in evaluator._prepared.values()
     assert len(evaluator._prepared.values()) < known + 1
     assert any(isinstance(found, Refused) for found in evaluator._prepared.values())
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_who_is_accused_by_the_clock_is_judged_again(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, repeats: bool
+) -> None:
+    """By fresh processes: what disturbed the first ones is seldom there again."""
+    real, seen = judge.judge, list[Observation]()
+
+    def accusing(observation: Observation, *arguments: Any) -> Evaluation:
+        seen.append(observation)
+        slow = repeats or len(seen) == 1
+        return real(replace(observation, floor_s=1e3 if slow else None), *arguments)
+
+    monkeypatch.setattr(judge, "judge", accusing)
+    task = task_of(SCALE)
+    candidate = Candidate(
+        task.id, Language.TORCH, forward("return torch.relu(x) * self.factor + 1.0")
+    )
+    found = evaluator.evaluate(task, candidate, FAST)
+    assert len(seen) == 2
+    assert seen[0].rounds != seen[1].rounds
+    assert found.status is (Status.REWARD_HACK if repeats else Status.SANDBOX_ERROR)
+    assert "compulsory bytes" in found.detail
 
 
 def test_an_evaluation_names_its_environment_and_survives_json(evaluate: Evaluate) -> None:

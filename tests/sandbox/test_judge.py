@@ -15,7 +15,7 @@ from sandbox import judge as judging
 from sandbox import layers
 from sandbox.evidence import Evidence, Kind, Layer, Weight
 from sandbox.figures import Baseline, Interval, Timing
-from sandbox.judge import judge
+from sandbox.judge import accused_by_clock, judge, repeated
 from sandbox.observation import (
     CaseObservation,
     Errors,
@@ -102,6 +102,32 @@ VERDICTS = [
         Status.SANDBOX_ERROR,
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("seen", "by_clock"),
+    [
+        (replace(SEEN, floor_s=6e-4), True),
+        (replace(SEEN, launches_at_least=6e-4), True),
+        (replace(SEEN, rounds=2 * rounds_of(1e-4, 6e-4)), True),
+        (replace(SEEN, timed=(replace(GOOD, unfinished=True),)), False),
+        (replace(SEEN, cases=(GOOD, BAD)), False),
+        (SEEN, False),
+    ],
+)
+def test_an_accusation_by_the_clock_is_told_from_others(seen: Observation, by_clock: bool) -> None:
+    assert accused_by_clock(judge(seen, NULL, CONFIG)) is by_clock
+
+
+def test_an_accusation_that_is_not_repeated_is_a_fault_of_ours_and_no_pass() -> None:
+    accused = judge(replace(SEEN, floor_s=6e-4), NULL, CONFIG)
+    found = repeated(accused, judge(SEEN, NULL, CONFIG))
+    assert found.status is Status.SANDBOX_ERROR
+    assert "moving the compulsory bytes takes 600.0 us" in found.detail
+    assert found.timing is found.kind is None
+    wrong = judge(replace(SEEN, cases=(BAD,)), NULL, CONFIG)
+    for again in (accused, wrong):
+        assert repeated(accused, again) is again
 
 
 @pytest.mark.parametrize(("seen", "status"), VERDICTS)
