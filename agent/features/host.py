@@ -86,6 +86,7 @@ def forward(plan: Plan, calls: list[list[str]]) -> str:
             lines.append(f"    {result.name} = {allocation(result, device)}")
         lines.append(f"    rows, columns = {program.rows}, {program.columns}")
         lines += [f"    {line}" for line in call]
+    lines += [f"    {text}" for text in plan.effects]
     lines.append(f"    return {_returned(plan.result)}")
     return "\n".join(f"    {line}" for line in lines) + "\n"
 

@@ -229,6 +229,14 @@ class Builder:
 
 
 @dataclass(frozen=True)
+class Effect:
+    """What a call leaves in a buffer: Python, in which `{}` is a tensor of a value, if any."""
+
+    text: str
+    value: str = ""
+
+
+@dataclass(frozen=True)
 class Lowered:
     """A whole reference as terms."""
 
@@ -239,6 +247,7 @@ class Lowered:
     placeholders: tuple[Node, ...]
     products: tuple[tuple[str, str], ...] = ()
     """(local variable, Python): what the library computes before the programs."""
+    effects: tuple[Effect, ...] = ()
 
 
 Handler = Callable[["Lowering", Node], Term | None]
@@ -259,12 +268,15 @@ class Lowering:
         self.spoken: dict[str, str] = {}
         """Python for nodes that are known before any program runs."""
         self.products: list[tuple[str, str]] = []
+        self.effects: list[Effect] = []
 
     def run(self) -> Lowered:
         for node in self.graph.nodes:
             if node.op in ("input", "parameter", "buffer"):
                 self.values[node.name] = self.load(node)
                 self.spoken[node.name] = host_name(node)
+                continue
+            if self.counts(node):
                 continue
             handler = self.handlers.get(node.op.rsplit(".", 1)[0].removesuffix("_"))
             if handler is None:
@@ -279,7 +291,8 @@ class Lowering:
         if self.build.splits:
             parted = self.build.parted()
             self.values = {name: parted[term] for name, term in self.values.items()}
-        return Lowered(self.build, self.graph.result, self.values, self.nodes, places, products)
+        shared = (self.build, self.graph.result, self.values, self.nodes)
+        return Lowered(*shared, places, products, tuple(self.effects))
 
     def load(self, node: Node) -> Term:
         kind = kind_of(node.meta.dtype)
@@ -289,6 +302,23 @@ class Lowering:
             for d, size in enumerate(node.meta.shape)
         ]
         return self.build.make("load", (node.name,), kind, axes)
+
+    def counts(self, node: Node) -> bool:
+        """Whether it adds a number to a buffer that nothing else reads."""
+        if node.op != "aten.add_.Tensor" or not isinstance(node.args[0], Ref):
+            return False
+        buffer, amount = self.nodes[node.args[0].node], node.args[1]
+        if buffer.op != "buffer" or not isinstance(amount, int | float) or len(node.args) > 2:
+            return False
+        self.changes(buffer, node)
+        self.effects.append(Effect(f"{host_name(buffer)}.add_({amount})"))
+        return True
+
+    def changes(self, buffer: Node, node: Node) -> None:
+        """Raises Unsupported where another node reads what this one writes."""
+        others = (other for other in self.graph.nodes if other is not node)
+        if any(Ref(buffer.name) in _refs(other.args) for other in others):
+            raise Unsupported("no feature template for a buffer that is written and read")
 
     def check_private(self, node: Node) -> None:
         """Only intermediates may be written: an alias of a placeholder would lose the write."""
@@ -310,6 +340,11 @@ class Lowering:
 
     def arg(self, node: Node, place: int, name: str, default: Arg) -> Arg:
         return node.args[place] if place < len(node.args) else node.kwargs.get(name, default)
+
+
+def _refs(args: Sequence[Arg]) -> list[Ref]:
+    found = [a for a in args if isinstance(a, Ref)]
+    return found + [r for a in args if isinstance(a, tuple) for r in _refs(a)]
 
 
 def product_name(node: Node) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agent.features.arguments import dims_of, number, shaped
-from agent.features.lower import Lowering, Term, Unsupported
-from sandbox.graph import Arg, Node
+from agent.features.lower import Effect, Lowering, Term, Unsupported
+from sandbox.graph import Arg, Node, Ref
 
 
 def layer_norm(low: Lowering, n: Node) -> Term:
@@ -26,13 +26,42 @@ def batch_norm(low: Lowering, n: Node) -> Term:
     eps = float(number(n.args[-1]))
     if n.op.startswith("aten.native_batch_norm") and n.args[5]:
         if n.args[3] is not None:
-            raise Unsupported("no feature template for batch norm in train mode")
+            return _affine(low, _learning(low, n, x, eps), n.args[1], n.args[2])
         rest = [d for d in range(len(x.axes)) if d != 1]
         mean, variance = b.mean(x, rest, True), b.variance(x, rest, True, 0)
     else:
         mean, variance = _channel(low, x, n.args[3]), _channel(low, x, n.args[4])
     out = b.point("mul", b.point("sub", x, mean), b.point("rsqrt", b.point("add", variance, eps)))
     return _affine(low, out, n.args[1], n.args[2])
+
+
+def _learning(low: Lowering, n: Node, x: Term, eps: float) -> Term:
+    """By the figures of a batch, which the running ones move to. Those of each image's channel are
+    taken first, which lies in one piece, and then, of these, each channel's (Chan, Golub, LeVeque
+    1979); what is normalised by them is a program behind.
+    """
+    b, inside, momentum = low.build, list(range(2, len(x.axes))), float(number(n.args[6]))
+    if not any(x.axes[2:]) or not x.axes[0]:
+        raise Unsupported("no feature template for batch norm of vectors in train mode")
+    mean, variance = b.mean(x, inside, True), b.variance(x, inside, True, 0)
+    whole = b.mean(mean, [0], True)
+    apart = b.variance(mean, [0], True, 0)
+    spread = b.point("add", b.mean(variance, [0], True), apart)
+    count = b.expression([a for i, group in enumerate(x.axes) if i != 1 for a in group])
+    for place, term, factor in (
+        (3, whole, ""),
+        (4, spread, f" * (({count}) / (({count}) - 1))"),
+    ):
+        buffer = n.args[place]
+        assert isinstance(buffer, Ref)
+        low.changes(low.nodes[buffer.node], n)
+        name = f"{n.name} {place}"
+        low.values[name] = term
+        running = low.spoken[buffer.node]
+        text = f"{running}.lerp_(({{}}.reshape(-1){factor}).to({running}.dtype), {momentum!r})"
+        low.effects.append(Effect(text, name))
+    scale = b.point("rsqrt", b.point("add", b.apart(spread), eps))
+    return b.point("mul", b.point("sub", x, b.apart(whole)), scale)
 
 
 def group_norm(low: Lowering, n: Node) -> Term:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from agent.features.aten import lower
-from agent.features.lower import Lowered, Term, Unsupported, host_name
+from agent.features.lower import Effect, Lowered, Term, Unsupported, host_name
 from agent.features.program import Operand, Plan, Program, Result, Value
 from sandbox.graph import Arg, Graph, Ref
 
@@ -39,7 +39,9 @@ def _planned(graph: Graph, *, library_bias: bool = False) -> Plan:
     lowered = lower(graph, library_bias=library_bias)
     split = _Split(lowered)
     inputs = sum(n.op == "input" for n in lowered.placeholders) + len(graph.scalars)
-    return Plan(split.programs(), inputs, lowered.result, lowered.products)
+    return Plan(
+        split.programs(), inputs, lowered.result, lowered.products, split.effects(lowered.effects)
+    )
 
 
 def _flat(term: Term) -> list[int]:
@@ -104,11 +106,24 @@ class _Split:
         roots: list[dict[str, Term]] = [{} for _ in range(count)]
         for name, term in self.outputs.items():
             roots[max(self.phase[term], 0)][name] = term
+        for effect in filter(None, (effect.value for effect in self.lowered.effects)):
+            self._keep(self.lowered.values[effect], roots)
         for place in reversed(range(count)):
             for term in self._crossing(roots[place], place):
-                self.workspaces[term] = f"w{term.index}"
-                roots[self.phase[term]][f"w{term.index}"] = term
+                self._keep(term, roots)
         return tuple(self._program(i, roots[i]) for i in range(count) if roots[i])
+
+    def _keep(self, term: Term, roots: list[dict[str, Term]]) -> None:
+        """In a workspace, which the program of its phase writes."""
+        self.workspaces[term] = f"w{term.index}"
+        roots[self.phase[term]][f"w{term.index}"] = term
+
+    def effects(self, effects: Sequence[Effect]) -> tuple[str, ...]:
+        """Python that follows the programs."""
+        values = self.lowered.values
+        return tuple(
+            e.text.format(self.workspaces[values[e.value]]) if e.value else e.text for e in effects
+        )
 
     def _crossing(self, roots: dict[str, Term], place: int) -> list[Term]:
         """Values of earlier phases that this phase reads."""

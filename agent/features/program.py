@@ -150,6 +150,8 @@ class Plan:
     """What forward returns, each Ref naming a Result."""
     products: tuple[tuple[str, str], ...] = ()
     """(local variable, Python): tensors that the library computes before the programs."""
+    effects: tuple[str, ...] = ()
+    """Python that leaves in buffers what a call leaves there, once the programs are launched."""
 
     @property
     def main(self) -> int:

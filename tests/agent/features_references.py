@@ -112,6 +112,17 @@ GROUPED = {
     "instances": ("nn.InstanceNorm2d(12)", "torch.tanh(self.norm(x)) * 0.5", 1),
 }
 """What normalises, what is returned, and the programs that it takes."""
+LEARNING = {
+    "batch": ("nn.BatchNorm2d(12)", "self.norm(x)", 3),
+    "batch of a product": ("nn.BatchNorm2d(12)", "torch.tanh(self.norm(self.convolution(x)))", 3),
+    "batch, then a pooling": (
+        "nn.BatchNorm2d(12, momentum=0.3)",
+        "F.avg_pool2d(self.norm(x), 2)",
+        4,
+    ),
+    "batch without scale": ("nn.BatchNorm2d(12, affine=False)", "self.norm(x) * self.bias", 3),
+}
+"""What normalises by a batch's figures and leaves running ones in buffers, as in GROUPED."""
 STRIDED = {
     "sum": ("x.sum(1)", 1),
     "rms norm": ("x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-6) * self.bias", 1),
@@ -159,6 +170,12 @@ def task(name: str, device: str = "cpu", dtype: str = "float32") -> Task:
 def grouped(name: str, device: str = "cpu") -> Task:
     """The named reference at two shapes."""
     norm, body, _ = GROUPED[name]
+    return image(name, norm, body, device)
+
+
+def learning(name: str, device: str = "cuda") -> Task:
+    """The named reference at two shapes."""
+    norm, body, _ = LEARNING[name]
     return image(name, norm, body, device)
 
 
@@ -231,6 +248,8 @@ def worst_error(task: Task, candidate: dict[str, Any], device: str = "cpu") -> f
         with torch.no_grad():
             found = model(*inputs)
             plain = truth(*inputs)
+            for left, right in zip(model.buffers(), truth.buffers(), strict=True):
+                torch.testing.assert_close(left, right, rtol=2e-5, atol=1e-6)
             expected = truth.double()(*(_cast(value, torch.float64) for value in inputs))
         for out, kind, right in zip(*map(_leaves, (found, plain, expected)), strict=True):
             assert (out.shape, out.dtype) == (kind.shape, kind.dtype)

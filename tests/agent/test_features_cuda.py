@@ -13,6 +13,7 @@ from tests.agent import cuda_emulator
 from tests.agent.features_references import (
     BOUNDS,
     GROUPED,
+    LEARNING,
     NAMES,
     NORMS,
     POOLED,
@@ -20,6 +21,7 @@ from tests.agent.features_references import (
     cuda_points,
     grouped,
     image,
+    learning,
     pooled,
     proposer,
     shared,
@@ -100,6 +102,37 @@ def test_emulated_kernels_reduce_along_any_dimension(name: str, tmp_path: Path) 
     for proposal in (first, others[-1]):
         module = cuda_emulator.load(proposal.candidate.source, tmp_path)
         assert worst_error(problem, module) < BOUNDS["float32"], proposal.features
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=() if n == "batch, then a pooling" else pytest.mark.slow)
+        for n in LEARNING
+    ],
+)
+def test_emulated_kernels_normalise_by_a_batchs_figures(name: str, tmp_path: Path) -> None:
+    problem = learning(name)
+    found = traced(problem)
+    assert len(found.programs) == LEARNING[name][2]
+    assert len(found.effects) == 3
+    for proposal in proposer().propose(problem, [], 2):
+        assert compile_error(proposal.candidate.source) is None
+        module = cuda_emulator.load(proposal.candidate.source, tmp_path)
+        assert worst_error(problem, module) < BOUNDS["float32"], proposal.features
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("self.norm(x) * self.norm.running_mean.mean()", "written and read"),
+        ("self.norm(x) * self.norm.num_batches_tracked", "aten.add_"),
+        ("self.norm(rows.unsqueeze(2))", "batch norm of vectors"),
+    ],
+)
+def test_batch_norms_that_are_no_program_are_told(body: str, words: str) -> None:
+    norm = "nn.BatchNorm1d(12)" if "rows" in body else "nn.BatchNorm2d(12)"
+    assert words in str(proposer().unsupported(image("other", norm, body, "cuda")))
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ from sandbox.types import Task
 from tests.agent.features_references import (
     BOUNDS,
     GROUPED,
+    LEARNING,
     NAMES,
     POOLED,
     STRIDED,
     cuda_points,
     grouped,
+    learning,
     pooled,
     proposer,
     strided,
@@ -43,6 +45,7 @@ def test_generated_kernels_are_right_at_every_shape(name: str) -> None:
         *(grouped(n, "cuda") for n in GROUPED),
         *(strided(n) for n in STRIDED),
         *(pooled(n) for n in POOLED),
+        *(learning(n) for n in LEARNING),
     ],
     ids=lambda problem: str(problem.id),
 )
