@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from agent.features.arguments import dims_of, number, shaped
 from agent.features.lower import Effect, Lowering, Term, Unsupported
 from sandbox.graph import Arg, Node, Ref
+
+PARTS = 64
+"""At most, that vectors are dealt out to; a power of two."""
 
 
 def layer_norm(low: Lowering, n: Node) -> Term:
@@ -36,32 +41,41 @@ def batch_norm(low: Lowering, n: Node) -> Term:
 
 
 def _learning(low: Lowering, n: Node, x: Term, eps: float) -> Term:
-    """By the figures of a batch, which the running ones move to. Those of each image's channel are
-    taken first, which lies in one piece, and then, of these, each channel's (Chan, Golub, LeVeque
-    1979); what is normalised by them is a program behind.
+    """By the figures of a batch, which the running ones move to. Those of each part of a channel
+    are taken first, and then, of these, the channel's (Chan, Golub, LeVeque 1979); what is
+    normalised by them is a program behind.
     """
-    b, inside, momentum = low.build, list(range(2, len(x.axes))), float(number(n.args[6]))
-    if not any(x.axes[2:]) or not x.axes[0]:
-        raise Unsupported("no feature template for batch norm of vectors in train mode")
-    mean, variance = b.mean(x, inside, True), b.variance(x, inside, True, 0)
-    whole = b.mean(mean, [0], True)
-    apart = b.variance(mean, [0], True, 0)
-    spread = b.point("add", b.mean(variance, [0], True), apart)
+    b, momentum = low.build, float(number(n.args[6]))
+    parts, inside = _parts(low, x)
+    mean, variance = b.mean(parts, inside, True), b.variance(parts, inside, True, 0)
+    spread = b.point("add", b.mean(variance, [0], True), b.variance(mean, [0], True, 0))
+    axes = [group if i == 1 else () for i, group in enumerate(x.axes)]
+    channels = {3: b.reshape(b.mean(mean, [0], True), axes), 4: b.reshape(spread, axes)}
     count = b.expression([a for i, group in enumerate(x.axes) if i != 1 for a in group])
-    for place, term, factor in (
-        (3, whole, ""),
-        (4, spread, f" * (({count}) / (({count}) - 1))"),
-    ):
-        buffer = n.args[place]
+    for place, term in channels.items():
+        buffer, name = n.args[place], f"{n.name} {place}"
         assert isinstance(buffer, Ref)
         low.changes(low.nodes[buffer.node], n)
-        name = f"{n.name} {place}"
         low.values[name] = term
         running = low.spoken[buffer.node]
-        text = f"{running}.lerp_(({{}}.reshape(-1){factor}).to({running}.dtype), {momentum!r})"
+        unbiased = f" * (({count}) / (({count}) - 1))" if place == 4 else ""
+        text = f"{running}.lerp_(({{}}.reshape(-1){unbiased}).to({running}.dtype), {momentum!r})"
         low.effects.append(Effect(text, name))
-    scale = b.point("rsqrt", b.point("add", b.apart(spread), eps))
-    return b.point("mul", b.point("sub", x, b.apart(whole)), scale)
+    whole, spread = (b.apart(term) for term in channels.values())
+    return b.point("mul", b.point("sub", x, whole), b.point("rsqrt", b.point("add", spread, eps)))
+
+
+def _parts(low: Lowering, x: Term) -> tuple[Term, list[int]]:
+    """Equal parts of every channel along the first dimension, and the dimensions of one: an image's
+    lies in one piece; vectors are dealt out, for a channel's would be one thread's.
+    """
+    if any(x.axes[2:]):
+        return x, list(range(2, len(x.axes)))
+    b, count = low.build, math.gcd(low.build.size(x.axes[0]), PARTS)
+    if count == 1 or len(x.axes[0]) > 1:
+        raise Unsupported("no feature template for batch norm of so many vectors in train mode")
+    outer, inner = b.split(x.axes[0][0], count)
+    return b.reshape(x, (outer, inner, x.axes[1])), [1]
 
 
 def group_norm(low: Lowering, n: Node) -> Term:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,6 +121,7 @@ LEARNING = {
         "F.avg_pool2d(self.norm(x), 2)",
         4,
     ),
+    "batch of vectors": ("nn.BatchNorm1d(12)", "F.gelu(self.norm(rows * 2.0))", 3),
     "batch without scale": ("nn.BatchNorm2d(12, affine=False)", "self.norm(x) * self.bias", 3),
 }
 """What normalises by a batch's figures and leaves running ones in buffers, as in GROUPED."""
@@ -176,7 +178,8 @@ def grouped(name: str, device: str = "cpu") -> Task:
 def learning(name: str, device: str = "cuda") -> Task:
     """The named reference at two shapes."""
     norm, body, _ = LEARNING[name]
-    return image(name, norm, body, device)
+    shapes = (Shape("one", (("N", 12),)), Shape("other", (("N", 20), ("SIDE", 9))))
+    return replace(image(name, norm, body, device), shapes=shapes)
 
 
 def strided(name: str, device: str = "cuda") -> Task:

@@ -127,7 +127,7 @@ def test_emulated_kernels_normalise_by_a_batchs_figures(name: str, tmp_path: Pat
     [
         ("self.norm(x) * self.norm.running_mean.mean()", "written and read"),
         ("self.norm(x) * self.norm.num_batches_tracked", "aten.add_"),
-        ("self.norm(rows.unsqueeze(2))", "batch norm of vectors"),
+        ("self.norm(rows)", "batch norm of so many vectors"),
     ],
 )
 def test_batch_norms_that_are_no_program_are_told(body: str, words: str) -> None:
