@@ -169,6 +169,11 @@ def open_policy(
                 "reward.coverage_weight pays for a share that only a profile tells; "
                 "set profile_searches: true in the campaign's evaluation"
             )
+        if train.rl.ahead and config.device != "cuda":
+            raise ConfigError(
+                "rl.ahead is for a policy with a GPU of its own, "
+                f"and the device is {config.device}; leave it out"
+            )
         if train.rl.ahead and not config.own_gpu:
             raise ConfigError(
                 "rl.ahead samples and learns while lanes measure: the campaign needs own_gpu and "

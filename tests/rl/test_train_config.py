@@ -92,11 +92,18 @@ def test_a_share_that_is_paid_for_must_be_measured(tmp_path):
         open_policy(config, train, tmp_path)
 
 
-def test_what_is_sampled_while_lanes_measure_needs_a_gpu_that_none_measures_on(tmp_path):
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [("cuda", "needs own_gpu and engine ray"), ("cpu", "the device is cpu; leave it out")],
+)
+def test_what_is_sampled_while_lanes_measure_needs_a_gpu_that_none_measures_on(
+    tmp_path, device, words
+):
     pytest.importorskip("trl", reason="needs the train extra")
     from rl.campaign import open_policy
 
     train = load_train("cpu")
     config = load_optimize("train-cpu", model="local:nowhere", learn=True, train="cpu")
-    with pytest.raises(ConfigError, match="needs own_gpu and engine ray"):
-        open_policy(config, replace(train, rl=replace(train.rl, ahead=1)), tmp_path)
+    ahead = replace(train, rl=replace(train.rl, ahead=1))
+    with pytest.raises(ConfigError, match=words):
+        open_policy(replace(config, device=device), ahead, tmp_path)
