@@ -33,6 +33,8 @@ from sandbox.types import Candidate, EvalConfig, Evaluation, Task
 # Before the import: without it Ray 2.60 writes ~/.ray/auth_token and prints about it.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Else whatever is asked after its end, as by a lane that is still being opened, starts another Ray.
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 import ray
 from ray._private.services import canonicalize_bootstrap_address
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -198,6 +200,7 @@ class RayEngine(LaneEngine):
 
     def close(self) -> None:
         super().close()
+        self.abandon()  # lanes that are being opened
         self._shut_down()
 
     def _shut_down(self) -> None:

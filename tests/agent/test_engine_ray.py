@@ -133,6 +133,42 @@ def test_what_is_being_prepared_ends_with_a_campaign_that_is_stopped(tmp_path):
     assert not any(psutil.pid_exists(pid) for pid in workers)
 
 
+OPENS = """
+import sys, time
+from pathlib import Path
+import psutil
+from agent.ray_engine import RayEngine, ray
+from agent.scripted import ScriptedEvaluator
+
+opening = Path(sys.argv[1])
+
+class SlowToOpen(ScriptedEvaluator):
+    def __init__(self, index):
+        opening.touch()
+        time.sleep(600)
+
+engine = RayEngine(SlowToOpen, cpus=1)
+while not opening.exists():
+    time.sleep(0.05)
+engine.close()
+time.sleep(1)
+print(ray.is_initialized(), [child.name() for child in psutil.Process().children()])
+"""
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_closed_while_a_lane_is_opened_starts_no_other_ray(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", OPENS, str(tmp_path / "opening")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.split() == ["False", "[]"], done.stderr
+
+
 def refuse():
     raise RuntimeError("cannot be read")
 
