@@ -225,6 +225,9 @@ def _connect(address: str | None, cpus: int | None, gpus: int | None) -> None:
             ray.init(address=address, **common)
         except (OSError, ValueError) as error:  # ValueError: no such form of address
             raise DeviceError(f"no Ray cluster answers at {address}: {error}") from error
+        except RuntimeError as error:  # it is of another version of Ray or Python
+            why = " ".join(str(error).split())
+            raise DeviceError(f"the Ray cluster at {address} cannot be joined: {why}") from error
         return
     ray.init(
         address="local",

@@ -12,7 +12,7 @@ import pytest
 
 from agent.engine import LocalEngine
 from agent.journal import Journal
-from agent.ray_engine import RayEngine
+from agent.ray_engine import RayEngine, ray
 from agent.reaper import of_node
 from agent.scripted import ScriptedEvaluator
 from sandbox.errors import InvalidReference
@@ -74,6 +74,31 @@ def test_a_candidate_that_kills_its_lane_three_times_is_our_fault_not_a_verdict(
     assert calls(log, "start").count(deadly.id) == 3
     healthy = candidate("a", script(98))
     assert engine.submit_evaluate(make_task("a"), healthy, EvalConfig(), None).result(60).passed
+
+
+JOINS = """
+import sys
+import ray
+ray.__version__ = "2.1.0"
+from agent.ray_engine import RayEngine
+from agent.scripted import ScriptedEvaluator
+from sandbox.errors import DeviceError
+try:
+    RayEngine(ScriptedEvaluator, address=sys.argv[1])
+except DeviceError as error:
+    print(error)
+"""
+
+
+def test_a_cluster_of_another_version_is_told_in_one_line(engine):
+    address = ray.get_runtime_context().gcs_address
+    done = subprocess.run(
+        [sys.executable, "-c", JOINS, address], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    begins = f"the Ray cluster at {address} cannot be joined: Version mismatch: "
+    assert done.stdout.startswith(begins), done.stderr
+    assert "Ray: 2.1.0" in done.stdout
+    assert done.stdout.count("\n") == 1
 
 
 KILLED = """
