@@ -229,14 +229,21 @@ def _connect(address: str | None, cpus: int | None, gpus: int | None) -> None:
             why = " ".join(str(error).split())
             raise DeviceError(f"the Ray cluster at {address} cannot be joined: {why}") from error
         return
-    ray.init(
-        address="local",
-        num_cpus=cpus or len(os.sched_getaffinity(0)),
-        num_gpus=gpus,
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        **common,
-    )
+    try:
+        ray.init(
+            address="local",
+            num_cpus=cpus or len(os.sched_getaffinity(0)),
+            num_gpus=gpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            **common,
+        )
+    except (OSError, RuntimeError) as error:  # its folder cannot be used, or has too long a path
+        why = " ".join(str(error).split())
+        raise DeviceError(
+            f"Ray cannot be started here: {why}; name a short folder in RAY_TMPDIR that can be "
+            "written, or use --engine local"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -101,6 +101,31 @@ def test_a_cluster_of_another_version_is_told_in_one_line(engine):
     assert done.stdout.count("\n") == 1
 
 
+STARTS = """
+from agent.ray_engine import RayEngine
+from agent.scripted import ScriptedEvaluator
+from sandbox.errors import DeviceError
+try:
+    RayEngine(ScriptedEvaluator)
+except DeviceError as error:
+    print(error)
+"""
+
+
+def test_a_folder_in_which_ray_cannot_start_is_told_in_one_line(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS],
+        cwd=ROOT,
+        env=os.environ | {"RAY_TMPDIR": str(tmp_path / ("long" * 25))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith("Ray cannot be started here: "), done.stderr
+    assert "RAY_TMPDIR" in done.stdout
+    assert done.stdout.count("\n") == 1
+
+
 KILLED = """
 import os, ray, sys
 from agent.ray_engine import RayEngine
