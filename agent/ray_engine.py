@@ -37,7 +37,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 import ray
 from ray._private.services import canonicalize_bootstrap_address
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 log = logging.getLogger(__name__)
@@ -317,5 +317,15 @@ def _get(reference: Any, timeout_s: float | None = None) -> Any:
         raise error.cause from None
     except GetTimeoutError:
         raise
+    except RayActorError as error:
+        raise LaneLost(_why_lost(error)) from error
     except RayError as error:
         raise LaneLost(str(error).splitlines()[0]) from error
+
+
+def _why_lost(error: RayActorError) -> str:
+    """One line; where an actor could not be made Ray says why in the last."""
+    lines = str(error).splitlines()
+    if not error.actor_init_failed:
+        return lines[0]
+    return f"its node cannot load it: {lines[-1]}; Warpsmith must be installed on every node"

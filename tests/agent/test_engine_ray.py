@@ -126,6 +126,35 @@ def test_a_folder_in_which_ray_cannot_start_is_told_in_one_line(tmp_path):
     assert done.stdout.count("\n") == 1
 
 
+LACKS = """
+import sys, types
+from agent.ray_engine import RayEngine
+from agent.scripted import ScriptedEvaluator
+from sandbox.types import EvalConfig
+from tests.agent.scripts import make_task
+
+class Evaluator(ScriptedEvaluator):
+    __module__ = "nowhere"  # but here: its name alone is sent to a node
+
+sys.modules["nowhere"] = types.ModuleType("nowhere")
+sys.modules["nowhere"].Evaluator = Evaluator
+engine = RayEngine(Evaluator, cpus=1)
+print(engine.submit_prepare(make_task("a"), EvalConfig()).exception(60))
+engine.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_node_without_what_a_lane_needs_is_told_with_what_it_lacks():
+    done = subprocess.run(
+        [sys.executable, "-c", LACKS], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == (
+        "no lane is left to measure on: its node cannot load it: ModuleNotFoundError: No module "
+        "named 'nowhere'; Warpsmith must be installed on every node\n"
+    ), done.stderr
+
+
 KILLED = """
 import os, ray, sys
 from agent.ray_engine import RayEngine
