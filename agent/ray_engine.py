@@ -26,7 +26,7 @@ from agent.reaper import Reaper
 from agent.types import Measured
 from sandbox.cleanup import on_failure
 from sandbox.doctor import gpu_count
-from sandbox.errors import DeviceError
+from sandbox.errors import DeviceError, SandboxFault, WarpsmithError
 from sandbox.many import ahead
 from sandbox.types import Candidate, EvalConfig, Evaluation, Task
 
@@ -187,7 +187,13 @@ class RayEngine(LaneEngine):
 
     def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:
         def run(_: NoLane) -> None:
-            _get(self._remote_build.remote(self._build, task, candidate, config))
+            try:
+                _get(self._remote_build.remote(self._build, task, candidate, config))
+            except WarpsmithError:
+                raise
+            except Exception as error:  # Ray's, of a node that cannot load what builds
+                why = str(error).splitlines()[0]
+                raise SandboxFault(f"building {candidate.id}: {why}") from error
 
         return self._builders.submit(run)
 

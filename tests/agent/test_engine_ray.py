@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from agent.journal import Journal
 from agent.ray_engine import RayEngine, ray
 from agent.reaper import of_node
 from agent.scripted import ScriptedEvaluator
-from sandbox.errors import InvalidReference
+from sandbox.errors import InvalidReference, SandboxFault
 from sandbox.types import EvalConfig, Status
 from tests.agent.scripts import calls, campaign, candidate, make_task, note_build, script
 
@@ -64,6 +65,16 @@ def test_a_remote_exception_arrives_as_itself(engine):
     with pytest.raises(InvalidReference) as caught:
         engine.submit_prepare(make_task("invalid"), EvalConfig()).result(60)
     assert str(caught.value) == "test/invalid: the reference's output is constant"
+
+
+def test_a_build_that_a_node_cannot_load_is_our_fault_and_ends_nothing(log, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nowhere", types.ModuleType("nowhere"))
+    build = type("Build", (), {"__module__": "nowhere"})  # its name alone is sent to a node
+    sys.modules["nowhere"].Build = build
+    engine = RayEngine(partial(ScriptedEvaluator, log=log), build)
+    with pytest.raises(SandboxFault, match=r"building .*: System error: No module named 'nowhere'"):
+        engine.submit_build(make_task("a"), candidate("a", script(96)), EvalConfig()).result(60)
+    engine.close()
 
 
 @pytest.mark.slow
