@@ -106,12 +106,16 @@ class EngineJudge:
     def _ended(
         self, starts: Mapping[Of, Callable[[], Future[Any]]], at_once: int
     ) -> Iterator[tuple[Of, Future[Any]]]:
-        """Each key with its future once that has ended; so many are under way at once."""
+        """Each key with its future once that has ended; so many are under way at once. Once it is
+        over, those that no lane has begun are none of them.
+        """
         waiting, under_way = list(starts)[::-1], dict[Future[Any], Of]()
         while True:
             while waiting and len(under_way) < at_once and not self.over():
                 key = waiting.pop()
                 under_way[starts[key]()] = key
+            if self.over():
+                under_way = {one: key for one, key in under_way.items() if not one.cancel()}
             if not under_way:
                 return
             done, _ = wait(under_way, timeout=POLL_S, return_when=FIRST_COMPLETED)

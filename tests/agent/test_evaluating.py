@@ -20,7 +20,7 @@ from agent.types import Measured
 from sandbox.errors import InvalidReference
 from sandbox.quiet import BEGUN
 from sandbox.types import EvalConfig, Request, Status
-from tests.agent.scripts import candidate, make_task, script
+from tests.agent.scripts import calls, candidate, make_task, script
 
 CONFIG = EvalConfig()
 
@@ -103,6 +103,14 @@ def test_nothing_begins_once_it_is_over_and_what_is_under_way_ends(log):
     assert list(one.evaluate_many(asked)) == []
     assert list(one.prepare_many([make_task("a")], CONFIG)) == []
     one.engine.close()
+
+
+def test_what_waits_for_a_lane_when_it_is_over_is_not_begun(log):
+    asked = requests(*((name, {"status": "WRONG_VALUE", "seconds": 1}) for name in "abc"))
+    one = judge(log, over=log.exists)
+    assert len(list(one.evaluate_many(asked))) == 1
+    one.engine.close()
+    assert len(calls(log, "start")) == 1
 
 
 def test_a_reference_that_cannot_be_scored_is_told_beside_the_others(log):
