@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from sandbox.cache import read_json, write_json
+from sandbox.cache import keep_json, read_json
 from sandbox.compiling import AHEAD, COMPILED, Ahead, Compiling
 from sandbox.figures import Baseline
 from sandbox.handle import WorkerFailed
@@ -320,7 +320,7 @@ class Baselines:
         self, task: Task, config: EvalConfig, name: str, found: object, *, lasting: bool
     ) -> None:
         record = {"task": task.id, "at": time.time(), "found": found, "wide": not lasting}
-        write_json(self._path(task, config, name), record)
+        keep_json(self._path(task, config, name), record)
 
     def _path(self, task: Task, config: EvalConfig, name: str) -> Path:
         protocol = [PROTOCOL, *(getattr(config, field) for field in TIMING_FIELDS)]

@@ -8,8 +8,10 @@ Entries appear whole, by one rename, and leave whole; the least recently used le
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -19,6 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from sandbox.cleanup import on_failure
+
+logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 LIMITS = {
@@ -33,6 +39,7 @@ KEEP_S = 600.0
 """Entries used this recently stay whatever the limit: another process may be reading them."""
 TRIM_EVERY = 32
 """Entries put in per search for old ones, on average: the search looks at all of them."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
 LEFTOVER_S = 24 * 3600.0
 """A temporary entry this old belongs to a process that was killed."""
 
@@ -65,6 +72,16 @@ def _used(path: Path) -> None:
         os.utime(path)
 
 
+def keep_json(path: Path, value: Any) -> None:
+    """Keep what can be had again in a cache; a full disk keeps it to this process."""
+    try:
+        write_json(path, value)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        logger.warning("%s: is not kept (%s)", path, error.strerror)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Keep a value in a cache, whose size is held to its limit."""
     write_text(path, json.dumps(value))
@@ -77,8 +94,9 @@ def write_text(path: Path, text: str) -> None:
     """Replace a file as a whole; readers see the old one or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_of(path)
-    temporary.write_text(text)
-    temporary.replace(path)
+    with on_failure(lambda: temporary.unlink(missing_ok=True)):
+        temporary.write_text(text)
+        temporary.replace(path)
 
 
 def temporary_of(path: Path) -> Path:

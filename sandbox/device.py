@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from sandbox import launch
-from sandbox.cache import read_json, write_json
+from sandbox.cache import keep_json, read_json
 from sandbox.errors import DeviceError
 from sandbox.memory import device_free_bytes
 from sandbox.types import SCHEMA_VERSION, digest
@@ -62,7 +62,7 @@ def device_facts(device: str, cache: Path) -> DeviceFacts:
     if known is not None:
         return DeviceFacts(**known)
     facts = _measure_cuda(environment) if device == "cuda" else _measure_cpu(environment)
-    write_json(path, asdict(facts))
+    keep_json(path, asdict(facts))
     return facts
 
 

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sandbox.cache import cache_root, read_json, write_json
+from sandbox.cache import cache_root, keep_json, read_json
 from sandbox.errors import TaskError
 from sandbox.tracer import TRACER
 from sandbox.types import SCHEMA_VERSION, Task, digest
@@ -102,7 +102,7 @@ def trace_ahead(tasks: Sequence[Task]) -> None:
     reply = TRACER.ask({"each": [_request(task, indices) for task, indices in new]})
     for (task, indices), found in zip(new, reply.get("each", ()), strict=False):
         if "graphs" in found:
-            write_json(_path(task, indices), found["graphs"])
+            keep_json(_path(task, indices), found["graphs"])
 
 
 def _trace(task: Task, indices: tuple[int, ...]) -> tuple[Graph, ...]:
@@ -113,7 +113,7 @@ def _trace(task: Task, indices: tuple[int, ...]) -> tuple[Graph, ...]:
         if "graphs" not in reply:
             raise TaskError(f"{task.id}: the reference cannot be traced: {reply['error']}")
         graphs = list(reply["graphs"])
-        write_json(path, graphs)
+        keep_json(path, graphs)
     return tuple(_decode_graph(record) for record in graphs)
 
 

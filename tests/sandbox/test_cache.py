@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.cache import KEEP_S, LEFTOVER_S, Shelf, locked, read_json, temporary_of, write_json
+from sandbox.cache import (
+    KEEP_S,
+    LEFTOVER_S,
+    Shelf,
+    keep_json,
+    locked,
+    read_json,
+    temporary_of,
+    write_json,
+)
 
 PROCESSES = multiprocessing.get_context("spawn")
 
@@ -36,6 +45,20 @@ def test_the_entries_used_longest_ago_leave_first(
     assert shelf.find("oldest") is not None  # now used last
     shelf.trim()
     assert sorted(p.name for p in shelf.folder.iterdir()) == ["newest", "oldest"]
+
+
+def test_a_full_disk_keeps_nothing_and_fails_nothing_that_can_be_had_again(tmp_path: Path) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "warpsmith-test", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        keep_json(tmp_path / "small.json", 1)
+        keep_json(tmp_path / "large.json", "x" * (1 << 20))
+        with pytest.raises(OSError, match="No space left"):
+            write_json(tmp_path / "large.json", "x" * (1 << 20))
+        assert [path.name for path in tmp_path.iterdir()] == ["small.json"]
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_an_entry_in_use_stays_whatever_the_limit(tmp_path: Path) -> None:
