@@ -12,7 +12,7 @@ from agent.recorded import Recorded
 from agent.types import Attempt
 from sandbox.evidence import Kind
 from sandbox.figures import Baseline, Interval
-from sandbox.types import Evaluation, Language
+from sandbox.types import Evaluation, Language, Status
 
 INTERRUPTED = "interrupted"
 """Why a campaign stopped at Ctrl-C."""
@@ -47,6 +47,10 @@ class TaskReport:
     """Distinct candidates with an evaluation."""
     passed: int = 0
     """Of those, timed or not."""
+    faults: int = 0
+    """Of those, not judged by a fault of ours."""
+    fault: str = ""
+    """What the latest of them was."""
     budget: int = 0
     rounds: int = 0
     best: Attempt | None = None
@@ -112,6 +116,8 @@ class TaskReport:
         if self.best is None:
             if self.passed:
                 return f"{self.passed} correct, not timed"
+            if self.tried and self.tried == self.faults:
+                return "none judged"
             return "none correct" if self.tried else "not tried"
         if not promising(self.best.evaluation):
             return "no win"
@@ -159,6 +165,7 @@ def report(
 ) -> TaskReport:
     """The row of a task from its journal rows."""
     done = [r.evaluation for r in records if r.evaluation is not None]
+    faults = [e.detail for e in done if e.status is Status.SANDBOX_ERROR]
     best = reported(records)
     total_s = sum(e.seconds.get("total", sum(e.seconds.values())) for e in done)
     return TaskReport(
@@ -166,6 +173,8 @@ def report(
         stage,
         tried=len(done),
         passed=sum(e.passed for e in done),
+        faults=len(faults),
+        fault=faults[-1].partition("\n")[0] if faults else "",
         budget=budget,
         rounds=1 + max((r.round for r in records), default=-1),
         best=None if best is None else best.attempt,

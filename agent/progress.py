@@ -131,12 +131,19 @@ def plain_line(report: TaskReport) -> str:
 
 
 def leftovers(reports: Sequence[TaskReport]) -> list[str]:
-    """A line for every reason why a task was not worked on, or not to its end."""
+    """A line for every reason why a task was not worked on, or not to its end, and for what kept
+    candidates of one from being judged.
+    """
     tasks: dict[tuple[Stage, str], list[str]] = {}
     for report in reports:
         if report.reason and report.stage is not Stage.DONE:
             tasks.setdefault((report.stage, report.reason), []).append(report.task_id)
-    lines = (f"{_named(ids, stage)}: {reason}" for (stage, reason), ids in tasks.items())
+    lines = [f"{_named(ids, stage)}: {reason}" for (stage, reason), ids in tasks.items()]
+    lines += [
+        f"{r.task_id}: {number_of(r.faults, 'candidate')} not judged: {r.fault}"
+        for r in reports
+        if r.faults
+    ]
     return [visible(line) for line in lines]
 
 

@@ -56,7 +56,7 @@ def state_of(known: TaskReport) -> State:
     if known.best is None and known.passed:  # none of them was timed
         return State.EVEN
     if known.best is None:
-        untried = not known.tried and known.stage is not Stage.UNSUPPORTED
+        untried = known.tried == known.faults and known.stage is not Stage.UNSUPPORTED
         return State.UNTRIED if untried else State.FAILED
     return State.CLAIM if promising(known.best.evaluation) else State.EVEN
 

@@ -120,6 +120,20 @@ def test_what_passed_untimed_is_called_correct(tmp_path):
     assert (row.verdict, state_of(row)) == ("2 correct, not timed", State.EVEN)
 
 
+def test_a_fault_of_ours_is_told_and_no_verdict_on_kernels(tmp_path):
+    engine, console = local_engine(), Console(file=io.StringIO(), width=150)
+    sources = {"a": [script(i, status="SANDBOX_ERROR") for i in (1, 2)]}
+    with Journal(tmp_path) as journal:
+        result = run_campaign(
+            [make_task("a")], [proposer(sources)], engine, journal, CampaignConfig()
+        )
+    engine.close()
+    [row] = result.tasks
+    assert (row.verdict, state_of(row)) == ("none judged", State.UNTRIED)
+    show_result(console, result, "header")
+    assert "test/a: 2 candidates not judged: scripted SANDBOX_ERROR" in console.file.getvalue()
+
+
 def test_without_a_terminal_each_round_is_one_line(tmp_path):
     text, _ = shown(tmp_path, terminal=False)
     lines = [line for line in text.splitlines() if line.startswith("test/win:")]
