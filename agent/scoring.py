@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.config import OptimizeConfig, load_evaluation, load_optimize, protocol_of
-from agent.evaluating import EngineJudge
+from agent.engine import LaneEngine
+from agent.evaluating import POLL_S, EngineJudge
 from agent.export.modelnew import export_run
 from agent.journal import FILE
 from agent.keys import nearest
@@ -130,7 +132,7 @@ def score(
             tasks,
             read.submissions,
             config,
-            engine.submit_environment().result(),
+            environment_of(engine, interrupted),
             folder,
             about,
             tuple(map(str, read.problems)),
@@ -140,6 +142,17 @@ def score(
         judge = EngineJudge(engine, over, told.prepared)
         bench.run(judge, on_row=told.row, on_reference=told.reference, on_fault=told.fault)
     return bench.write()
+
+
+def environment_of(engine: LaneEngine, interrupted: Callable[[], bool]) -> Mapping[str, str]:
+    """Of a lane, once one is open: another campaign may hold it. Raises KeyboardInterrupt for an
+    interrupt before that, of which nothing is to be finished.
+    """
+    asked = engine.submit_environment()
+    while wait([asked], timeout=POLL_S).not_done:
+        if interrupted():
+            raise KeyboardInterrupt
+    return asked.result()
 
 
 def bench_name(given: str | Path | None) -> str:

@@ -14,7 +14,7 @@ import warpsmith
 from agent import evaluating
 from agent.engine import LocalEngine
 from agent.evaluating import EngineJudge
-from agent.scoring import Told
+from agent.scoring import Told, environment_of
 from agent.scripted import ScriptedEvaluator
 from agent.types import Measured
 from sandbox.errors import InvalidReference
@@ -111,6 +111,22 @@ def test_what_waits_for_a_lane_when_it_is_over_is_not_begun(log):
     assert len(list(one.evaluate_many(asked))) == 1
     one.engine.close()
     assert len(calls(log, "start")) == 1
+
+
+def test_an_interrupt_does_not_wait_for_a_lane_to_open():
+    free = threading.Event()
+
+    def open_late(index: int) -> ScriptedEvaluator:
+        free.wait(60)
+        return ScriptedEvaluator(index)
+
+    engine = LocalEngine(open_late)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            environment_of(engine, lambda: True)
+    finally:
+        free.set()
+        engine.close()
 
 
 def test_a_reference_that_cannot_be_scored_is_told_beside_the_others(log):
