@@ -34,6 +34,7 @@ from sandbox.doctor import describe, gpu_count
 from sandbox.errors import ConfigError
 from sandbox.evaluator import LocalEvaluator
 from sandbox.many import ahead
+from sandbox.words import number_of
 
 STOPPING = "stopping after what is being measured; Ctrl-C to abandon it"
 
@@ -95,14 +96,21 @@ def launch(
 
 def open_engine(config: OptimizeConfig, kept: int = 0) -> LaneEngine:
     """The config's engine, started, on all GPUs of this machine but the first so many, which are
-    `kept` for a policy. Raises ConfigError where Ray is wanted and not installed, or no GPU is
-    left.
+    `kept` for a policy. Raises ConfigError where Ray is wanted and not installed, no GPU is left,
+    or more lanes are asked for than there are devices.
     """
     if kept and config.ray_address is None:
         refuse_none_left(config.device, kept)
     make_evaluator = partial(LocalEvaluator, config.device)
     if config.engine == "local":
-        lanes = config.lanes or (gpu_count() if config.device == "cuda" else 1)
+        most = gpu_count() if config.device == "cuda" else 1
+        if config.lanes is not None and config.lanes > most:
+            there = number_of(most, "GPU") if config.device == "cuda" else "a CPU, one lane"
+            raise ConfigError(
+                f"lanes is {config.lanes}, and this machine has {there}: two lanes on one device "
+                "would time each other; leave it out"
+            )
+        lanes = config.lanes or most
         return LocalEngine(make_evaluator, build, lanes=lanes, depth=ahead(config.device))
     try:
         from agent.ray_engine import RayEngine

@@ -1,6 +1,6 @@
 """Where lanes are opened, beside a policy that keeps GPUs for itself."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -34,6 +34,18 @@ def test_lanes_need_a_gpu_beside_those_that_are_kept(
     with pytest.raises(ConfigError) as told:
         launch.refuse_none_left(device, kept)
     assert str(told.value) == line
+
+
+@pytest.mark.parametrize(
+    ("device", "there"), [("cpu", "a CPU, one lane"), ("cuda", "1 GPU")], ids=["cpu", "cuda"]
+)
+def test_two_lanes_share_no_device(
+    monkeypatch: pytest.MonkeyPatch, device: Literal["cpu", "cuda"], there: str
+) -> None:
+    monkeypatch.setattr(launch, "gpu_count", lambda: 1)
+    config = OptimizeConfig(device=device, engine="local", lanes=2)
+    with pytest.raises(ConfigError, match=f"lanes is 2, and this machine has {there}: two lanes"):
+        launch.open_engine(config)
 
 
 @pytest.mark.parametrize(("address", "refused"), [(None, True), ("elsewhere:6379", False)])
