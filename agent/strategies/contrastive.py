@@ -74,13 +74,14 @@ class Contrastive:
     def asks(self, scene: Scene, history: Sequence[Attempt], n: int, round: int) -> list[Ask]:
         found = buckets(history, self.bucket_width)
         if self.turns > 1:
-            failed = self._in_this_episode(history, round)[:n]
+            failed = self._in_this_episode(scene, history, round)[:n]
             if not found:
                 return repairs(scene, failed) + fresh(scene, n - len(failed))
         elif not found:
             return start(scene, history, n, self.repair_turns)
         else:
-            failed = open_failures(history, self.repair_turns)[: int(n * self.repair_share)]
+            failed = open_failures(history, self.repair_turns, scene.repeats)
+            failed = failed[: int(n * self.repair_share)]
         asked = repairs(scene, failed)
         for place in range(n - len(asked)):
             group = place // self.samples_per_prompt
@@ -102,13 +103,15 @@ class Contrastive:
         passed = [attempt for bucket in found for attempt in bucket.attempts]
         return by_speedup(dice.sample(passed, min(self.exemplars, len(passed))))
 
-    def _in_this_episode(self, history: Sequence[Attempt], round: int) -> list[Attempt]:
+    def _in_this_episode(
+        self, scene: Scene, history: Sequence[Attempt], round: int
+    ) -> list[Attempt]:
         """What is to be repaired: failures of the newest weights, whose updates end episodes."""
         if round % self.turns == 0 or not history:
             return []
         newest = history[-1].proposal.features.get(POLICY_VERSION)
         own = [a for a in history if a.proposal.features.get(POLICY_VERSION) == newest]
-        return open_failures(own, self.turns - 1)
+        return open_failures(own, self.turns - 1, scene.repeats)
 
 
 def draw(

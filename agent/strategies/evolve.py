@@ -60,7 +60,7 @@ class Evolve:
     def asks(self, scene: Scene, history: Sequence[Attempt], n: int, round: int) -> list[Ask]:
         known = members(history, self.islands)
         living = populations(known, self.islands, self.migrate_every, self.migrants, round)
-        failed = open_failures(history, self.repair_turns)
+        failed = open_failures(history, self.repair_turns, scene.repeats)
         failed = failed[: int(n * self.repair_share) if any(living) else n]
         home = {member.attempt.proposal.candidate.id: member.island for member in known}
         asked = [self._born(ask, home[ask.parents[0]], round) for ask in repairs(scene, failed)]

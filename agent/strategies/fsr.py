@@ -50,7 +50,8 @@ class Fsr:
         best = best_so_far(history)
         if best is None:
             return start(scene, history, n, self.repair_turns)
-        failed = open_failures(history, self.repair_turns)[: int(n * self.repair_share)]
+        failed = open_failures(history, self.repair_turns, scene.repeats)
+        failed = failed[: int(n * self.repair_share)]
         features = features_for(best.proposal.candidate.language)
         chosen = search_order(history, features)[: n - len(failed)]
         return repairs(scene, failed) + improvements(scene, history, best, chosen)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from agent.prompts.render import TITLES, Scene, render_propose, render_repair
 from agent.strategies.types import PROPOSE, REPAIR, TUNE, Ask
-from agent.types import Attempt
+from agent.types import Attempt, Proposal
 from sandbox.types import Status
 
 COMPILE_GATE = frozenset((Status.REJECTED, Status.COMPILE_ERROR))
@@ -33,14 +33,16 @@ def writable(attempt: Attempt) -> bool:
     return attempt.proposal.candidate.language in TITLES
 
 
-def open_failures(history: Sequence[Attempt], repair_turns: int) -> list[Attempt]:
+def open_failures(
+    history: Sequence[Attempt], repair_turns: int, repeats: Sequence[Proposal] = ()
+) -> list[Attempt]:
     """Failures that are the candidate's fault and have had no repair turn yet: those that came
     through the compile gate first, of those the newest first.
 
-    Equal code counts once, and so does a repair that came back unchanged. Variants of a correct
-    candidate are not repaired.
+    Equal code counts once. A repair that came back unchanged, or as another known program, was one
+    too: it is among the `repeats`. Variants of a correct candidate are not repaired.
     """
-    repaired: set[str] = set()
+    repaired = {parent for p in repeats if p.strategy.endswith(REPAIR) for parent in p.parents}
     turns_of: dict[str, int] = {}
     failed: dict[str, Attempt] = {}
     for attempt in history:
@@ -80,5 +82,5 @@ def fresh(scene: Scene, n: int) -> list[Ask]:
 
 def start(scene: Scene, history: Sequence[Attempt], n: int, repair_turns: int) -> list[Ask]:
     """While nothing has passed: repair what failed, and begin anew with what is left of `n`."""
-    asked = repairs(scene, open_failures(history, repair_turns)[:n])
+    asked = repairs(scene, open_failures(history, repair_turns, scene.repeats)[:n])
     return asked + fresh(scene, n - len(asked))

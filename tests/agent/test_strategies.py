@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,7 @@ from agent.strategies.contrastive import Contrastive, buckets, draw, probabiliti
 from agent.strategies.evolve import Evolve
 from agent.strategies.fsr import FEATURE, Fsr, feature_gains
 from agent.strategies.portfolio import Portfolio
-from agent.strategies.types import Strategy
+from agent.strategies.types import ARM, Strategy
 from agent.types import Attempt, Proposal, Turn
 from kernelbench.suite import load_tasks
 from rewards.types import Reward
@@ -201,6 +202,18 @@ def test_contrastive_begins_like_fsr_and_works_with_a_single_bucket():
     [ask] = Contrastive().asks(SCENE, [attempt("a", 2.0)], 1, 1)
     assert (ask.step, len(ask.parents)) == ("contrast", 1)
     assert "What makes this implementation" in ask.messages[1]["content"]
+
+
+@pytest.mark.parametrize(
+    "strategy", [Fsr(), Contrastive(), Contrastive(turns=2), Evolve(), Portfolio()]
+)
+def test_a_repair_that_came_back_as_a_known_program_is_not_asked_for_again(strategy):
+    failed = attempt("a")
+    failed = replace(failed, proposal=replace(failed.proposal, features={ARM: "fsr"}))
+    unchanged = replace(failed.proposal, strategy="x repair", parents=ids(failed))
+    asked = [ask.step.split()[-1] for ask in strategy.asks(SCENE, [failed], 1, 1)]
+    again = strategy.asks(replace(SCENE, repeats=[unchanged]), [failed], 1, 1)
+    assert (asked, [ask.step.split()[-1] for ask in again]) == (["repair"], ["propose"])
 
 
 @pytest.mark.parametrize("strategy", [BestOfN(), Fsr(), Contrastive(), Evolve(), Portfolio()])
