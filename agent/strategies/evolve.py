@@ -108,7 +108,8 @@ def mutation(scene: Scene, parent: Attempt, history: Sequence[Attempt], dice: ra
     """The parent with a feature that it was not asked for yet, any of them once all were."""
     candidate = parent.proposal.candidate
     children = [a for a in history if candidate.id in a.proposal.parents]
-    tried = {child.proposal.features.get(FEATURE) for child in children}
+    answers = [*(a.proposal for a in history), *scene.repeats]
+    tried = {answer.features.get(FEATURE) for answer in answers if candidate.id in answer.parents}
     features = list(features_for(candidate.language))
     feature = dice.choice([f for f in features if f not in tried] or features)
     messages = render_improve(scene, candidate, parent.evaluation, feature, children)

@@ -23,7 +23,7 @@ from agent.strategies.lineage import (
     start,
 )
 from agent.strategies.types import IMPROVE, Ask
-from agent.types import Attempt
+from agent.types import Attempt, Proposal
 
 FEATURE = "feature"
 FAILED_GAIN = -0.3
@@ -53,7 +53,7 @@ class Fsr:
         failed = open_failures(history, self.repair_turns, scene.repeats)
         failed = failed[: int(n * self.repair_share)]
         features = features_for(best.proposal.candidate.language)
-        chosen = search_order(history, features)[: n - len(failed)]
+        chosen = search_order(history, features, scene.repeats)[: n - len(failed)]
         return repairs(scene, failed) + improvements(scene, history, best, chosen)
 
 
@@ -75,24 +75,28 @@ def improvements(
     ]
 
 
-def search_order(history: Sequence[Attempt], features: Mapping[str, str]) -> list[str]:
+def search_order(
+    history: Sequence[Attempt], features: Mapping[str, str], repeats: Sequence[Proposal] = ()
+) -> list[str]:
     """Features to try next: untried in their order, then by their mean gain, best first."""
-    gains = feature_gains(history)
+    gains = feature_gains(history, repeats)
     untried = [name for name in features if name not in gains]
     tried = [name for name in features if name in gains]
     return untried + sorted(tried, key=lambda name: -gains[name])
 
 
-def feature_gains(history: Sequence[Attempt]) -> dict[str, float]:
-    """Mean log-speedup that each feature's candidates gained over their parents."""
-    by_id = {a.proposal.candidate.id: log_speedup(a) for a in history}
+def feature_gains(history: Sequence[Attempt], repeats: Sequence[Proposal] = ()) -> dict[str, float]:
+    """Mean log-speedup that each feature's candidates gained over their parents; what a repeat
+    gained is the known program's.
+    """
+    by_id = {a.proposal.candidate.id: a for a in history}
     found: dict[str, list[float]] = {}
-    for attempt in history:
-        feature = attempt.proposal.features.get(FEATURE)
-        if feature is None or not attempt.evaluation.status.scored:
+    for proposal in [*(a.proposal for a in history), *repeats]:
+        feature, attempt = proposal.features.get(FEATURE), by_id.get(proposal.candidate.id)
+        if feature is None or attempt is None or not attempt.evaluation.status.scored:
             continue
         after = log_speedup(attempt)
-        before = [by_id.get(parent) for parent in attempt.proposal.parents]
+        before = [log_speedup(by_id[parent]) for parent in proposal.parents if parent in by_id]
         known = [value for value in before if value is not None]
         gain = FAILED_GAIN if after is None else after - max(known, default=0.0)
         found.setdefault(str(feature), []).append(gain)

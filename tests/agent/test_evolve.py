@@ -101,6 +101,9 @@ def test_a_mutation_names_a_feature_that_its_parent_has_not_seen():
     strategy = Evolve(islands=1, crossover_share=0.0, repair_share=0.0)
     [ask] = strategy.asks(SCENE, [parent, *children], 1, 2)
     assert (ask.step, ask.features[FEATURE]) == ("improve", "fewer passes")
+    repeats = [child.proposal for child in children]
+    [again] = strategy.asks(replace(SCENE, repeats=repeats), [parent], 1, 2)
+    assert again.features[FEATURE] == "fewer passes", "also where it answered with known programs"
 
 
 def test_a_repair_stays_on_the_island_of_the_failure():

@@ -105,6 +105,14 @@ def test_a_feature_that_failed_loses_and_our_own_fault_says_nothing():
     assert gains == {"tiling": -0.3, "fusion": pytest.approx(math.log(2))}
 
 
+def test_a_feature_whose_answer_was_a_known_program_was_tried():
+    best = attempt("best", 2.0)
+    same = replace(best.proposal, parents=ids(best), features={FEATURE: "fusion"})
+    assert feature_gains([best], [same]) == {"fusion": 0.0}
+    asks = Fsr().asks(replace(SCENE, repeats=[same]), [best], 2, 1)
+    assert [ask.features[FEATURE] for ask in asks] == ["tiling", "vectorisation"]
+
+
 def test_fsr_keeps_part_of_a_round_for_repairs_once_one_has_passed():
     failures = [attempt(str(i)) for i in range(5)]
     history = [attempt("best", 2.0), *failures]
