@@ -111,9 +111,8 @@ def bar(records: Sequence[Recorded], round: int, config: CampaignConfig) -> floa
 
 def _spent(run: TaskRun, records: Sequence[Recorded], config: CampaignConfig) -> bool:
     """Nothing more is worth asking for, whatever budget is left."""
-    barren = next_round(records) - next_round(fresh(records))
     ended = run.exhausted or run.taught or run.halted is not None or bool(_early(records, config))
-    return ended or barren >= BARREN_ROUNDS
+    return ended or _barren(records)
 
 
 def _why(run: TaskRun, records: Sequence[Recorded], config: CampaignConfig) -> str:
@@ -122,7 +121,13 @@ def _why(run: TaskRun, records: Sequence[Recorded], config: CampaignConfig) -> s
         return "no more proposals"
     if run.taught:
         return f"max_updates ({config.max_updates}) is reached"
+    if _barren(records):
+        return f"no new candidate in {BARREN_ROUNDS} rounds"
     return _early(records, config)
+
+
+def _barren(records: Sequence[Recorded]) -> bool:
+    return next_round(records) - next_round(fresh(records)) >= BARREN_ROUNDS
 
 
 def _early(records: Sequence[Recorded], config: CampaignConfig) -> str:

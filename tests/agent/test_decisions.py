@@ -43,7 +43,7 @@ REPEATS = [row(n, 0.0, duplicate=True) for n in (1, 2, 3)]
         (SPENT, [SLOW, FAST], True, Confirm(FAST)),
         (OPEN, [SLOW, FAST], False, Confirm(FAST)),
         (SPENT, [SLOW, row(1, 0.8)], True, End(Stage.DONE)),
-        (OPEN, [SLOW, *REPEATS], True, End(Stage.DONE)),
+        (OPEN, [SLOW, *REPEATS], True, End(Stage.DONE, "no new candidate in 3 rounds")),
         (OPEN, [SLOW], False, End(Stage.STOPPED, SEARCH_OVER)),
         (replace(OPEN, exhausted=True), [SLOW], True, End(Stage.DONE, "no more proposals")),
         (replace(OPEN, halted="no money"), [SLOW], True, End(Stage.STOPPED, "no money")),
