@@ -74,7 +74,8 @@ class Portfolio:
         Evolve(),
         BestOfN(),
     )
-    """Until a candidate is correct all strategies ask alike, so only the first one asks."""
+    """Until a candidate is correct all strategies ask alike, so only the first one asks; one that
+    has ended leaves its questions to the others."""
     models: tuple[str, ...] = ()
     """By default all that the campaign asks."""
     exploration: float = 0.3
@@ -89,7 +90,8 @@ class Portfolio:
 
     def asks(self, scene: Scene, history: Sequence[Attempt], n: int, round: int) -> list[Ask]:
         begun = any(log_speedup(attempt) is not None for attempt in history)
-        strategies = self.arms if begun else self.arms[:1]
+        able = [s for s in self.arms if not isinstance(s, Fsr) or round < s.depth]
+        strategies = able if begun else able[:1]
         models: Sequence[str | None] = self.models if len(self.models) > 1 else (None,)
         arms = [Arm(strategy, model) for strategy in strategies for model in models]
         asked: list[Ask] = []
@@ -117,7 +119,7 @@ class Portfolio:
         answered = sum(score.answered for score in mine.values())
         usual = sum(score.cost for score in mine.values()) / max(1, answered) or 1.0
         counts = dict.fromkeys(arms, 0)
-        for _ in range(n):
+        for _ in range(n if arms else 0):
             # The first of equals: max keeps the arms' order.
             chosen = max(arms, key=lambda arm: mine[arm].index(total, self.exploration, usual))
             counts[chosen] += 1

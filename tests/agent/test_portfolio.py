@@ -63,6 +63,15 @@ def test_until_something_is_correct_only_the_first_arm_asks():
     assert [a.step for a in TWO.asks(SCENE, [wrong], 2, 1)] == ["fsr repair", "fsr propose"]
 
 
+def test_an_arm_that_has_ended_leaves_its_questions_to_the_others():
+    ends = Portfolio(arms=(Fsr(depth=2), BestOfN()))
+    gained = [attempt("seed", 1.0, "fsr"), attempt("fast", 9.0, "fsr", 1)]
+    assert arms_of(ends, gained, 3, round=1)["fsr"] == 2
+    assert arms_of(ends, gained, 3, round=2) == {"best-of-n": 3}
+    assert arms_of(ends, [attempt("w", None, "fsr")], 3, round=2) == {"best-of-n": 3}
+    assert arms_of(Portfolio(arms=(Fsr(depth=2),)), gained, 3, round=2) == {}
+
+
 def test_every_arm_is_tried_once_and_then_those_that_gain():
     seed = attempt("seed", 1.5, None)
     assert arms_of(TWO, [seed], 2) == {"fsr": 1, "best-of-n": 1}
