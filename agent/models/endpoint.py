@@ -41,6 +41,9 @@ LONGEST_WAIT_S = 60.0
 """That a server's Retry-After is honoured for."""
 RESERVE_POLL_S = 0.02
 """Between looks at the ledger while requests in flight hold the last of a cap."""
+GRACE_S = 1.0
+"""Beyond a time-out: where no byte came for so long the HTTP library gives up by itself, and knows
+whether anything was sent. What blank lines keep alive it would wait for without end."""
 NO_JSON = (ValueError, RecursionError)
 """What the SDK raises where a body says it is JSON, and is not, or is nested too deeply."""
 RETRIED = frozenset((408, 409, 429))
@@ -217,7 +220,7 @@ class _Line:
                 if n > 1:
                     return []
                 raise await self._explained(error) from error
-            except (openai.OpenAIError, *NO_JSON) as error:
+            except (openai.OpenAIError, TimeoutError, *NO_JSON) as error:
                 raise await self._explained(error) from error
         try:
             return replies_of(completion, seconds, self.model.name, self.model.price)[:n]
@@ -240,7 +243,7 @@ class _Line:
         async with self._slots:
             try:
                 return Answer(*await self._retried(send, Spend(requests=1)))
-            except openai.OpenAIError as error:
+            except (openai.OpenAIError, TimeoutError) as error:
                 return await self._explained(error)
             except NO_JSON:
                 return ModelError(f"{self._who}: its answer to {path} is not the JSON it says")
@@ -262,8 +265,9 @@ class _Line:
             reserved = await self._reserved(most)
             start_s = time.monotonic()
             try:
-                answer = await send()
-            except openai.APIError as error:
+                async with asyncio.timeout(self.model.timeout_s + GRACE_S):
+                    answer = await send()
+            except (openai.APIError, TimeoutError) as error:
                 self._settle(reserved, _cost_of_failure(error, most))
                 if not tries_left or not _passes(error):
                     raise
@@ -297,7 +301,7 @@ class _Line:
             said = said.replace(key, "<key>")
         said = said[:SHOWN_CHARACTERS]
         match error:
-            case openai.APITimeoutError():
+            case openai.APITimeoutError() | TimeoutError():
                 why = f"no reply within {self.model.timeout_s:g} s, {tries}; raise the time-out?"
             case openai.APIConnectionError():
                 cause = error.__cause__ or error
@@ -328,16 +332,17 @@ class _Line:
         return "it serves: " + (", ".join(names) or "nothing")
 
 
-def _passes(error: openai.APIError) -> bool:
+def _passes(error: openai.APIError | TimeoutError) -> bool:
     """Whether trying again may help."""
-    if isinstance(error, openai.APIConnectionError):  # Time-outs are of this type too.
+    # The HTTP library's own time-outs are of the first type too.
+    if isinstance(error, openai.APIConnectionError | TimeoutError):
         return True
     if not isinstance(error, openai.APIStatusError) or error.code == "insufficient_quota":
         return False
     return error.status_code >= 500 or error.status_code in RETRIED
 
 
-def _cost_of_failure(error: openai.APIError, most: Spend) -> Spend:
+def _cost_of_failure(error: openai.APIError | TimeoutError, most: Spend) -> Spend:
     """A refusal costs no tokens; where the answer was lost or is garbled it may have cost all."""
     refused = isinstance(error, openai.APIStatusError)
     if refused or type(error.__cause__).__name__ in UNSENT:
@@ -345,7 +350,7 @@ def _cost_of_failure(error: openai.APIError, most: Spend) -> Spend:
     return most
 
 
-def _pause_s(error: openai.APIError, retry: int) -> float:
+def _pause_s(error: openai.APIError | TimeoutError, retry: int) -> float:
     """As long as the server asks for, else doubling; a quarter is chance, against stampedes."""
     if isinstance(error, openai.APIStatusError):
         asked = str(error.response.headers.get("retry-after", ""))

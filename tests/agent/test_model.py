@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,17 @@ def test_a_failure_is_one_line_that_says_what_to_do(step: Step, words: str) -> N
     assert words in str(raised.value)
     assert server.url in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_blank_lines_keep_a_request_alive_until_its_time_is_over() -> None:
+    with OpenAIServer(["a", "b"], blank_lines=3) as server:
+        [reply] = client(server, timeout_s=0.2).complete(ASK, 1)
+        assert reply.text == "a"
+        server.blank_lines = 100
+        began_s = time.monotonic()
+        with pytest.raises(ModelError, match=r"no reply within 0.2 s, after 1 tries"):
+            client(server, timeout_s=0.2).complete(ASK, 1)
+    assert time.monotonic() - began_s < 5
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,11 @@ class OpenAIServer:
     delay_s: float = 0.0
     """Of every answer that `answering` makes."""
     retry_after: str | None = None
+    """Header of every answer that is an error."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Of every answer, beside those that any has."""
-    """Header of every answer that is an error."""
+    blank_lines: int = 0
+    """Before every answer, 0.1 s apart: what some servers keep a connection alive by."""
     entries: Sequence[dict[str, Any]] | None = None
     """Its list of models; by default the one."""
     port: int = 0
@@ -226,8 +228,11 @@ def handler_for(server: OpenAIServer) -> type[BaseHTTPRequestHandler]:
                 self.send_header("Retry-After", server.retry_after)
             for name, value in server.headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(payload)))
+            self.send_header("Content-Length", str(server.blank_lines + len(payload)))
             self.end_headers()
+            for _ in range(server.blank_lines):
+                self.wfile.write(b"\n")
+                time.sleep(0.1)
             self.wfile.write(payload)
 
         def log_message(self, format: str, *args: object) -> None:
