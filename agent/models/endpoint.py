@@ -216,7 +216,7 @@ class _Line:
         async with self._slots:
             try:
                 completion, seconds = await self._send(messages, n)
-            except openai.BadRequestError as error:
+            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 if n > 1:
                     return []
                 raise await self._explained(error) from error

@@ -52,8 +52,9 @@ def test_a_server_that_ignores_n_is_asked_again_for_the_rest() -> None:
     assert [request.body.get("n") for request in server.requests] == [3, None, None]
 
 
-def test_a_server_that_refuses_n_is_asked_one_by_one() -> None:
-    with OpenAIServer([Step("n must be 1", status=400), "a", "b"]) as server:
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_server_that_refuses_n_is_asked_one_by_one(status: int) -> None:
+    with OpenAIServer([Step("n must be 1", status=status), "a", "b"]) as server:
         replies = client(server).complete(ASK, 2)
     assert sorted(reply.text for reply in replies) == ["a", "b"]
 
