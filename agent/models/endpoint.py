@@ -226,7 +226,11 @@ class _Line:
             return replies_of(completion, seconds, self.model.name, self.model.price)[:n]
         # The SDK checks no types: any JSON may be in there.
         except (AttributeError, TypeError, LookupError) as error:
-            why = ", it holds no choices" if getattr(completion, "choices", None) == [] else ""
+            why = ""
+            if (said := getattr(completion, "error", None)) is not None:  # As some proxies fail.
+                why = f", it says: {self._shown(said)}"
+            elif getattr(completion, "choices", None) == []:
+                why = ", it holds no choices"
             raise ModelError(f"{self._who}: its answer is not a chat completion{why}") from error
 
     async def routed(
@@ -293,13 +297,17 @@ class _Line:
     def _who(self) -> str:
         return f"model {self.model.name!r} at {self.model.base_url}"
 
+    def _shown(self, said: object) -> str:
+        """A server's words on one line, without the key."""
+        text = " ".join(str(said).split())
+        if len(key := str(self.model.api_key)) >= SECRET_CHARACTERS:
+            text = text.replace(key, "<key>")
+        return text[:SHOWN_CHARACTERS]
+
     async def _explained(self, error: Exception) -> ModelError:
         """One line: what failed, and what to do about it."""
         tries = f"after {self.model.retries + 1} tries"
-        said = " ".join(str(error).split())
-        if len(key := str(self.model.api_key)) >= SECRET_CHARACTERS:
-            said = said.replace(key, "<key>")
-        said = said[:SHOWN_CHARACTERS]
+        said = self._shown(error)
         match error:
             case openai.APITimeoutError() | TimeoutError():
                 why = f"no reply within {self.model.timeout_s:g} s, {tries}; raise the time-out?"

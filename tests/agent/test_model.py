@@ -144,6 +144,7 @@ def test_an_answer_nested_beyond_reading_is_one_line() -> None:
         (Step(body='{"choices": []}'), "not a chat completion, it holds no choices"),
         (Step(body='{"choices": [{"index": 0}]}'), "not a chat completion"),
         (Step(body='{"choices": "none"}'), "not a chat completion"),
+        (Step(body='{"error": {"code": 502}}'), "completion, it says: {'code': 502}"),
         (Step(body='{"choices": [{"message": {"content": [1]}}]}'), "not a chat completion"),
         (Step(body='{"choices": [{"message": {}}], "usage": 3}'), "not a chat completion"),
         (Step(delay_s=1.0), "no reply within 0.2 s"),
