@@ -64,7 +64,9 @@ def without_thinking(text: str) -> str:
     A chat template may have opened the block in the prompt, so that only its end is in the reply;
     and a reply cut off while reasoning has only its beginning.
     """
-    text = re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL)
+    # Beginnings without an end are left out: from each, the search would read all that follows.
+    ended, end, rest = text.rpartition("</think>")
+    text = re.sub(r"<think>.*?</think>", "", ended + end, flags=re.DOTALL) + rest
     text = text.rpartition("</think>")[2]
     return text.partition("<think>")[0]
 

@@ -1,5 +1,7 @@
 """What counts as a candidate's source in a model's reply."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,6 +66,12 @@ def test_a_reply_without_code_says_what_to_change(
     assert found.source is None
     assert words in found.reason
     assert "\n" not in found.reason
+
+
+def test_a_reply_that_begins_to_reason_again_and_again_is_read_at_once() -> None:
+    began_s = time.perf_counter()
+    assert "still reasoning" in extract("<think>" * 20_000).reason
+    assert time.perf_counter() - began_s < 2, "20 s where each beginning looks for its end"
 
 
 @given(st.text(), st.sampled_from([None, "stop", "length", "content_filter"]))
