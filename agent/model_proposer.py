@@ -100,7 +100,8 @@ class ModelProposer:
         return self.strategy.asks(scene, history, n, turn.round)
 
     def _proposal(self, task: Task, ask: Ask, reply: Reply) -> Proposal:
-        found = extract(reply.text, reply.finish_reason)
+        said = transcript(reply)
+        found = extract(said, reply.finish_reason)  # As a replay will read it.
         # A reply without code is an attempt too: the sandbox rejects it, and it gets its repair.
         source = found.source if found.source is not None else f"{NO_CODE}{found.reason}\n"
         return Proposal(
@@ -110,7 +111,7 @@ class ModelProposer:
             parents=ask.parents,
             features={**ask.features, **_about(reply)},
             prompt=json.dumps(ask.messages, ensure_ascii=False),
-            reply=transcript(reply),
+            reply=said,
             usage=Usage(
                 reply.prompt_tokens, reply.completion_tokens, reply.cost_usd, reply.seconds
             ),

@@ -121,6 +121,17 @@ def test_a_reply_that_ends_in_half_a_character_can_be_recorded(tmp_path) -> None
     assert record.proposal.reply == f"<think>\n?\n</think>\n{reply('a')}?"
 
 
+def test_a_reply_of_reasoning_alone_is_read_as_a_replay_reads_it() -> None:
+    def read(text: str, reasoning: str | None = None) -> Proposal:
+        script = ScriptedModel([Reply(text, reasoning, finish_reason="stop")])
+        [proposal] = ModelProposer(script, {}).propose(TASK, [], 1)
+        return proposal
+
+    live = read("", "Let me think.")
+    assert "still reasoning" in live.candidate.source
+    assert read(live.reply or "").candidate == live.candidate
+
+
 def test_reasoning_and_usage_reach_the_proposal() -> None:
     scripted = Reply(reply("a"), "hmm", prompt_tokens=5, completion_tokens=6, seconds=0.5)
     [proposal] = ModelProposer(ScriptedModel([scripted]), {}).propose(TASK, [], 1)
