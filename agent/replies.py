@@ -6,8 +6,11 @@ through it. A block that is not valid Python is the sandbox's to refuse: its err
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+
+from sandbox.static.scan import SOURCE_LIMIT_BYTES
 
 DEFINES_MODEL_NEW = re.compile(r"^(class[ \t]+ModelNew\b|ModelNew[ \t]*=)", re.MULTILINE)
 FENCE = re.compile(r"(?P<indent>[ \t]*)(?P<marks>`{3,}|~{3,})(?P<rest>[^`]*)")
@@ -38,7 +41,8 @@ def extract(text: str, finish_reason: str | None = None) -> Extraction:
     """The last complete fenced block that defines ModelNew, whatever its language tag.
 
     A reply that is nothing but code, without fences, is taken whole. Half a file is never returned:
-    a block that is not closed, or bare code cut off at the token limit, gives a reason instead.
+    a block that is not closed, or bare code cut off at the token limit, gives a reason instead; so
+    does a file that the sandbox would refuse for its size, lest its repair shows all of it.
     """
     cut_off = finish_reason == "length"
     answer = without_thinking(text.replace("\r\n", "\n"))
@@ -47,9 +51,9 @@ def extract(text: str, finish_reason: str | None = None) -> Extraction:
     blocks = fenced_blocks(answer)
     for block in reversed(blocks):
         if block.closed and defines_model_new(block.text):
-            return Extraction(block.text)
+            return _taken(block.text)
     if not blocks and defines_model_new(answer) and _is_bare_code(answer) and not cut_off:
-        return Extraction(answer.strip("\n") + "\n")
+        return _taken(answer.strip("\n") + "\n")
     return Extraction(None, _no_block(blocks, cut_off))
 
 
@@ -107,6 +111,17 @@ def _dedented(line: str, indent: str) -> str:
 
 def _text(lines: list[str]) -> str:
     return "\n".join(lines) + "\n"
+
+
+def _taken(source: str) -> Extraction:
+    size = len(json.dumps(source))  # As the sandbox counts.
+    if size <= SOURCE_LIMIT_BYTES:
+        return Extraction(source)
+    return Extraction(
+        None,
+        f"the file has {size} bytes, and more than {SOURCE_LIMIT_BYTES} are refused; "
+        "write a kernel of a few hundred lines",
+    )
 
 
 def _is_bare_code(answer: str) -> bool:

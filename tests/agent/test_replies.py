@@ -57,7 +57,10 @@ def test_the_last_complete_block_with_model_new_is_the_source(reply: str) -> Non
         (CODE, "length", "cut off"),
         (block("class Model:\n    pass\n"), "stop", "defines ModelNew"),
         (block("def f():\n    class ModelNew: ...\n") * 2, "stop", "2 code block(s)"),
+        (block(CODE + "# more\n" * 300_000), "stop", "more than 2097152 are refused"),
+        (CODE + "# more\n" * 300_000, "stop", "more than 2097152 are refused"),
     ],
+    ids=range(13),
 )
 def test_a_reply_without_code_says_what_to_change(
     reply: str, finish_reason: str | None, words: str
