@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,11 @@ import pytest
 import warpsmith
 from agent.commands.app import DATA, TASKS, TRAIN, VERBS
 from agent.commands.output import note, say
+from agent.config import load_optimize
+from agent.runs import open_run
+from agent.tuner import Tuning
 from kernelbench.results import EVALUATIONS, append_record
+from kernelbench.suite import load_task
 from sandbox.errors import ConfigError
 from tests.agent.scripts import campaign, script
 from tests.kernelbench.bench_records import row
@@ -340,6 +345,15 @@ def test_a_prompt_is_printed_and_nothing_is_sent(tmp_path, cli, monkeypatch):
     assert "class Model(" in done.out
     wrong = cli(tmp_path, "prompt", "softmax", "--strategy", "fsrr", "--device", "cpu")
     assert (wrong.code, "did you mean 'fsr'" in wrong.err) == (2, True)
+
+
+def test_a_prompt_of_a_run_is_by_the_settings_of_that_run(tmp_path, cli):
+    config = load_optimize(tasks=("softmax",), model="m", device="cpu", proposals_per_round=5)
+    with open_run("first", replace(config, tuning=Tuning()), tmp_path / "runs") as journal:
+        journal.record_task(load_task("softmax", "cpu"))
+    done = cli(tmp_path, "prompt", "softmax", "--run", "first")
+    assert "##### propose, asked 5 time(s)" in done.out
+    assert "# Tunable constants" in done.out
 
 
 def test_money_is_not_spent_where_nobody_can_be_asked(tmp_path, cli, monkeypatch):

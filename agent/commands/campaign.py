@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import warpsmith
-from agent.commands.options import Config, Device, MaxSeconds, Strategy
+from agent.commands.options import Config, MaxSeconds, Strategy
 from agent.commands.output import command_again, exit_if_interrupted, note, say_how_to_go_on
 from sandbox.errors import ConfigError
 
@@ -24,19 +24,22 @@ def prompt(
     run: Annotated[str | None, typer.Option(help="What would be asked next in this run.")] = None,
     language: Annotated[str | None, typer.Option(help="cpp, cuda, cuda_inline, triton.")] = None,
     config: Config = None,
-    device: Device = "auto",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
 ) -> None:
     """Print what a model would be asked about a task; nothing is sent."""
     from agent.asking import asks_text, next_asks
     from agent.config import load_optimize
-    from agent.runs import find_run
+    from agent.device import resolved
+    from agent.runs import CONFIG, find_run
     from kernelbench.suite import load_task
     from sandbox.doctor import describe
 
-    settings = load_optimize(
-        config, typed=True, strategy=strategy, device=device, language=language
-    )
     folder = None if run is None else find_run(run)
+    if folder is not None and config is None and (folder / CONFIG).is_file():
+        config = str(folder / CONFIG)
+    given = load_optimize(config, typed=True, strategy=strategy, device=device, language=language)
+    settings = resolved(given)
+    device = settings.device
     asks = next_asks(load_task(task, device), settings, describe(device), folder)
     typer.echo(asks_text(asks) if asks else "the strategy has nothing more to ask")
 
