@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -190,15 +191,24 @@ class _Line:
                 self._loop = asyncio.new_event_loop()
                 thread = threading.Thread(target=self._loop.run_forever, name="model", daemon=True)
                 thread.start()
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except CancelledError as error:
+            raise ModelError(f"{self._who}: closed before it answered") from error
 
     def close(self) -> None:
+        """Ends what is in flight: whoever waits for it would wait for ever, a process's end too."""
         if self._client is not None:
-            self.run(self._client.close())
+            self.run(self._end(self._client))
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = self._client = None
+
+    async def _end(self, client: openai.AsyncOpenAI) -> None:
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await client.close()
 
     @property
     def client(self) -> openai.AsyncOpenAI:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,17 @@ def test_a_failure_is_one_line_that_says_what_to_do(step: Step, words: str) -> N
     assert words in str(raised.value)
     assert server.url in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_model_that_is_closed_lets_go_of_those_who_wait_for_it() -> None:
+    with OpenAIServer([Step("late", delay_s=60)]) as server, ThreadPoolExecutor() as pool:
+        model = client(server)
+        waiting = pool.submit(model.complete, ASK, 1)
+        while not server.requests:
+            time.sleep(0.01)
+        model.close()
+        with pytest.raises(ModelError, match="closed before it answered"):
+            waiting.result(timeout=10)
 
 
 def test_blank_lines_keep_a_request_alive_until_its_time_is_over() -> None:
