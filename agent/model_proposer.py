@@ -7,6 +7,7 @@ a resumed campaign goes on from the journal alone.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -25,6 +26,9 @@ from sandbox.types import Candidate, EvalConfig, Language, Task
 
 CUT_OFF = "cut_off"
 """Among a proposal's features where the token limit ended its reply."""
+MISSED = "missed"
+"""Among a proposal's features: how many equal questions before its own were not answered, so that a
+replay hands its reply to the same one."""
 TWIN = "twin"
 """Among a proposal's features where its reply was a known program in other clothes."""
 
@@ -76,9 +80,14 @@ class ModelProposer:
         asks = self.asks(task, history, n, turn)
         replies = answers(self.model, asks, task, turn)
         made: list[Proposal] = []
+        missed: Counter[tuple[str, str]] = Counter()
         for ask, reply in zip(asks, replies, strict=True):
-            if reply is not None:
-                made.append(self._novel(ask, self._proposal(task, ask, reply), history, made))
+            question = (ask.arm, json.dumps(ask.messages, ensure_ascii=False))
+            if reply is None:
+                missed[question] += 1
+                continue
+            proposal = self._proposal(task, ask, reply, missed[question])
+            made.append(self._novel(ask, proposal, history, made))
         return made
 
     def asks(
@@ -99,7 +108,7 @@ class ModelProposer:
         )
         return self.strategy.asks(scene, history, n, turn.round)
 
-    def _proposal(self, task: Task, ask: Ask, reply: Reply) -> Proposal:
+    def _proposal(self, task: Task, ask: Ask, reply: Reply, missed: int) -> Proposal:
         said = transcript(reply)
         found = extract(said, reply.finish_reason)  # As a replay will read it.
         # A reply without code is an attempt too: the sandbox rejects it, and it gets its repair.
@@ -109,7 +118,7 @@ class ModelProposer:
             proposer=reply.model or self.name,
             strategy=f"{self.strategy.kind} {ask.step}",
             parents=ask.parents,
-            features={**ask.features, **_about(reply)},
+            features={**ask.features, **_about(reply), **({MISSED: missed} if missed else {})},
             prompt=json.dumps(ask.messages, ensure_ascii=False),
             reply=said,
             usage=Usage(

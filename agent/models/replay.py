@@ -11,7 +11,7 @@ from agent.asks import arm_of, round_of
 from agent.journal import Journal
 from agent.learner import POLICY_VERSION
 from agent.model import ModelError, Reply, answered
-from agent.model_proposer import CUT_OFF
+from agent.model_proposer import CUT_OFF, MISSED
 from agent.prompts.message import Message
 from agent.recorded import Recorded
 from agent.strategies.types import ARM
@@ -25,15 +25,18 @@ class ReplayModel:
 
     journal: Journal
     name: str = "replay"
-    _replies: dict[tuple[int, str, str], list[Reply]] = field(init=False)
+    _replies: dict[tuple[int, str, str], list[Reply | None]] = field(init=False)
 
     def __post_init__(self) -> None:
-        found: dict[tuple[int, str, str], list[Reply]] = defaultdict(list)
+        found: dict[tuple[int, str, str], list[Reply | None]] = defaultdict(list)
         for task in self.journal.tasks():
             for record in self.journal.proposals(task.id):
                 if record.proposal.reply is not None and record.proposal.prompt is not None:
-                    arm = str(record.proposal.features.get(ARM, ""))
-                    found[record.round, arm, record.proposal.prompt].append(_reply(record))
+                    features = record.proposal.features
+                    arm, missed = str(features.get(ARM, "")), int(features.get(MISSED, 0))
+                    kept = found[record.round, arm, record.proposal.prompt]
+                    kept += [None] * (missed - kept.count(None))
+                    kept.append(_reply(record))
         self._replies = dict(found)
 
     def complete(self, messages: Sequence[Message], n: int, draw: str = "") -> list[Reply]:

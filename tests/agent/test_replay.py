@@ -9,6 +9,9 @@ from agent.budget import CampaignConfig
 from agent.campaign import run_campaign
 from agent.config import OptimizeConfig
 from agent.journal import Journal
+from agent.model import ScriptedModel
+from agent.model_proposer import ModelProposer
+from agent.models.replay import ReplayModel
 from agent.models.settings import ModelConfig
 from agent.proposers import open_proposers
 from agent.replay import replay_run
@@ -16,6 +19,7 @@ from agent.runs import open_run
 from agent.strategies.contrastive import Contrastive
 from agent.strategies.evolve import Evolve
 from agent.strategies.fsr import Fsr
+from agent.strategies.islands import ISLAND
 from agent.strategies.portfolio import Portfolio
 from agent.strategies.types import Strategy
 from kernelbench.suite import load_tasks
@@ -108,6 +112,23 @@ def test_a_run_that_was_cut_short_is_replayed_as_far_as_it_came(tmp_path, endpoi
     assert 0 < first.tried < 27
     result, found = replay_run(tmp_path / "first", "again", tmp_path)
     assert (result.tried, found) == (first.tried, [])
+
+
+def test_a_reply_stays_with_its_question_where_equal_ones_failed(tmp_path):
+    class Lossy(ScriptedModel):
+        def complete_each(self, prompts, draw=""):
+            replies = super().complete_each(prompts, draw)
+            return [None if place in (0, 2) else reply for place, reply in enumerate(replies)]
+
+    [task] = FEW[:1]
+    model = Lossy([hashed_reply("", number) for number in range(5)])
+    live = ModelProposer(model, {}, Evolve(islands=5)).propose(task, [], 5)
+    assert [p.features[ISLAND] for p in live] == [1, 3, 4]
+    with Journal(tmp_path) as journal:
+        journal.record_task(task)
+        journal.record_proposals(0, live)
+        replayed = ModelProposer(ReplayModel(journal), {}, Evolve(islands=5))
+        assert replayed.propose(task, [], 5) == live
 
 
 def test_the_built_in_search_is_replayed_too(tmp_path):
