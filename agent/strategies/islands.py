@@ -1,7 +1,8 @@
 """Populations that evolve apart and exchange their best: a pure view of the attempts.
 
 Every attempt lives on one island: the one its question named, else that of a parent, else (seeds of
-the built-in proposer, other strategies' candidates) one after the other in turn. At the start of
+the built-in proposer, other strategies' candidates) one after the other in turn; what says no
+generation of its own, as a tuned variant, is of the one after those before it. At the start of
 every `migrate_every`-th round the best of each island is copied to the next one in a ring: the
 stepping-stone model of parallel genetic algorithms (Cantu-Paz 1998, "A survey of parallel genetic
 algorithms", section 5). FunSearch (Romera-Paredes et al. 2024, Methods) instead empties its weak
@@ -31,16 +32,20 @@ class Member:
 def members(history: Sequence[Attempt], islands: int) -> list[Member]:
     """Every attempt with its home, in the order made."""
     found: dict[str, Member] = {}
-    settled = 0
+    settled, newest = 0, -1
     for attempt in history:
         proposal = attempt.proposal
         island, generation = proposal.features.get(ISLAND), proposal.features.get(GENERATION)
         parent = next((found[p] for p in proposal.parents if p in found), None)
-        if not isinstance(island, int) or not isinstance(generation, int):
+        if isinstance(generation, int):
+            newest = generation
+        else:  # Before anything of its round that says its own.
+            generation = newest + 1
+        if not isinstance(island, int):
             if parent is not None:
-                island, generation = parent.island, parent.generation
+                island = parent.island
             else:
-                island, generation, settled = settled, 0, settled + 1
+                island, settled = settled, settled + 1
         found[proposal.candidate.id] = Member(attempt, island % islands, generation)
     return list(found.values())
 

@@ -61,6 +61,16 @@ def test_seeds_settle_in_turn_and_a_child_without_an_island_lives_with_its_paren
     assert [m.island for m in members([*seeds, tuned], 2)] == [0, 1, 0, 1]
 
 
+@pytest.mark.parametrize("features", [{}, {GENERATION: 3}], ids=["tuned", "of another arm"])
+def test_what_was_born_late_has_not_moved_on_before(features):
+    history = [attempt("a", 2.0, 0), attempt("b", 1.2, 1), attempt("c", 1.1, 0, generation=2)]
+    late = attempt("late", 9.0, parents=history[:1])
+    late = replace(late, proposal=replace(late.proposal, features=features))
+    found = members([*history, late], 2)
+    assert names(populations(found, 2, 2, 1, 3)[1]) == ["b", "a"]
+    assert names(populations(found, 2, 2, 1, 4)[1]) == ["b", "a", "late"]
+
+
 def test_an_island_breeds_from_its_own_and_begins_anew_while_it_has_none():
     history = [attempt("a", 2.0, 0), attempt("b", 1.2, 0)]
     strategy = Evolve(migrate_every=9, crossover_share=1.0)
