@@ -17,10 +17,12 @@ from sandbox.words import number_of
 
 @dataclass(frozen=True)
 class Step:
-    """One judged proposal, for what the run had found and spent by then."""
+    """One proposal, for what the run had found and spent by then."""
 
     id: int
     task: int
+    judged: bool
+    """Of a known candidate, or of one that is still to be judged, only its cost counts."""
     log_best: float
     """Of its task after it: log of the best speedup by the search, 0 below eager."""
     seconds: float
@@ -31,15 +33,15 @@ class Step:
 def steps(number: int, records: Sequence[Recorded]) -> list[Step]:
     found, best, low = [], 0.0, 0.0
     for record in records:
-        if record.evaluation is None or record.duplicate:
-            continue
-        speedup = record.evaluation.speedup
+        judged = record.evaluation is not None
+        speedup = None if record.evaluation is None else record.evaluation.speedup
         if speedup is not None and speedup.low > low:
             low, best = speedup.low, max(0.0, math.log(speedup.value))
         held = sum(held_seconds(e) for e in evaluations([record]))
         usage = record.proposal.usage
         tokens = usage.prompt_tokens + usage.completion_tokens
-        found.append(Step(record.id, number, best, held, usage.cost_usd or 0.0, tokens))
+        cost = usage.cost_usd or 0.0
+        found.append(Step(record.id, number, judged, best, held, cost, tokens))
     return found
 
 
@@ -53,7 +55,7 @@ def progress(steps: Sequence[Step], tasks: int) -> dict[str, Curve]:
         log_sum += step.log_best - known.get(step.task, 0.0)
         known[step.task] = step.log_best
         spent = {"device seconds": step.seconds, "US$": step.usd, "tokens": float(step.tokens)}
-        for name, value in {"candidates": 1.0, **spent}.items():
+        for name, value in {"candidates": float(step.judged), **spent}.items():
             sums[name] = sums.get(name, 0.0) + value
         for name, value in sums.items():
             curves.setdefault(name, []).append((value, math.exp(log_sum / tasks)))

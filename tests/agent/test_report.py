@@ -229,6 +229,17 @@ def test_best_so_far_never_falls_and_reaches_what_the_search_found(page: Page) -
     assert page.progress["candidates"].points[-1][0] == 32
 
 
+def test_best_so_far_counts_what_known_candidates_cost(tmp_path: Path) -> None:
+    campaign(tmp_path, {"a": [script(1, speedup=2.0)]})
+    with Journal(tmp_path) as journal:
+        [record] = journal.proposals("test/a")
+        journal.record_proposal(1, record.proposal)
+    page, usage = page_in(tmp_path), record.proposal.usage
+    assert page.progress["candidates"].points[-1][0] == 1
+    paid = 2 * (usage.prompt_tokens + usage.completion_tokens)
+    assert page.progress["tokens"].points[-1][0] == paid > 0
+
+
 def test_training_curves_come_from_the_updates(page: Page) -> None:
     curves = {curve.name: curve.points for curve in page.training}
     assert [x for x, _ in curves["reward"]] == list(range(1, 9))
