@@ -20,10 +20,12 @@ from sandbox.types import Candidate, digest
 
 COMPILED = re.compile(r'__global__|#include|::Tensor|extern "C"')
 TOKEN = re.compile(
-    r"""(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
+    r"""(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<endless>/\*.*)"""
+    r"""|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
     r"""|(?P<end>\n)|(?P<word>\w[\w.]*)|(?P<marks>(?:(?!//|/\*)[^\w\s"'])+)|(?P<rest>\S)""",
     re.DOTALL,
 )
+"""A comment without an end is one token with all that follows: no other is looked for in there."""
 
 
 def normal_form(candidate: Candidate) -> str:

@@ -1,5 +1,6 @@
 """Islands, crossover, novelty and migration, from the attempts alone."""
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -132,12 +133,20 @@ def test_a_repair_stays_on_the_island_of_the_failure():
         ('S = """\nf("a b");\n"""', 'S = """\nf("a  b");\n"""', False),
         ("S = '''\nx = y;\n'''", "S = '''\nx = z;\n'''", False),
         ("x = 'a  b'", "x = 'a b'", False),
+        ("S = '''\na /* b\n c\n'''", "S = '''\na /* b\n d\n'''", False),
         ("not python (", "not  python\n(", True),
     ],
 )
 def test_comments_and_blanks_make_no_new_program_and_all_else_does(one, two, same):
     forms = [normal_form(Candidate("t", Language.CUDA, source)) for source in (one, two)]
     assert (forms[0] == forms[1]) == same
+
+
+def test_comments_that_never_end_are_read_once():
+    source = "S = '''\n" + "/* a\n" * 10_000 + "'''\nclass ModelNew: ...\n"
+    began_s = time.perf_counter()
+    normal_form(Candidate("t", Language.CUDA, source))
+    assert time.perf_counter() - began_s < 1, "10 s where each beginning looks for its end"
 
 
 HOST = """
