@@ -21,7 +21,7 @@ from sandbox.types import Candidate, digest
 NUMBER = r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?"
 DECLARED = re.compile(
     rf"^(?P<head>[^\n]*?\b(?P<name>[A-Za-z_]\w*)(?:\s*=\s*|\s+))(?P<value>{NUMBER})"
-    rf"(?P<tail>\w{{0,3}}\s*[;,]?\s*(?:\#|//)\s*tune\s*:\s*"
+    rf"(?P<tail>\w{{0,3}}[ \t]*(?:[;,][ \t]*)?(?:\#|//)\s*tune\s*:\s*"
     rf"(?P<values>{NUMBER}(?:\s*,\s*{NUMBER})*)\s*)$",
     re.MULTILINE,
 )

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -57,6 +58,13 @@ def test_constants_are_declared_in_python_and_in_kernels_alike():
         "THREADS": ("128", "256", "512"),
     }
     assert found.point == {"TILE": "32", "STAGES": "2", "THREADS": "256"}
+
+
+@pytest.mark.parametrize("blank", [" ", "\n", "\t"])
+def test_a_long_gap_behind_a_number_is_read_once(blank):
+    began_s = time.perf_counter()
+    assert template(candidate("x = 1" + 20_000 * blank + "class ModelNew: ...")) is None
+    assert time.perf_counter() - began_s < 1, "3 s where blanks are divided in every way"
 
 
 def test_a_variant_differs_in_the_numbers_alone_and_keeps_its_declarations():
