@@ -26,7 +26,14 @@ from agent.learner import LEARN
 from agent.outcome import Stage, report
 from agent.recorded import Recorded
 from agent.report.details import Allowance, pack, task_details
-from agent.report.figures import baseline_curves, by_stage, duration, fast_table, headline_tiles
+from agent.report.figures import (
+    baseline_curves,
+    by_stage,
+    dollars,
+    duration,
+    fast_table,
+    headline_tiles,
+)
 from agent.report.history import Step, progress, steps, training
 from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fast_curve
 from agent.report.rows import row_of
@@ -204,7 +211,7 @@ def _cost(spent: Spending, journal: Journal) -> Tile:
         tokens = spent.prompt_tokens + spent.completion_tokens
         parts.append(f"{number_of(spent.replies, 'reply')}, {tokens:,} tokens")
     if spent.usd is not None:
-        return Tile("cost", f"${spent.usd:,.2f}", ", ".join([duration(wall_s), *parts]))
+        return Tile("cost", dollars(spent.usd), ", ".join([duration(wall_s), *parts]))
     label = "time" if journal.replays() is None else "replayed in"
     return Tile(label, duration(wall_s), ", ".join(parts))
 

@@ -59,3 +59,8 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def dollars(usd: float) -> str:
+    """`$1,234.50`; of less than a cent its first two digits, since it was not nothing."""
+    return f"${usd:.2g}" if 0 < usd < 0.01 else f"${usd:,.2f}"

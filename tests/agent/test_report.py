@@ -17,6 +17,7 @@ from agent.journal import Journal
 from agent.outcome import Stage, TaskReport
 from agent.report.campaign import campaign_page
 from agent.report.details import unpack
+from agent.report.figures import dollars
 from agent.report.find import page_of
 from agent.report.highlight import highlighted, tokens
 from agent.report.page import Page, State, fast_curve, thinned
@@ -238,6 +239,13 @@ def test_best_so_far_counts_what_known_candidates_cost(tmp_path: Path) -> None:
     assert page.progress["candidates"].points[-1][0] == 1
     paid = 2 * (usage.prompt_tokens + usage.completion_tokens)
     assert page.progress["tokens"].points[-1][0] == paid > 0
+
+
+@pytest.mark.parametrize(
+    ("usd", "shown"), [(1234.5, "$1,234.50"), (0.0, "$0.00"), (0.01, "$0.01"), (0.0042, "$0.0042")]
+)
+def test_a_cost_below_a_cent_is_not_nothing(usd: float, shown: str) -> None:
+    assert dollars(usd) == shown
 
 
 def test_training_curves_come_from_the_updates(page: Page) -> None:
