@@ -128,7 +128,7 @@ class BatchModel:
         cost = None
         if self.price is not None:
             cost = self.price.cost_usd(reply.prompt_tokens, reply.completion_tokens)
-        self.ledger.settle_id(key, Spend(1, tokens, cost or 0.0))
+        self.ledger.settle_id(key, Spend(1, tokens, cost or 0.0) if tokens else None)
         return replace(reply, model=self.name, cost_usd=cost)
 
     def _export(self, key: str, messages: Sequence[Message]) -> None:

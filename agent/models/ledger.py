@@ -167,10 +167,13 @@ class Ledger:
         """The true cost takes the reservation's place; a second settlement is ignored."""
         self.settle_id(reservation.id, cost)
 
-    def settle_id(self, id: str, cost: Spend) -> None:
+    def settle_id(self, id: str, cost: Spend | None) -> None:
+        """None where an answer does not say what it used: then it is all that was reserved."""
         with self._changed:
-            if id not in self._open and id not in self._waiting:
+            reserved = self._open.get(id) or self._waiting.get(id)
+            if reserved is None:
                 return
+            cost = cost or reserved
             self._write({"event": "settle", "id": id, **vars(cost)})
             self._open.pop(id, None)
             self._waiting.pop(id, None)

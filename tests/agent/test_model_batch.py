@@ -366,6 +366,18 @@ def test_what_waits_in_a_file_counts_until_its_reply_is_used(tmp_path):
     assert books.ledger.spent - Spend(0, books.ledger.spent.tokens) == Spend(2)
 
 
+def test_a_reply_that_does_not_say_what_it_used_counts_in_full(books, tmp_path):
+    [line] = exported(books, 1, max_tokens=50)
+    most = books.ledger.spent
+    answer = reply_line(line["custom_id"], "yes")
+    del answer["response"]["body"]["usage"]
+    _, outbox = imported(books, tmp_path, answer)
+    assert ask(books, outbox, max_tokens=50) == ["yes"]
+    assert (books.ledger.spent, books.ledger.waiting()) == (most, frozenset())
+    with Ledger(tmp_path / "ledger.jsonl") as again:
+        assert again.spent == most
+
+
 def test_a_cap_that_ends_within_a_round_keeps_the_replies_that_were_paid_for(tmp_path):
     books = Books(Ledger(tmp_path / "l", Caps(max_requests=1)), ReplyStore(tmp_path / "r"))
     outbox = Outbox()
