@@ -227,7 +227,7 @@ def import_replies(
 
 def _lines(file: Path) -> list[str]:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # Some editors begin a file so.
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read ({unread(error)})") from error
     # Not splitlines: a reply may hold U+2028 and its like, which JSON need not escape.

@@ -333,6 +333,12 @@ def test_a_line_may_hold_whatever_json_need_not_escape(books, tmp_path):
     assert ask(books, outbox) == [text]
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(books, tmp_path):
+    [line] = exported(books, 1)
+    answer = json.dumps(reply_line(line["custom_id"], "yes"))
+    assert imported(books, tmp_path, f"\ufeff{answer}")[0] == "1 reply imported"
+
+
 def test_a_line_nested_beyond_reading_is_malformed(books, tmp_path):
     [line] = exported(books, 1)
     said, _ = imported(books, tmp_path, "[" * 100_000, reply_line(line["custom_id"], "yes"))
