@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agent.features.lower import Group, Lowering, Term, Unsupported
+from agent.features.lower import Lowering
+from agent.features.terms import Group, Term, Unsupported
 from sandbox.graph import Arg, Node, Ref
 
 

@@ -68,7 +68,7 @@ def header(plan: Plan, features: Features, shape: str) -> str:
     """What the file does, for whoever reads it: mapping, launch shape and the expected bound."""
     lines = [MADE + ", ".join(f"{k}={v}" for k, v in features.items())]
     lines.append(f"// Mapping: {shape}")
-    lines += [f"// {name}: {text}, by the library" for name, text in plan.products]
+    lines += [f"// {made.name}: {made.text}, by the library" for made in plan.products]
     for i, program in enumerate(plan.programs):
         ways = [f"{o.source}:{o.dtype}" for o in program.operands]
         lines.append(
@@ -130,13 +130,15 @@ def _fitting(plan: Plan, place: int, features: Features) -> Features:
 def _cuda(task: Task, plan: Plan, features: Features) -> str:
     source = header(plan, features, mapping(features)) + prelude(features)
     known = host.names(plan)
-    handles, calls = "", []
+    handles, calls, made = "", [], dict[str, int]()
     for i, program in enumerate(plan.programs):
         own = features if i == plan.main else {**default(program), "math": features["math"]}
-        kernels = cuda.kernels(program, f"stage{i}", own)
-        source += "\n" + kernels.source
-        handles += "".join(f'{n.upper()} = MODULE.get_function("{n}")\n' for n in kernels.names)
-        calls.append(cuda.launches(program, own, known, i))
+        place = made.setdefault(cuda.kernels(program.numbered(), "stage", own).source, i)
+        if place == i:  # a network's layers are alike: NVRTC compiles each kernel of theirs once
+            kernels = cuda.kernels(program, f"stage{i}", own)
+            source += "\n" + kernels.source
+            handles += "".join(f'{n.upper()} = MODULE.get_function("{n}")\n' for n in kernels.names)
+        calls.append(cuda.launches(program, own, known, place))
     text = CUDA_HEAD.format(source=source, options=cuda.OPTIONS)
     return (
         host.futures(task.source)

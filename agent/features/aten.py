@@ -8,18 +8,11 @@ import math
 from collections.abc import Callable
 
 from agent.features.arguments import dims_of, number, padded, shaped, source_of
-from agent.features.lower import (
-    Group,
-    Handler,
-    Lowered,
-    Lowering,
-    Term,
-    Unsupported,
-    kind_of,
-)
+from agent.features.lower import FIRST_ALONE, Handler, Lowered, Lowering
 from agent.features.norms import batch_norm, group_norm, layer_norm, softmax
 from agent.features.pools import POOLS
 from agent.features.products import PRODUCTS, VIEWS, flattened
+from agent.features.terms import Group, Term, Unsupported, kind_of
 from sandbox.graph import Graph, Node, Ref
 
 
@@ -36,6 +29,14 @@ def _constant(low: Lowering, n: Node) -> Term:
     if not n.args:
         raise Unsupported("no feature template for a constant of several elements")
     return low.build.const(number(n.args[0]))
+
+
+def _copied(low: Lowering, n: Node) -> Term:
+    """In place; whoever reads the tensor afterwards reads this node."""
+    term, target = low.term(n.args[1]), source_of(low, n).meta
+    if kind_of(target.dtype) != term.kind or low.sizes(term, len(target.shape)) != target.shape:
+        raise Unsupported("no feature template for a copy into another type or shape")
+    return term
 
 
 def _unary(op: str, kind: str | None = None) -> Handler:
@@ -161,6 +162,9 @@ def _view(low: Lowering, n: Node) -> Term:
 def _unsqueeze(low: Lowering, n: Node) -> Term:
     term = low.term(n.args[0])
     place = int(number(n.args[1])) % len(n.meta.shape)
+    source = source_of(low, n).name
+    if source in low.spoken:
+        low.spoken[n.name] = f"{low.spoken[source]}.unsqueeze({place})"
     return low.build.reshape(term, (*term.axes[:place], (), *term.axes[place:]))
 
 
@@ -206,12 +210,6 @@ RESHAPING = {
     "aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze", "aten.squeeze",
     "aten.expand", "aten.clone", "aten.alias", "aten.detach",
 }  # fmt: skip
-FIRST_ALONE = {
-    "aten.native_layer_norm", "aten._native_batch_norm_legit_no_training", "aten.native_batch_norm",
-    "aten.native_group_norm", "aten.max", "aten.min", "aten.max_pool2d_with_indices",
-    "aten.max_pool3d_with_indices",
-}  # fmt: skip
-"""Operators with several outputs, whose first one is what they are lowered to."""
 SLICE = ((1, "dim", 0), (2, "start", 0), (4, "step", 1))
 
 
@@ -319,7 +317,7 @@ def _table() -> dict[str, Handler]:
         "var": _var, "linalg_vector_norm": _vector_norm, "native_layer_norm": layer_norm,
         "_native_batch_norm_legit_no_training": batch_norm, "native_batch_norm": batch_norm,
         "native_group_norm": group_norm,
-        "gather": _gather, "cumsum": _cumsum,
+        "copy": _copied, "gather": _gather, "cumsum": _cumsum,
     }  # fmt: skip
     table.update(singles)
     table["clamp_min"] = table["maximum"]

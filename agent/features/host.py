@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import ast
 
-from agent.features.lower import Unsupported
 from agent.features.program import Operand, Plan, Program, Result
+from agent.features.terms import Unsupported
 from sandbox.graph import Arg, Ref
 
 DROPPED = {"get_inputs", "get_init_inputs", "SHAPES", "DTYPE"}
@@ -72,9 +72,11 @@ def forward(plan: Plan, calls: list[list[str]]) -> str:
     """The method's text; `calls[i]` are the lines that launch program i."""
     arguments = "".join(f", x{i}" for i in range(plan.inputs))
     lines = [f"def forward(self{arguments}):"]
-    lines += [f"    {name} = {text}" for name, text in plan.products]
     sources: dict[str, str] = {}
-    for program, call in zip(plan.programs, calls, strict=True):
+    for place, (program, call) in enumerate(zip(plan.programs, calls, strict=True)):
+        lines += [
+            f"    {made.name} = {made.text}" for made in plan.products if made.before == place
+        ]
         for operand in program.operands:
             if operand.source not in sources:
                 name = operand.source if operand.source.isidentifier() else f"q{len(sources)}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from agent.features.arguments import dims_of, number, shaped
-from agent.features.lower import Effect, Lowering, Term, Unsupported
+from agent.features.lower import Effect, Lowering
+from agent.features.terms import Term, Unsupported
 from sandbox.graph import Arg, Node, Ref
 
 PARTS = 64

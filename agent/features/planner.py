@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from agent.features.aten import lower
-from agent.features.lower import Effect, Lowered, Term, Unsupported, host_name
-from agent.features.program import Operand, Plan, Program, Result, Value
+from agent.features.composing import Composer
+from agent.features.lower import Effect, Lowered, product_name
+from agent.features.program import Made, Plan, Program
+from agent.features.terms import Term, Unsupported
 from sandbox.graph import Arg, Graph, Ref
 
 
@@ -37,28 +39,24 @@ def _plan(graph: Graph) -> Plan:
 
 def _planned(graph: Graph, *, library_bias: bool = False) -> Plan:
     lowered = lower(graph, library_bias=library_bias)
-    split = _Split(lowered)
+    split = Split(lowered)
     inputs = sum(n.op == "input" for n in lowered.placeholders) + len(graph.scalars)
-    return Plan(
-        split.programs(), inputs, lowered.result, lowered.products, split.effects(lowered.effects)
-    )
+    programs = split.programs()
+    return Plan(programs, inputs, lowered.result, split.made(), split.effects(lowered.effects))
 
 
-def _flat(term: Term) -> list[int]:
-    return [a for group in term.axes for a in group]
-
-
-def _arguments(term: Term) -> list[Term]:
-    return [a for a in term.args if isinstance(a, Term)]
-
-
-class _Split:
+class Split:
     """Assigns every reduction to a phase (one program each) by the atoms it reduces."""
 
     def __init__(self, lowered: Lowered) -> None:
         self.lowered, self.build = lowered, lowered.builder
         self.phase: dict[Term, int] = {}
+        """-1 of what any program may compute that comes late enough."""
+        self.floor: dict[Term, int] = {}
         self.reduced: list[tuple[int, ...]] = []
+        self.products = {product.name: product for product in lowered.products}
+        self.places: dict[str, int] = {}
+        """Phases before which products are made; -1 where before all."""
         self.scans: set[int] = set()
         """Phases that are a scan and what follows it, reductions excepted."""
         for term in self.build.terms:
@@ -67,6 +65,10 @@ class _Split:
         if not self.outputs:
             raise Unsupported("no feature template for a reference that returns no tensor")
         self.workspaces: dict[Term, str] = {}
+        self.dtypes: dict[Term, str] = {}
+        """Of workspaces that a product takes."""
+        self.used: list[int] = []
+        """Phases that have a program."""
 
     def atoms(self, term: Term) -> tuple[int, ...]:
         """What a reduction or pick runs along."""
@@ -74,16 +76,19 @@ class _Split:
         return tuple(sorted({self.build.find(int(a[1:])) for a in marks}))
 
     def _phase(self, term: Term) -> int:
-        before = max((self.phase[a] for a in _arguments(term)), default=-1)
+        before = max((self.phase[a] for a in term.arguments), default=-1)
+        floor = max((self.floor[a] for a in term.arguments), default=self._floor(term))
+        self.floor[term] = floor
+        if before >= 0:
+            before = max(before, floor)
         if term.op == "apart":
-            return self._behind(before)
-        if term.window is not None:  # each in a phase of its own: no other reduces along it
-            self.reduced.append((-1 - term.index,))
-            return len(self.reduced) - 1
+            return self._behind(max(before, floor))
+        if term.window is not None or (term.op == "kept" and before < 0):
+            return self._alone(term)
         scans = term.op.startswith("scan.")
         if not (scans or term.op.startswith("reduce.")):
             return before
-        along, first = self.atoms(term), max(before, 0)
+        along, first = self.atoms(term), max(before, floor, 0)
         if scans:
             self.scans.add(len(self.reduced))
             first = len(self.reduced)
@@ -92,6 +97,43 @@ class _Split:
                 return place
         self.reduced.append(along)
         return len(self.reduced) - 1
+
+    def _alone(self, term: Term) -> int:
+        """A phase of its own, after all others: no other reduces along it."""
+        self.reduced.append((-1 - term.index,))
+        return len(self.reduced) - 1
+
+    def _floor(self, term: Term) -> int:
+        """The first phase that may have it: where it is a product, once that is made."""
+        name = product_name(self.lowered.nodes[str(term.args[0])]) if term.op == "load" else ""
+        product = self.products.get(name)
+        if product is None:
+            return -1
+        if product.name not in self.places:
+            after = max((self.places[name] for name in product.after), default=-1)
+            self.places[product.name] = self._alone(term) if product.inputs else after
+        return self.places[product.name]
+
+    def _kept(self, node: str) -> Term:
+        """What a product takes of this node: a value that others may read as well, unless it needs
+        a program of its own.
+        """
+        kept = self.lowered.values[f"kept {node}"]
+        (value,) = kept.arguments
+        return value if self.phase[value] >= 0 else kept
+
+    def made(self) -> tuple[Made, ...]:
+        """Products, once there are programs."""
+        return tuple(
+            Made(
+                product.name,
+                product.text.format(
+                    *(self.workspaces[self._kept(name)] for name in product.inputs)
+                ),
+                sum(place < self.places.get(product.name, -1) for place in self.used),
+            )
+            for product in self.lowered.products
+        )
 
     def _behind(self, before: int) -> int:
         """A phase that reduces nothing and comes after this one."""
@@ -105,13 +147,18 @@ class _Split:
         count = max(len(self.reduced), 1)
         roots: list[dict[str, Term]] = [{} for _ in range(count)]
         for name, term in self.outputs.items():
-            roots[max(self.phase[term], 0)][name] = term
+            roots[max(self.phase[term], self.floor[term], 0)][name] = term
         for effect in filter(None, (effect.value for effect in self.lowered.effects)):
             self._keep(self.lowered.values[effect], roots)
+        for node in (name for product in self.lowered.products for name in product.inputs):
+            term = self._kept(node)
+            self._keep(term, roots)
+            self.dtypes[term] = self.lowered.nodes[node].meta.dtype
         for place in reversed(range(count)):
             for term in self._crossing(roots[place], place):
                 self._keep(term, roots)
-        return tuple(self._program(i, roots[i]) for i in range(count) if roots[i])
+        self.used = [place for place in range(count) if roots[place]]
+        return tuple(self._program(place, roots[place]) for place in self.used)
 
     def _keep(self, term: Term, roots: list[dict[str, Term]]) -> None:
         """In a workspace, which the program of its phase writes."""
@@ -138,7 +185,7 @@ class _Split:
             if term not in seen:
                 seen[term] = None
                 if not 0 <= self.phase[term] < place:
-                    stack.extend(_arguments(term))
+                    stack.extend(term.arguments)
         return sorted(seen, key=lambda t: t.index)
 
     def _program(self, place: int, roots: dict[str, Term]) -> Program:
@@ -163,20 +210,20 @@ class _Split:
             columns = self._columns(order, terms)
         rows = [a for a in order if a not in columns]
         inner = rows[batch:] if count else []
-        return _Emit(self, place, roots, terms, rows, columns, reduces, inner).program()
+        return Composer(self, place, roots, terms, rows, columns, reduces, inner).program()
 
     def _pooling(
         self, pooling: Term, place: int, roots: dict[str, Term], terms: list[Term]
     ) -> Program:
         """Outputs are its rows, and the dimensions that its windows go along its columns."""
-        (source,) = _arguments(pooling)
+        (source,) = pooling.arguments
         assert pooling.window is not None
         spatial = source.axes[-len(pooling.window.kernel) :]
-        rows = [self.build.find(a) for a in _flat(pooling)]
+        rows = [self.build.find(a) for a in pooling.flat]
         columns = [self.build.find(a) for group in spatial for a in group]
         if not columns or set(rows) & set(columns):
             raise Unsupported("no feature template for a pooling beside what is pooled")
-        program = _Emit(self, place, roots, terms, rows, columns, True, []).program()
+        program = Composer(self, place, roots, terms, rows, columns, True, []).program()
         sizes = (*spatial, *pooling.axes[-len(spatial) :])
         return replace(
             program,
@@ -191,7 +238,7 @@ class _Split:
         """
 
         def turned(term: Term) -> tuple[int, int] | None:
-            own = [self.build.find(a) for a in _flat(term)]
+            own = [self.build.find(a) for a in term.flat]
             plain = term.op == "load" and term.part is None
             if not (plain or term in self.workspaces) or own == order or len(own) != len(order):
                 return None
@@ -205,9 +252,9 @@ class _Split:
 
     def _order(self, roots: dict[str, Term], terms: list[Term]) -> list[int]:
         """Of all dimensions: the results' where one has all of them, since it is written in it."""
-        widest = max((*roots.values(), *terms), key=lambda t: len(_flat(t)))
-        order = [self.build.find(a) for a in _flat(widest)]
-        union = {self.build.find(a) for t in terms for a in _flat(t)}
+        widest = max((*roots.values(), *terms), key=lambda t: len(t.flat))
+        order = [self.build.find(a) for a in widest.flat]
+        union = {self.build.find(a) for t in terms for a in t.flat}
         if len(set(order)) != len(order) or union != set(order):
             raise Unsupported("no feature template for outer products or repeated dimensions")
         return order
@@ -228,7 +275,7 @@ class _Split:
         loads = [t for t in terms if t.op == "load" or t in self.workspaces]
         start = 0
         for load in loads:
-            held = {self.build.find(a) for a in _flat(load)}
+            held = {self.build.find(a) for a in load.flat}
             if not held:
                 continue
             run = len(order)
@@ -239,149 +286,6 @@ class _Split:
             if load.sliced is not None:
                 start = max(start, order.index(self.build.find(load.sliced)))
         return order[start:]
-
-
-class _Emit:
-    """One program's operands, values and results."""
-
-    def __init__(
-        self,
-        split: _Split,
-        place: int,
-        roots: dict[str, Term],
-        terms: list[Term],
-        rows: list[int],
-        columns: list[int],
-        reduces: bool,
-        inner: list[int],
-    ) -> None:
-        self.split, self.build, self.place = split, split.build, place
-        self.roots, self.terms, self.rows, self.columns = roots, terms, rows, columns
-        self.reduces = reduces
-        self.inner = inner
-        self.operands: list[Operand] = []
-        self.values: dict[Term, Value] = {}
-        self.scalars: list[str] = []
-
-    def program(self) -> Program:
-        for term in self.terms:
-            self.values[term] = self.value(term)
-        results = tuple(self.result(name, term) for name, term in self.roots.items())
-        named = {v.name: v for v in self.values.values()}
-        return Program(
-            tuple(self.operands),
-            tuple(named.values()),
-            results,
-            self.build.expression(self.rows),
-            self.build.expression(self.columns),
-            self.reduces,
-            tuple(self.scalars),
-            self.build.expression(self.inner) if self.inner else "",
-            row_count=self.build.size(tuple(self.rows)),
-            column_count=self.build.size(tuple(self.columns)),
-        )
-
-    def value(self, term: Term) -> Value:
-        name = f"v{term.index}"
-        held = {self.build.find(a) for a in _flat(term)}
-        element = bool(held & set(self.columns))
-        if term.op == "load" or 0 <= self.split.phase[term] < self.place:
-            self.operands.append(self.operand(term, held))
-            return Value(name, "load", (self.operands[-1].name,), term.kind, element, 0)
-        if term.op == "count":
-            atoms = self.split.atoms(term)
-            if set(atoms) == set(self.columns):
-                return Value(name, "columns", (), "float", False, 0)
-            expression = self.build.expression(atoms)
-            if expression not in self.scalars:
-                self.scalars.append(expression)
-            return Value(name, "scalar", (self.scalars.index(expression),), "float", False, 0)
-        arguments = [self.values[a] for a in _arguments(term)]
-        if term.op in ("same", "apart") and arguments[0].element == element:
-            return arguments[0]
-        along = set(self.split.atoms(term)) if term.op == "pick" else set(self.columns)
-        if along != set(self.columns) or (term.op == "pick" and self.inner):
-            raise Unsupported("no feature template for aten.gather along a leading dimension")
-        behind = {self.split.phase[a] for a in _arguments(term)}
-        if term.op == "pick" and self.place in self.split.scans & behind:
-            raise Unsupported("no feature template for aten.gather from a scan")
-        if term.op.startswith("scan.") and not arguments[0].element:
-            raise Unsupported("no feature template for a scan of a broadcast tensor")
-        if term.window is not None and not arguments[0].element:
-            raise Unsupported("no feature template for a pooling of a broadcast tensor")
-        op = term.op.replace("window.", "reduce.")
-        depth = max((a.depth for a in arguments), default=0) + op.startswith("reduce.")
-        literals = tuple(a for a in term.args if not isinstance(a, Term | str))
-        args = tuple(a.name for a in arguments) + literals
-        return Value(name, op, args, term.kind, element, depth)
-
-    def operand(self, term: Term, held: set[int]) -> Operand:
-        name = f"p{len(self.operands)}"
-        own = [self.build.find(a) for a in _flat(term)]
-        batch = len(self.rows) - len(self.inner)
-        turned = bool(self.inner) and own == self.rows[:batch] + self.columns + self.inner
-        if not turned and own != [a for a in (*self.rows, *self.columns) if a in held]:
-            raise Unsupported("no feature template for operands transposed otherwise")
-        inside = held & set(self.columns)
-        if inside and inside != set(self.columns):
-            raise Unsupported("no feature template for a broadcast within the reduced dimensions")
-        if term.sliced is not None and (turned or self.build.find(term.sliced) != self.columns[0]):
-            raise Unsupported("no feature template for slices along this dimension")
-        above = [i for i, a in enumerate(self.rows) if a in held]
-        row, div, mod = "none", "1", "1"
-        if above and len(above) == len(self.rows):
-            row = "full"
-        elif above:
-            if above != list(range(above[0], above[-1] + 1)):
-                raise Unsupported("no feature template for a broadcast in the middle of an operand")
-            row = "cyclic"
-            div = self.build.expression(self.rows[above[-1] + 1 :])
-            mod = self.build.expression([self.rows[i] for i in above])
-        if term.op == "load":
-            node = self.split.lowered.nodes[str(term.args[0])]
-            source, dtype = host_name(node), node.meta.dtype
-        else:
-            source, dtype = self.split.workspaces[term], _workspace_dtype(term)
-        part = term.part or (0, 1)
-        return Operand(name, source, dtype, row, bool(inside), div, mod, part, turned)
-
-    def result(self, name: str, term: Term) -> Result:
-        held = {self.build.find(a) for a in _flat(term)}
-        element = bool(held & set(self.columns))
-        if held != {*self.rows, *(self.columns if element else ())}:
-            raise Unsupported("no feature template for a result that is smaller than its program")
-        turned = element and self.reduces and bool(self.inner)
-        batch = len(self.rows) - len(self.inner)
-        wanted = self.rows + self.columns * element
-        wanted = self.rows[:batch] + self.columns + self.inner if turned else wanted
-        if [self.build.find(a) for a in _flat(term)] != wanted:
-            raise Unsupported("no feature template for a transposed result")
-        shape = tuple(self.build.expression(g) for g in term.axes)
-        if name not in self.split.outputs:
-            dtype = _workspace_dtype(term)
-            return Result(name, self.values[term].name, dtype, element, shape, turned)
-        meta = self.split.lowered.nodes[name.removeprefix("out_")].meta
-        sizes = tuple(self.build.size(g) for g in term.axes)
-        padded = (1,) * (len(meta.shape) - len(sizes)) + sizes
-        if padded != meta.shape:
-            raise Unsupported("no feature template for a result that is a broadcast")
-        if not _contiguous(meta.shape, meta.stride):
-            raise Unsupported("no feature template for results that are not contiguous")
-        shape = ("1",) * (len(meta.shape) - len(sizes)) + shape
-        return Result(name, self.values[term].name, meta.dtype, element, shape, turned)
-
-
-def _workspace_dtype(term: Term) -> str:
-    return {"float": "float32", "int": "int64", "bool": "bool"}[term.kind]
-
-
-def _contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    expected = 1
-    for size, step in zip(reversed(shape), reversed(stride), strict=True):
-        if size != 1 and step != expected:
-            return False
-        expected *= max(size, 1)
-    return True
 
 
 def _names(result: Arg) -> list[str]:

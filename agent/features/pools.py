@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from agent.features.arguments import dims_of, number, shaped
-from agent.features.lower import Group, Handler, Lowering, Term, Unsupported
+from agent.features.lower import Handler, Lowering
 from agent.features.program import Window
+from agent.features.terms import Group, Term, Unsupported
 from sandbox.graph import Arg, Node
 
 

@@ -1,29 +1,45 @@
 """Products that the vendor's library computes: what follows them is fused, they are not.
 
-A product of inputs, parameters and their permutations is a tensor that `forward` computes first;
-to the programs after it, it is one more operand. A bias is added by the program, which reads every
-element of the product anyway, unless what follows could not have it. Products of what is computed,
-and products that nothing follows, are left to the library altogether.
+To the programs after it, a product is one more operand. What it takes of what is computed is left
+in memory by the program before it. A bias is added by the program behind, which reads every element
+of the product anyway, unless what follows could not have it. Products that nothing else goes with
+are left to the library altogether.
 """
 
 from __future__ import annotations
 
-from agent.features.lower import FLOATS, Group, Handler, Lowering, Term, Unsupported, product_name
+import re
+from collections.abc import Sequence
+
+from agent.features.arguments import padded
+from agent.features.lower import Handler, Lowering, Product, product_name
+from agent.features.terms import FLOATS, Group, Term, Unsupported
 from sandbox.graph import Arg, Node, Ref
 
 
-def _spoken(low: Lowering, arg: Arg) -> str:
-    """Python for a tensor that is known before any program runs."""
-    if not isinstance(arg, Ref) or arg.node not in low.spoken:
-        raise Unsupported("no feature template for a product of what is computed")
-    return low.spoken[arg.node]
+def _spoken(low: Lowering, arg: Arg, inputs: list[str]) -> str:
+    """Python for a tensor: a name, or a place among the `inputs`, where programs compute it."""
+    if not isinstance(arg, Ref):
+        raise Unsupported("no feature template for a product of a number")
+    if arg.node in low.spoken:
+        return low.spoken[arg.node]
+    term, shape = low.term(arg), low.nodes[arg.node].meta.shape
+    if low.sizes(term, len(shape)) != shape:
+        raise Unsupported("no feature template for a product of a broadcast tensor")
+    low.values[f"kept {arg.node}"] = low.build.kept(low.build.reshape(term, padded(term, shape)))
+    inputs.append(arg.node)
+    return f"{{{len(inputs) - 1}}}"
 
 
-def _made(low: Lowering, node: Node, text: str, axes: list[Group]) -> Term:
+def _made(
+    low: Lowering, node: Node, text: str, axes: list[Group], inputs: Sequence[str] = ()
+) -> Term:
     """The product as an operand."""
     if node.meta.dtype not in FLOATS:
         raise Unsupported(f"no feature template for a product of {node.meta.dtype}")
-    low.products.append((product_name(node), text))
+    others = [product.name for product in low.products]
+    after = tuple(name for name in others if re.search(rf"\b{name}\b", text))
+    low.products.append(Product(product_name(node), text, tuple(inputs), after))
     return low.build.make("load", (node.name,), "float", axes)
 
 
@@ -33,9 +49,9 @@ def _fresh(low: Lowering, node: Node, dim: int) -> Group:
 
 
 def _mm(low: Lowering, node: Node) -> Term:
-    left, right = node.args[-2:]
-    text = f"torch.mm({_spoken(low, left)}, {_spoken(low, right)})"
-    return _made(low, node, text, [low.term(left).axes[0], low.term(right).axes[1]])
+    (left, right), inputs = node.args[-2:], list[str]()
+    text = f"torch.mm({_spoken(low, left, inputs)}, {_spoken(low, right, inputs)})"
+    return _made(low, node, text, [low.term(left).axes[0], low.term(right).axes[1]], inputs)
 
 
 def _addmm(low: Lowering, node: Node) -> Term:
@@ -45,20 +61,22 @@ def _addmm(low: Lowering, node: Node) -> Term:
 
 
 def _bmm(low: Lowering, node: Node) -> Term:
-    left, right = node.args[:2]
-    text = f"torch.bmm({_spoken(low, left)}, {_spoken(low, right)})"
+    (left, right), inputs = node.args[:2], list[str]()
+    text = f"torch.bmm({_spoken(low, left, inputs)}, {_spoken(low, right, inputs)})"
     a, b = low.term(left).axes, low.term(right).axes
-    return _made(low, node, text, [low.build.unify(a[0], b[0]), a[1], b[2]])
+    return _made(low, node, text, [low.build.unify(a[0], b[0]), a[1], b[2]], inputs)
 
 
 def _convolution(low: Lowering, node: Node) -> Term:
-    x, weight, bias, *settings = node.args
-    inside = _spoken(low, bias) if low.library_bias and bias is not None else None
-    text = f"torch.convolution({_spoken(low, x)}, {_spoken(low, weight)}, {inside}, "
+    (x, weight, bias, *settings), inputs = node.args, list[str]()
+    inside = _spoken(low, bias, inputs) if low.library_bias and bias is not None else None
+    given = f"{_spoken(low, x, inputs)}, {_spoken(low, weight, inputs)}"
+    text = f"torch.convolution({given}, {inside}, "
     text += ", ".join(repr(list(s) if isinstance(s, tuple) else s) for s in settings) + ")"
     rest = [_fresh(low, node, dim) for dim in range(1, len(node.meta.shape))]
-    term = _made(low, node, text, [low.term(x).axes[0], *rest])
+    term = _made(low, node, text, [low.term(x).axes[0], *rest], inputs)
     if bias is None or inside is not None:
+        low.spoken[node.name] = product_name(node)
         return term
     channel = low.term(bias)
     axes = (*channel.axes, *[()] * (len(rest) - 1))

@@ -9,7 +9,7 @@ several programs joined by workspaces.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sandbox.graph import Arg
 
@@ -123,6 +123,25 @@ class Program:
     def value(self, name: str) -> Value:
         return next(v for v in self.values if v.name == name)
 
+    def numbered(self) -> Program:
+        """The same with values and results named by their order: programs that compute alike are
+        equal so far, whatever stands before them.
+        """
+        names = {value.name: f"v{i}" for i, value in enumerate(self.values)}
+        values = tuple(
+            replace(
+                value,
+                name=names[value.name],
+                args=tuple(names.get(a, a) if isinstance(a, str) else a for a in value.args),
+            )
+            for value in self.values
+        )
+        results = tuple(
+            replace(result, name=f"r{i}", value=names[result.value])
+            for i, result in enumerate(self.results)
+        )
+        return replace(self, values=values, results=results)
+
     @property
     def strided(self) -> bool:
         """Whether it reduces along a dimension whose elements lie `inner` apart."""
@@ -140,6 +159,17 @@ class Program:
 
 
 @dataclass(frozen=True)
+class Made:
+    """A tensor that the library computes: the local variable that holds it, its Python, and the
+    place of the first program that may read it.
+    """
+
+    name: str
+    text: str
+    before: int = 0
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything a code generator needs to know of a reference."""
 
@@ -148,8 +178,7 @@ class Plan:
     """Positional arguments of forward."""
     result: Arg
     """What forward returns, each Ref naming a Result."""
-    products: tuple[tuple[str, str], ...] = ()
-    """(local variable, Python): tensors that the library computes before the programs."""
+    products: tuple[Made, ...] = ()
     effects: tuple[str, ...] = ()
     """Python that leaves in buffers what a call leaves there, once the programs are launched."""
 

@@ -15,10 +15,10 @@ from functools import partial
 from agent.features import cpp, cuda_pool, cuda_strided, cuda_turned
 from agent.features.assemble import candidate, without_header
 from agent.features.host import skeleton
-from agent.features.lower import FLOATS, Unsupported
 from agent.features.planner import plan
 from agent.features.program import Plan
 from agent.features.search import Features, Order, Space, best, drawn, points
+from agent.features.terms import FLOATS, Unsupported
 from agent.types import FIRST_TURN, Attempt, Proposal, Turn, Usage
 from sandbox.errors import TaskError
 from sandbox.graph import trace_all

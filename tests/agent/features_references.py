@@ -122,9 +122,39 @@ LEARNING = {
         4,
     ),
     "batch of vectors": ("nn.BatchNorm1d(12)", "F.gelu(self.norm(rows * 2.0))", 3),
+    "batch within a network": (
+        "nn.BatchNorm2d(12)",
+        "torch.relu(self.convolution(F.relu(self.norm(self.convolution(x)), True)) + x)",
+        4,
+    ),
     "batch without scale": ("nn.BatchNorm2d(12, affine=False)", "self.norm(x) * self.bias", 3),
 }
 """What normalises by a batch's figures and leaves running ones in buffers, as in GROUPED."""
+CHAINED = {
+    "two layers": ("F.hardtanh(self.norm(F.silu(self.norm(rows)))) * 0.5", 2),
+    "images": (
+        "F.max_pool2d(torch.relu(self.convolution(torch.tanh(self.convolution(x)))), 2)",
+        2,
+    ),
+    "a residual": ("torch.relu(self.convolution(torch.relu(self.convolution(x))) + x)", 2),
+    "a value that is read twice": (
+        "(lambda y: torch.relu(self.convolution(y) + y))(F.avg_pool2d(x, 3, 1, 1))",
+        2,
+    ),
+    "one that nothing follows": ("self.convolution(F.elu(self.convolution(x)))", 2),
+    "of a product": ("torch.relu(F.conv2d(F.conv2d(x, self.norm.weight[:, :, None, None]), w))", 1),
+    "changed in place": (
+        "self.convolution(F.relu6(self.convolution(x), inplace=True)).add_(x)",
+        2,
+    ),
+    "of a reduction": ("torch.sigmoid(self.norm(x.mean((2, 3)))) + 1.0", 2),
+    "of a softmax": (
+        "torch.relu(torch.softmax(rows @ self.norm.weight, -1) @ self.norm.weight)",
+        2,
+    ),
+    "of two": ("torch.relu(F.gelu(rows) @ F.silu(self.norm.weight).t())", 3),
+}
+"""Products of what is computed, and the programs that these take."""
 STRIDED = {
     "sum": ("x.sum(1)", 1),
     "rms norm": ("x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-6) * self.bias", 1),
@@ -180,6 +210,12 @@ def learning(name: str, device: str = "cuda") -> Task:
     norm, body, _ = LEARNING[name]
     shapes = (Shape("one", (("N", 12),)), Shape("other", (("N", 20), ("SIDE", 9))))
     return replace(image(name, norm, body, device), shapes=shapes)
+
+
+def chained(name: str, device: str = "cuda") -> Task:
+    """The named reference at two shapes."""
+    body = CHAINED[name][0].replace(", w)", ", self.convolution.weight, padding=1)")
+    return image(name, "nn.Linear(12, 12)", body, device)
 
 
 def strided(name: str, device: str = "cuda") -> Task:

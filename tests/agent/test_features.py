@@ -16,6 +16,7 @@ from tests.agent.features_references import (
     GROUPED,
     NAMES,
     NORMS,
+    chained,
     grouped,
     pooled,
     proposer,
@@ -86,7 +87,6 @@ LEFT = {
     "self.linear(x)": ALONE,
     "torch.bmm(x, y)": ALONE,
     "self.convolution(image)": ALONE,
-    "torch.relu(self.linear(torch.relu(x)))": "no feature template for a product of what is comp",
     "(lambda h: (h.view(-1), h.relu_())[0] * 1.5)(torch.bmm(x, y))": "no feature template for a w",
     "torch.addmm(self.linear.bias, x.flatten(0, 1), self.linear.weight.t(), alpha=2.0).relu()": (
         "no feature template for aten.addmm with factors"
@@ -153,6 +153,14 @@ def test_a_batchs_own_figures_are_told_apart_from_an_instances() -> None:
 def test_on_the_cpu_reductions_along_a_leading_dimension_are_left_alone() -> None:
     words = str(proposer().unsupported(strided("sum", "cpu")))
     assert "in C++ for reductions along a leading dimension" in words
+
+
+def test_on_the_cpu_too_programs_stand_between_products() -> None:
+    problem = chained("two layers", "cpu")
+    found = traced(problem)
+    assert [made.before for made in found.products] == [0, 1]
+    made = candidate(problem, found, default(found.programs[found.main]))
+    assert worst_error(problem, load(made.source)) < 5e-6
 
 
 def test_on_the_cpu_poolings_are_left_alone() -> None:

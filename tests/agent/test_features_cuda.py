@@ -12,12 +12,14 @@ from sandbox.types import Task
 from tests.agent import cuda_emulator
 from tests.agent.features_references import (
     BOUNDS,
+    CHAINED,
     GROUPED,
     LEARNING,
     NAMES,
     NORMS,
     POOLED,
     STRIDED,
+    chained,
     cuda_points,
     grouped,
     image,
@@ -120,6 +122,28 @@ def test_emulated_kernels_normalise_by_a_batchs_figures(name: str, tmp_path: Pat
         assert compile_error(proposal.candidate.source) is None
         module = cuda_emulator.load(proposal.candidate.source, tmp_path)
         assert worst_error(problem, module) < BOUNDS["float32"], proposal.features
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "images" else pytest.mark.slow) for n in CHAINED]
+)
+def test_emulated_kernels_stand_between_products(name: str, tmp_path: Path) -> None:
+    problem = chained(name)
+    found = traced(problem)
+    assert len(found.programs) == CHAINED[name][1]
+    for proposal in proposer().propose(problem, [], 2):
+        assert compile_error(proposal.candidate.source) is None
+        module = cuda_emulator.load(proposal.candidate.source, tmp_path)
+        assert worst_error(problem, module) < BOUNDS["float32"], proposal.features
+
+
+def test_layers_that_are_alike_share_their_kernels() -> None:
+    body = "torch.relu(self.norm(torch.relu(self.norm(torch.relu(self.norm(rows))))))"
+    problem = image("layers", "nn.Linear(12, 12)", body, "cuda")
+    [proposal] = proposer().propose(problem, [], 1)
+    assert len(traced(problem).programs) == 3
+    assert proposal.candidate.source.count("MODULE.get_function") == 2, "with vectors or without"
+    assert proposal.candidate.source.count("stream=stream)") == 3
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,13 @@ from agent.features.assemble import candidate
 from sandbox.types import Task
 from tests.agent.features_references import (
     BOUNDS,
+    CHAINED,
     GROUPED,
     LEARNING,
     NAMES,
     POOLED,
     STRIDED,
+    chained,
     cuda_points,
     grouped,
     learning,
@@ -46,6 +48,7 @@ def test_generated_kernels_are_right_at_every_shape(name: str) -> None:
         *(strided(n) for n in STRIDED),
         *(pooled(n) for n in POOLED),
         *(learning(n) for n in LEARNING),
+        *(chained(n) for n in CHAINED),
     ],
     ids=lambda problem: str(problem.id),
 )
