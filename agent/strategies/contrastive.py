@@ -64,11 +64,11 @@ class Contrastive:
             raise ValueError(f"samples_per_prompt is {self.samples_per_prompt}; expected 1 or more")
         if not 1 <= self.turns <= 4:
             raise ValueError(f"turns is {self.turns}; expected 1..4")
-        if self.exemplars < 1 or self.bucket_width <= 0:
+        if self.exemplars < 1 or not self.bucket_width > 0:
             raise ValueError("expected exemplars >= 1 and bucket_width > 0")
         if not 0 <= self.repair_share <= 1 or not 0 <= self.unshown_share <= 1:
             raise ValueError("expected repair_share and unshown_share in 0..1")
-        if self.temperature is not None and self.temperature <= 0:
+        if self.temperature is not None and not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}; expected above 0")
 
     def asks(self, scene: Scene, history: Sequence[Attempt], n: int, round: int) -> list[Ask]:

@@ -54,7 +54,7 @@ class Evolve:
             raise ValueError("expected islands >= 1, migrate_every >= 1, migrants >= 0")
         if not 0 <= self.crossover_share <= 1 or not 0 <= self.repair_share <= 1:
             raise ValueError("expected crossover_share and repair_share in 0..1")
-        if self.bucket_width <= 0 or (self.temperature is not None and self.temperature <= 0):
+        if not self.bucket_width > 0 or not (self.temperature is None or self.temperature > 0):
             raise ValueError("expected bucket_width and temperature above 0")
 
     def asks(self, scene: Scene, history: Sequence[Attempt], n: int, round: int) -> list[Ask]:

@@ -85,7 +85,7 @@ class Portfolio:
         kinds = [arm.kind for arm in self.arms]
         if not kinds or len(set(kinds)) < len(kinds):
             raise ValueError("expected one or more arms, each of another kind")
-        if self.exploration < 0:
+        if not self.exploration >= 0:
             raise ValueError(f"exploration is {self.exploration}; expected 0 or more")
 
     def asks(self, scene: Scene, history: Sequence[Attempt], n: int, round: int) -> list[Ask]:

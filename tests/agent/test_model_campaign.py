@@ -193,6 +193,11 @@ def test_models_prices_strategy_and_caps_come_from_the_config(written, monkeypat
         ("strategy: {kind: mcts}", "expected a name or a kind of best-of-n"),
         ("strategy: {kind: fsr, deep: 2}", "unknown key 'strategy.deep'"),
         ("strategy: {kind: fsr, depth: 0}", "expected depth >= 1"),
+        ("strategy: {kind: contrastive, bucket_width: .nan}", "bucket_width > 0"),
+        ("strategy: {kind: contrastive, temperature: .nan}", "temperature is nan; expected above"),
+        ("strategy: {kind: evolve, bucket_width: .nan}", "bucket_width and temperature above 0"),
+        ("strategy: {kind: evolve, temperature: .nan}", "bucket_width and temperature above 0"),
+        ("strategy: {kind: portfolio, exploration: .nan}", "exploration is nan; expected 0 or"),
     ],
 )
 def test_a_mistake_about_models_is_one_clear_line(tmp_path, text, words):
