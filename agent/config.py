@@ -307,7 +307,7 @@ def strategy_values(given: object, origin: str, path: str = "strategy") -> dict[
 def _strategy_file(source: str, asked_by: str) -> dict[str, Any]:
     """Of a preset or a file, whose own faults are told of it."""
     origin, values = read_yaml(source, "strategy", asked_by)
-    if values.get("kind") not in STRATEGIES:
+    if str(values.get("kind")) not in STRATEGIES:
         known = ", ".join(STRATEGIES)
         raise ConfigError(f"{origin}: kind is {values.get('kind')!r}; expected one of {known}")
     kind = STRATEGIES[values["kind"]]

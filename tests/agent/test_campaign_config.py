@@ -122,6 +122,7 @@ def test_a_bad_file_is_one_line_that_says_what_to_mend(tmp_path, text, message):
         ("evaluation", "round: 3", "unknown key 'round'; did you mean 'rounds'?"),
         ("evaluation", "rounds: x", "rounds is 'x'; expected a valid integer"),
         ("strategy", "kind: fsrr", "kind is 'fsrr'; expected one of best-of-n, fsr"),
+        ("strategy", "kind: [fsr]", "kind is ['fsr']; expected one of best-of-n, fsr"),
         ("strategy", "{kind: fsr, depth: x}", "depth is 'x'; expected a valid integer"),
     ],
 )
