@@ -22,7 +22,7 @@ class Price:
     """Factor on both for requests in a batch file."""
 
     def __post_init__(self) -> None:
-        if self.input < 0 or self.output < 0 or self.batch < 0:
+        if not (self.input >= 0 and self.output >= 0 and self.batch >= 0):
             raise ValueError(f"prices are {self.input} and {self.output}; expected none below 0")
 
     def cost_usd(self, prompt_tokens: int, completion_tokens: int) -> float:

@@ -5,6 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agent.limits import ABOVE_0, Least, refuse_too_small
+
+LEAST = {
+    "weight": ABOVE_0,
+    "max_tokens": Least(1),
+    "timeout_s": ABOVE_0,
+    "concurrency": Least(1),
+    "retries": Least(0),
+}
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -27,7 +37,4 @@ class ModelConfig:
     """Further fields of a request's body, such as `reasoning_effort`."""
 
     def __post_init__(self) -> None:
-        if self.weight <= 0:
-            raise ValueError(f"weight is {self.weight}; expected above 0")
-        if self.concurrency < 1 or self.retries < 0:
-            raise ValueError("expected concurrency of at least 1 and retries of at least 0")
+        refuse_too_small(self, LEAST)

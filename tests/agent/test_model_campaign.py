@@ -186,7 +186,12 @@ def test_models_prices_strategy_and_caps_come_from_the_config(written, monkeypat
     ("text", "words"),
     [
         ("models: [{nam: m}]", "unknown key 'models.0.nam'; did you mean 'models.0.name'"),
-        ("models: [{name: m, weight: 0}]", "expected above 0"),
+        ("models: [{name: m, weight: 0}]", "models.0.weight is 0; expected above 0"),
+        ("models: [{name: m, weight: .nan}]", "models.0.weight is nan; expected above 0"),
+        ("models: [{name: m, max_tokens: -5}]", "models.0.max_tokens is -5; expected at least 1"),
+        ("models: [{name: m, timeout_s: 0}]", "models.0.timeout_s is 0; expected above 0"),
+        ("models: [{name: m, concurrency: 0}]", "models.0.concurrency is 0; expected at least 1"),
+        ("prices: {m: {input: .nan, output: 1}}", "prices are nan and 1"),
         ("models: [{name: m}, {name: m}]", "same name"),
         ("prices: {m: {in: 1}}", "unknown key 'prices.m.in'"),
         ("strategy: fsrr", "no strategy preset; did you mean 'fsr'"),
