@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent.limits import ABOVE_0, Least, refuse_too_small
+from agent.limits import ABOVE_0, FieldError, Least, refuse_too_small
 
 LEAST = {
     "weight": ABOVE_0,
@@ -14,6 +14,8 @@ LEAST = {
     "concurrency": Least(1),
     "retries": Least(0),
 }
+OURS = frozenset(("model", "messages", "n", "max_tokens", "stream"))
+"""Fields of a request's body by which caps are kept and answers read."""
 
 
 @dataclass(frozen=True)
@@ -38,3 +40,5 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         refuse_too_small(self, LEAST)
+        if taken := sorted(OURS & self.extra.keys()):
+            raise FieldError("extra", f"holds {taken[0]!r}, which a request says by itself")

@@ -191,6 +191,8 @@ def test_models_prices_strategy_and_caps_come_from_the_config(written, monkeypat
         ("models: [{name: m, max_tokens: -5}]", "models.0.max_tokens is -5; expected at least 1"),
         ("models: [{name: m, timeout_s: 0}]", "models.0.timeout_s is 0; expected above 0"),
         ("models: [{name: m, concurrency: 0}]", "models.0.concurrency is 0; expected at least 1"),
+        ("models: [{name: m, extra: {n: 40}}]", "models.0.extra holds 'n', which a request says"),
+        ("models: [{name: m, extra: {max_tokens: 9}}]", "models.0.extra holds 'max_tokens'"),
         ("prices: {m: {input: .nan, output: 1}}", "prices are nan and 1"),
         ("models: [{name: m}, {name: m}]", "same name"),
         ("prices: {m: {in: 1}}", "unknown key 'prices.m.in'"),
