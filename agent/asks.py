@@ -6,6 +6,7 @@ replay keeps apart even where one of them failed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,8 @@ from agent.models.mixture import Mixture
 from agent.strategies.types import Ask
 from agent.types import Turn
 from sandbox.types import Task
+
+log = logging.getLogger(__name__)
 
 
 def answers(model: Model, asks: Sequence[Ask], task: Task, turn: Turn) -> list[Reply | None]:
@@ -46,6 +49,8 @@ def answers(model: Model, asks: Sequence[Ask], task: Task, turn: Turn) -> list[R
     awaiting = any(isinstance(error, AwaitingReplies) for error in errors)
     if awaiting or (errors and not any(replies)):
         raise combined(errors)
+    for failed in errors:
+        log.warning("one arm's replies are missing: %s", failed)
     return replies
 
 

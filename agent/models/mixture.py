@@ -7,6 +7,7 @@ or replayed campaign asks the same models the same questions.
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ from functools import partial
 from agent.model import AwaitingReplies, Model, ModelError, Reply, answered, combined
 from agent.prompts.message import Message
 from sandbox.types import digest
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Mixture:
         awaiting = any(isinstance(error, AwaitingReplies) for error in errors)
         if awaiting or (errors and not any(replies)):
             raise combined(errors)
+        for failed in errors:
+            log.warning("one model's replies are missing: %s", failed)
         return replies
 
     def named(self, name: str) -> Model:

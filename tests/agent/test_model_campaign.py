@@ -150,11 +150,12 @@ def test_replies_of_all_models_together_are_awaited():
         Mixture([Absent("a"), Absent("b")], [1.0, 1.0]).complete(ASK, 40)
 
 
-def test_a_model_that_fails_loses_its_share_alone():
+def test_a_model_that_fails_loses_its_share_alone_and_is_named(caplog):
     mixture = Mixture([Named("a"), Named("b", fails=True)], [1.0, 1.0])
     replies = mixture.complete(ASK, 40)
     assert {reply.text for reply in replies} == {"a"}
     assert 0 < len(replies) < 40
+    assert "one model's replies are missing: scripted: the script ends" in caplog.text
 
 
 @pytest.fixture

@@ -117,12 +117,13 @@ def test_arms_are_strategies_times_models_and_each_answer_is_its_models():
     assert [reply and reply.text for reply in replies] == ["a", "b", "a", "b"]
 
 
-def test_a_model_that_fails_loses_the_questions_of_its_arms_alone():
+def test_a_model_that_fails_loses_the_questions_of_its_arms_alone_and_is_named(caplog):
     strategy = Portfolio(arms=(BestOfN(),), models=("a", "b"))
     asks = strategy.asks(SCENE, [attempt("good", 2.0, None)], 2, 1)
     mixture = Mixture([ScriptedModel([], "a"), ScriptedModel(["yes"], "b")], [1.0, 1.0])
     replies = answers(mixture, asks, TASK, FIRST_TURN)
     assert [reply and reply.text for reply in replies] == [None, "yes"]
+    assert "one arm's replies are missing: a: the script ends" in caplog.text
 
 
 # --- across tasks -------------------------------------------------------------------------------
