@@ -175,6 +175,8 @@ class _Campaign:
     def _check_limits(self) -> None:
         if self.course.look():
             self._drop_disallowed()
+            if self.course.stopped is None:  # What is left of the time is for confirmations.
+                self.jobs.set_proposing_aside()
             for run in self.runs:
                 if run.begun:
                     self._advance(run)

@@ -39,7 +39,7 @@ class Jobs:
     ) -> None:
         """`apart`: as a Schedule takes it."""
         self._engine, self._journal, self._config = engine, journal, config
-        self._course = course
+        self._course, self._apart = course, apart
         # What samples on the lanes' own device does so for all tasks at once.
         thinkers = max(PROPOSERS_AT_ONCE, tasks_at_once if apart else 0)
         self._schedule = Schedule(engine.lanes * engine.depth, thinkers=thinkers, apart=apart)
@@ -86,7 +86,8 @@ class Jobs:
         done, _ = wait(self._running, timeout=POLL_S, return_when=FIRST_COMPLETED)
         for future in sorted(done, key=lambda f: self._running[f]):
             job = self._running.pop(future)
-            self._schedule.ended(job)
+            if not job.aside:
+                self._schedule.ended(job)
             yield job, future
 
     def drop(self, kinds: Sequence[Kind], run: TaskRun | None = None) -> None:
@@ -96,6 +97,15 @@ class Jobs:
             mine = job.kind is Kind.PREPARE and (run is None or job.run is run)
             if mine and job.kind in kinds and future.cancel():
                 self._schedule.ended(self._running.pop(future))
+
+    def set_proposing_aside(self) -> None:
+        """No task waits for proposals under way any longer, unless a model makes them on what the
+        lanes measure on.
+        """
+        for job in [] if self._apart else self._running.values():
+            if job.kind is Kind.PROPOSE and not job.aside:
+                job.aside = True
+                self._schedule.ended(job)
 
     def abandon_preparing(self) -> None:
         """Where only tasks are being prepared, leaves them to the engine, if that is safe."""

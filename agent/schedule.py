@@ -89,6 +89,8 @@ class Job:
     retried: bool = field(compare=False, default=False)
     begun_s: float = field(compare=False, default=0.0)
     """Clock when it was handed to the engine."""
+    aside: bool = field(compare=False, default=False)
+    """Its task goes on without it; what comes of it is still recorded."""
 
     @property
     def place(self) -> tuple[int, int]:

@@ -4,10 +4,14 @@ import threading
 
 import pytest
 
+from agent.budget import CampaignConfig
+from agent.campaign import run_campaign
+from agent.decisions import SEARCH_OVER
 from agent.engine import LocalEngine
-from agent.scripted import ScriptedEvaluator
-from agent.types import Measured
-from tests.agent.scripts import campaign, script
+from agent.journal import Journal
+from agent.scripted import ScriptedEvaluator, ScriptedProposer
+from agent.types import FIRST_TURN, Measured
+from tests.agent.scripts import campaign, local_engine, make_task, script
 
 
 class Preparing(LocalEngine):
@@ -53,3 +57,28 @@ def test_no_task_is_prepared_on_a_lane_that_is_open_when_the_time_is_over(tmp_pa
     engine.close()
     assert opened.is_set()
     assert not (tmp_path / "log").exists()
+
+
+def test_a_winner_is_confirmed_while_proposals_are_still_awaited(tmp_path, clock):
+    confirmed = threading.Event()
+
+    class Late(ScriptedProposer):
+        def propose(self, task, history, n, turn=FIRST_TURN):
+            if history:
+                clock.sleep(90)  # The time for searching is over, that for confirming is not.
+                confirmed.wait(5)
+                clock.sleep(20)
+            return super().propose(task, history, n, turn)
+
+    def on_event(row):
+        if row.confirmed:
+            confirmed.set()
+
+    engine, config = local_engine(), CampaignConfig(max_seconds=100, proposals_per_round=1)
+    proposer = Late({"test/a": [script(1, speedup=2.0), script(2)]})
+    with Journal(tmp_path) as journal:
+        [row] = run_campaign([make_task("a")], [proposer], engine, journal, config, on_event).tasks
+        late = [record.pending for record in journal.proposals("test/a")]
+    engine.close()
+    assert (row.verdict, row.reason) == ("win", SEARCH_OVER)
+    assert late == [False, True], "what comes after all is recorded for the next call"
