@@ -126,9 +126,11 @@ def _gather(found: Gathered, number: int, task: Task, journal: Journal) -> None:
     found.spent += total(records)
     found.steps += steps(number, records)
     found.caught += _caught(records)
+    # Replies that came by one request have its seconds alike.
+    requests = {(r.round, r.proposal.prompt, r.proposal.usage.seconds) for r in records}
+    _add(found.stages, {"proposing": sum(seconds for _, _, seconds in requests)})
     for record in records:
         found.proposers[record.proposal.proposer] += 1
-        _add(found.stages, {"proposing": record.proposal.usage.seconds})
         if record.evaluation is not None:
             found.statuses[record.evaluation.status.value] += 1
     for evaluation in evaluations(records):

@@ -24,9 +24,11 @@ from agent.report.page import Page, State, fast_curve, thinned
 from agent.report.render import cell, html, markdown, milliseconds
 from agent.report.rows import state_of
 from agent.report.texts import Texts
+from agent.types import Proposal, Usage
 from sandbox.errors import ConfigError
+from sandbox.types import Candidate, Language
 from sandbox.words import visible
-from tests.agent.scripts import campaign, script
+from tests.agent.scripts import campaign, make_task, script
 from tests.agent.synthetic_run import HOSTILE, write_run
 
 PLOTLY = "window.Plotly = undefined;"
@@ -239,6 +241,18 @@ def test_best_so_far_counts_what_known_candidates_cost(tmp_path: Path) -> None:
     assert page.progress["candidates"].points[-1][0] == 1
     paid = 2 * (usage.prompt_tokens + usage.completion_tokens)
     assert page.progress["tokens"].points[-1][0] == paid > 0
+
+
+def test_a_request_that_brought_several_replies_took_its_seconds_once(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.record_task(make_task("a"))
+        for number, seconds in enumerate((30.0, 30.0, 20.0)):
+            written = Candidate("test/a", Language.CPP, script(number))
+            usage = Usage(seconds=seconds)
+            proposal = Proposal(written, "m", prompt="same", usage=usage)
+            journal.record_proposal(0, proposal)
+        journal.record_proposal(1, proposal)
+    assert page_in(tmp_path).stages == {"proposing": 70.0}
 
 
 @pytest.mark.parametrize(
