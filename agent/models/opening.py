@@ -44,9 +44,10 @@ class BatchFiles:
 @contextmanager
 def open_books(folder: Path, config: OptimizeConfig) -> Iterator[Books]:
     """Of the run in `folder`, which this process has locked."""
-    replies = shared_folder() if config.keep_replies else folder / REPLIES_FOLDER
+    store = ReplyStore(shared_folder() if config.keep_replies else folder / REPLIES_FOLDER)
+    store.check()
     with Ledger(folder / LEDGER_FILE, config.caps) as ledger:
-        yield Books(ledger, ReplyStore(replies))
+        yield Books(ledger, store)
 
 
 @contextmanager

@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from agent.model import ModelError, Reply
 from agent.prompts.message import Message
 from sandbox.cache import cache_root, read_json, write_json
+from sandbox.errors import ConfigError
 
 SCHEMA_VERSION = 1
 KEY_CHARACTERS = 32
@@ -33,6 +35,18 @@ class ReplyStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+
+    def check(self) -> None:
+        """Raises ConfigError where no reply can be kept, before any is paid for."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self._folder):
+                return
+        except OSError as error:
+            raise ConfigError(
+                f"{self._folder}: replies cannot be kept ({error.strerror}); "
+                "set WARPSMITH_CACHE to another folder, or keep_replies to false"
+            ) from error
 
     def get(self, key: str) -> Reply | None:
         record = read_json(self._path(key))

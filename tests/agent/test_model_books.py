@@ -5,15 +5,18 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.config import OptimizeConfig
 from agent.model import CapReached, ModelError
 from agent.models.completions import most_of
 from agent.models.endpoint import OpenAIModel
 from agent.models.ledger import Caps, Ledger, Spend
+from agent.models.opening import open_books
 from agent.models.prices import Price
 from agent.models.store import ReplyStore
 from agent.prompts.message import Message
@@ -74,6 +77,20 @@ def test_a_damaged_kept_reply_is_asked_for_again(tmp_path):
         [kept] = tmp_path.rglob("*.json")
         kept.write_text("{")
         assert model.complete(ASK, 1)[0].text == "b"
+
+
+def test_where_no_reply_can_be_kept_none_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("WARPSMITH_CACHE", str(tmp_path / "cache"))
+    run, config = tmp_path / "run", OptimizeConfig(model="m")
+    run.mkdir()
+    with open_books(run, config):
+        assert list((tmp_path / "cache" / "replies").iterdir()) == []
+    (tmp_path / "cache" / "replies").rmdir()
+    (tmp_path / "cache" / "replies").touch()
+    with pytest.raises(ConfigError, match="replies cannot be kept"), open_books(run, config):
+        pass
+    with open_books(run, replace(config, keep_replies=False)) as books:
+        assert books.store.get("a" * 32) is None
 
 
 def test_a_store_that_cannot_be_written_is_an_error_before_the_reply_is_used(tmp_path):
