@@ -104,9 +104,13 @@ def replies_of(
 
 
 def text_of(content: object) -> str:
-    """None, where a reply was cut off while reasoning, is an empty text."""
+    """None, where a reply was cut off while reasoning, is an empty text; of parts, as servers that
+    set reasoning apart among them send, those of text are.
+    """
     if content is None:
         return ""
+    if isinstance(content, list):
+        return "".join(text_of(part["text"]) for part in content if part["type"] == "text")
     if not isinstance(content, str):
         raise TypeError(f"content is a {type(content).__name__}; expected a string")
     return content

@@ -66,6 +66,13 @@ def test_a_sparse_answer_is_still_a_reply() -> None:
         assert client(server).complete(ASK, 1)[0].text == ""
 
 
+def test_the_text_of_an_answer_in_parts_is_what_counts() -> None:
+    parts = '[{"type": "thinking", "thinking": []}, {"type": "text", "text": "co"}, '
+    parts += '{"type": "text", "text": "de"}]'
+    with OpenAIServer([Step(body=f'{{"choices": [{{"message": {{"content": {parts}}}}}]}}')]) as s:
+        assert client(s).complete(ASK, 1)[0].text == "code"
+
+
 def test_requests_in_flight_stay_within_the_limit() -> None:
     with OpenAIServer([Step("a", delay_s=0.05)] * 9, honours_n=False) as server:
         client(server, concurrency=3).complete(ASK, 9)
