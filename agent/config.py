@@ -166,7 +166,7 @@ class OptimizeConfig:
     def asking(self) -> AnyStrategy:
         """The strategy as it asks: a portfolio knows the models it chooses from."""
         strategy = self.strategy
-        if isinstance(strategy, Portfolio) and not strategy.models:
+        if isinstance(strategy, Portfolio) and not strategy.models and len(self.asked) > 1:
             return replace(strategy, models=tuple(m.name for m in self.asked))
         return strategy
 

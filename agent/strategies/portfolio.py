@@ -77,7 +77,7 @@ class Portfolio:
     """Until a candidate is correct all strategies ask alike, so only the first one asks; one that
     has ended leaves its questions to the others."""
     models: tuple[str, ...] = ()
-    """By default all that the campaign asks."""
+    """By default all that the campaign asks, where these are several."""
     exploration: float = 0.3
     across: Allocation = field(default_factory=Allocation)
 
@@ -92,7 +92,7 @@ class Portfolio:
         begun = any(log_speedup(attempt) is not None for attempt in history)
         able = [s for s in self.arms if not isinstance(s, Fsr) or round < s.depth]
         strategies = able if begun else able[:1]
-        models: Sequence[str | None] = self.models if len(self.models) > 1 else (None,)
+        models: Sequence[str | None] = self.models or (None,)
         arms = [Arm(strategy, model) for strategy in strategies for model in models]
         asked: list[Ask] = []
         for arm, count in self.shares(arms, history, scene.repeats, n).items():

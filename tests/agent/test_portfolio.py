@@ -117,6 +117,16 @@ def test_arms_are_strategies_times_models_and_each_answer_is_its_models():
     assert [reply and reply.text for reply in replies] == ["a", "b", "a", "b"]
 
 
+def test_of_several_models_the_one_that_a_portfolio_names_is_asked_alone():
+    names = (ModelConfig("a"), ModelConfig("b"))
+    portfolio = Portfolio(arms=(BestOfN(),), models=("b",))
+    asks = OptimizeConfig(models=names, strategy=portfolio).asking.asks(SCENE, [], 9, 0)
+    mixture = Mixture([ScriptedModel([Reply(n)] * 9, n) for n in ("a", "b")], [1.0, 1.0])
+    assert {reply.text for reply in answers(mixture, asks, TASK, FIRST_TURN) if reply} == {"b"}
+    [alone] = OptimizeConfig(models=names[:1], strategy=Portfolio()).asking.asks(SCENE, [], 1, 0)
+    assert (alone.arm, alone.model) == ("fsr", None)
+
+
 def test_a_model_that_fails_loses_the_questions_of_its_arms_alone_and_is_named(caplog):
     strategy = Portfolio(arms=(BestOfN(),), models=("a", "b"))
     asks = strategy.asks(SCENE, [attempt("good", 2.0, None)], 2, 1)
