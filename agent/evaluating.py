@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from agent.engine import Engine
+from agent.lanes import NoLaneLeft
 from agent.types import Measured
-from sandbox.errors import WarpsmithError
+from sandbox.errors import DeviceError, WarpsmithError
 from sandbox.quiet import BEGUN
 from sandbox.types import EvalConfig, Evaluation, Request, Status, Task
 
@@ -42,7 +43,10 @@ class EngineJudge:
     def prepare_many(
         self, tasks: Sequence[Task], config: EvalConfig
     ) -> Iterator[tuple[Task, Measured | WarpsmithError]]:
-        """In the order in which they end: what preparing told, or why it did not."""
+        """In the order in which they end: what preparing told, or why it did not.
+
+        Raises NoLaneLeft or DeviceError where no lane is left to go on with.
+        """
         by_hash = {task.hash: task for task in tasks}
         starts = {
             key: partial(self.engine.submit_prepare, task, config) for key, task in by_hash.items()
@@ -51,6 +55,8 @@ class EngineJudge:
         for key, future in self._ended(starts, (1 + BEGUN) * self.engine.lanes):
             try:
                 found: Measured | WarpsmithError = future.result()
+            except (NoLaneLeft, DeviceError):
+                raise
             except WarpsmithError as error:
                 found = error
             yield by_hash[key], found
@@ -58,7 +64,7 @@ class EngineJudge:
     def evaluate_many(self, requests: Sequence[Request]) -> Iterator[tuple[int, Evaluation]]:
         """Each with its place among the requests, in the order in which they end.
 
-        Raises DeviceError where no lane is left to go on with.
+        Raises NoLaneLeft or DeviceError where no lane is left to go on with.
         """
         waves = _waves(requests, WAVE * self.engine.lanes)
         built: dict[int, Future[None]] = {}

@@ -14,6 +14,7 @@ import warpsmith
 from agent import evaluating
 from agent.engine import LocalEngine
 from agent.evaluating import EngineJudge
+from agent.lanes import LaneLost, NoLaneLeft
 from agent.scoring import Told, environment_of
 from agent.scripted import ScriptedEvaluator
 from agent.types import Measured
@@ -135,6 +136,29 @@ def test_a_reference_that_cannot_be_scored_is_told_beside_the_others(log):
     one.engine.close()
     assert isinstance(found["test/a"], InvalidReference)
     assert not isinstance(found["test/b"], Exception)
+
+
+class Lost(ScriptedEvaluator):
+    """Its lane is gone with the second task, and cannot be opened again."""
+
+    def __init__(self, index: int, opened: list[int]) -> None:
+        super().__init__()
+        opened.append(index)
+        if len(opened) > 1:
+            raise RuntimeError("its node is gone")
+
+    def figures(self, task, config):
+        if task.id == "test/b":
+            raise LaneLost("its node is gone")
+
+
+def test_without_a_lane_left_no_task_is_told_to_have_failed():
+    engine = LocalEngine(partial(Lost, opened=[]))
+    found = EngineJudge(engine).prepare_many([*map(make_task, "abc")], CONFIG)
+    assert next(found)[0].id == "test/a"
+    with pytest.raises(NoLaneLeft, match="no lane is left to measure on: its node is gone"):
+        list(found)
+    engine.close()
 
 
 KERNEL = """
