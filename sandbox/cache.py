@@ -86,8 +86,8 @@ def write_json(path: Path, value: Any) -> None:
     """Keep a value in a cache, whose size is held to its limit."""
     write_text(path, json.dumps(value))
     limit = LIMITS.get(path.parent.name)
-    if limit is not None and secrets.randbelow(TRIM_EVERY) == 0:
-        Shelf(path.parent, limit).trim()
+    if limit is not None:
+        Shelf(path.parent, limit).tidy()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -135,9 +135,16 @@ class Shelf:
             if not target.exists():
                 raise
             discard(made)
-        if secrets.randbelow(TRIM_EVERY) == 0:
-            self.trim()
+        self.tidy()
         return target
+
+    def tidy(self) -> None:
+        """Now and then, `trim`; where another user's files or a full disk forbid it, not now."""
+        if secrets.randbelow(TRIM_EVERY) == 0:
+            try:
+                self.trim()
+            except OSError as error:
+                logger.warning("%s: old entries are not removed (%s)", self.folder, error)
 
     def trim(self) -> None:
         """Remove the entries used longest ago until the rest fits, and leftovers of the dead."""

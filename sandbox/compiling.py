@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sandbox import copying
-from sandbox.cache import LIMITS, TRIM_EVERY, Shelf
+from sandbox.cache import LIMITS, Shelf
 from sandbox.cleanup import on_failure
 from sandbox.errors import SandboxFault
 from sandbox.handle import WorkerFailed
@@ -93,9 +92,8 @@ class Compiling:
         self._copy(subject, INDUCTOR_CACHE, subject.task.hash, without)
         if subject.task.device == "cpu":
             self._copy(subject, f"{INDUCTOR_CACHE}/{HEADERS}", HEADERS)
-        if secrets.randbelow(TRIM_EVERY) == 0:
-            for folder in (self.kept, self.kept.parent):  # within this environment, and over all
-                Shelf(folder, LIMITS["inductor"]).trim()
+        for folder in (self.kept, self.kept.parent):  # within this environment, and over all
+            Shelf(folder, LIMITS["inductor"]).tidy()
 
     def _copy(self, subject: Subject, place: str, name: str, without: tuple[str, ...] = ()) -> None:
         """What the worker wrote since it has its task: its process may have served others."""

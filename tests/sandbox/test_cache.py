@@ -61,6 +61,17 @@ def test_a_full_disk_keeps_nothing_and_fails_nothing_that_can_be_had_again(tmp_p
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+def test_what_is_kept_is_kept_where_old_entries_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.cache.TRIM_EVERY", 1)
+    for name in ("builds", "baselines"):  # locks that cannot be opened, as another user's cannot
+        (tmp_path / f".{name}.lock").mkdir()
+    assert entry(Shelf(tmp_path / "builds", 10), "made", 1000, 0).is_dir()
+    write_json(tmp_path / "baselines" / "one.json", 1)
+    assert read_json(tmp_path / "baselines" / "one.json") == 1
+
+
 def test_an_entry_in_use_stays_whatever_the_limit(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path / "shelf", 10)
     entry(shelf, "now", 1000, 0)
