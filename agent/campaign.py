@@ -83,7 +83,7 @@ def run_campaign(
     for run, share in zip(able_runs, first_candidates(config, len(able_runs)), strict=True):
         run.budget = share + waves.granted(run.task.id)
         run.taught = taught(learner, config.max_updates)
-    if ended(able_runs, journal, config, waves.open):
+    if interrupted() or ended(able_runs, journal, config, waves.open):
         engine = Idle(engine.name)
     return _Campaign(
         runs,

@@ -1,4 +1,4 @@
-"""Engines that do not run: one for a campaign with nothing left to do, one not started yet."""
+"""Engines that do not run: one for a campaign with nothing to do, one not started yet."""
 
 from __future__ import annotations
 

@@ -83,6 +83,14 @@ def test_a_campaign_that_is_over_starts_no_engine(tmp_path):
     engine.close()
 
 
+def test_a_campaign_that_is_interrupted_before_its_engine_starts_starts_none(tmp_path):
+    engine = Deferred("local", local_engine)
+    result = campaign(tmp_path, {"a": [script(1)]}, engine, interrupted=lambda: True)
+    assert engine.started is None
+    assert (result.interrupted, result.tasks[0].verdict) == (True, "not tried")
+    engine.close()
+
+
 @pytest.mark.parametrize("left", [{"max_candidates_per_task": 2}, {"confirm": True}])
 def test_an_engine_is_started_for_whatever_is_left(tmp_path, left):
     sources = {"a": [script(1, speedup=2.0), script(2)], "b": [script(3)]}
