@@ -31,7 +31,7 @@ from sandbox.errors import (
     TaskError,
 )
 from sandbox.handle import WorkerFailed
-from sandbox.invalid import NoRoom, reference_failed
+from sandbox.invalid import Died, NoRoom, reference_failed
 from sandbox.language import no_gpu
 from sandbox.observation import FailureKind
 from sandbox.prepare import Figures, Preparation, Preparer
@@ -394,6 +394,9 @@ class LocalEvaluator:
                 raise Shortage(str(error)) from None
             if known and failed.failure.kind in (FailureKind.TIMEOUT, FailureKind.DIED):
                 raise SandboxFault(str(error)) from None
+            if isinstance(error, Died):
+                with self._hold(key):
+                    return self._preparation(key, task, config)
             raise error from failed
         finally:
             self._preparing.pop(key, None)

@@ -13,6 +13,10 @@ class NoRoom(InvalidReference):
     """Not one call fits, or the reference ran out of memory beside what was planned for it."""
 
 
+class Died(InvalidReference):
+    """Its process ended, by itself or by another's doing: on a host without memory, say."""
+
+
 def reference_failed(task: Task, failed: WorkerFailed) -> Exception:
     """A reference that raises, hangs or dies is the task's fault; a garbled reply is ours."""
     failure = failed.failure
@@ -25,5 +29,6 @@ def reference_failed(task: Task, failed: WorkerFailed) -> Exception:
     if failure.kind is FailureKind.MEMORY:
         return NoRoom(f"{task.id}: the reference's worker: {first}")
     if failure.kind in (FailureKind.TIMEOUT, FailureKind.DIED):
-        return InvalidReference(f"{task.id}: the reference's worker: {first}")
+        error = Died if failure.kind is FailureKind.DIED else InvalidReference
+        return error(f"{task.id}: the reference's worker: {first}")
     return SandboxFault(f"{task.id}: the reference's worker: {first}")

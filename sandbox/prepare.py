@@ -21,7 +21,7 @@ from sandbox.device import DeviceFacts, free_bytes
 from sandbox.errors import InvalidReference
 from sandbox.figures import Baseline
 from sandbox.handle import WorkerFailed
-from sandbox.invalid import NoRoom, reference_failed
+from sandbox.invalid import Died, NoRoom, reference_failed
 from sandbox.plan import LONGEST, Plan, plan
 from sandbox.pool import Pool, build_pool, refuse_unscorable
 from sandbox.race_room import stays
@@ -180,7 +180,7 @@ class Preparer:
 
     def _twice(self, task: Task, work: Callable[[float], Done]) -> Done:
         """For a share of the free memory: all of it, then less and with the room of everything else
-        where the first plan left a reference too little.
+        where the first plan left a reference too little, or a process of it ended.
         """
         self.stage = Stages()
         self.beginnings.alone = False
@@ -188,8 +188,8 @@ class Preparer:
             try:
                 with self.stage.other():
                     return work(share)
-            except NoRoom as error:  # whose frames hold gigabytes of cases
-                refused: Exception = NoRoom(str(error))
+            except (Died, NoRoom) as error:  # whose frames hold gigabytes of cases
+                refused: Exception = type(error)(str(error))
             except (memory.OutOfMemoryError, torch.OutOfMemoryError) as error:
                 refused = memory.OutOfMemoryError(str(error))
             self._forget_others()

@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,6 +146,22 @@ def test_buffers_that_calls_move_are_where_they_were_before_every_case(evaluate:
 def test_a_task_of_another_device_is_refused(evaluator: LocalEvaluator) -> None:
     with pytest.raises(TaskError, match="device cuda"):
         evaluator.prepare(Task("test/far", SCALE, "cuda"), FAST)
+
+
+@pytest.mark.parametrize("verify_only", [False, True])
+def test_a_reference_killed_once_is_no_fault_of_its_task(
+    evaluator: LocalEvaluator, verify_only: bool
+) -> None:
+    config = replace(FAST, verify_only=verify_only)
+    task = task_of(f"import time\ntime.sleep(1)\n{SCALE}# {verify_only}\n")
+    before = set(workers_alive(evaluator))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(evaluator.prepare, task, config)
+        while not (started := set(workers_alive(evaluator)) - before):
+            time.sleep(0.01)
+        time.sleep(0.3)
+        os.kill(started.pop(), signal.SIGKILL)
+        assert asked.result(60).task == task
 
 
 def test_a_zygote_killed_once_is_replaced(evaluator: LocalEvaluator) -> None:
