@@ -163,10 +163,10 @@ class RayEngine(LaneEngine):
         self._own = not ray.is_initialized()
         if self._own:
             with _hidden(kept_gpus if address is None else 0):
-                _connect(address, cpus, gpus)
+                session = _connect(address, cpus, gpus)
         self._reaper: Reaper | None = None
         if self._own and address is None:
-            self._reaper = Reaper(ray.get_runtime_context().get_node_id())
+            self._reaper = Reaper(session)
         nodes = _nodes(device, gpu_type)
         placements = _gpu_lanes(nodes, gpu_type) if device == "cuda" else _cpu_lanes(nodes)
         if not placements:
@@ -216,8 +216,10 @@ class RayEngine(LaneEngine):
             self._reaper.close()
 
 
-def _connect(address: str | None, cpus: int | None, gpus: int | None) -> None:
-    """`local`, not None: None would silently join a cluster named by RAY_ADDRESS."""
+def _connect(address: str | None, cpus: int | None, gpus: int | None) -> str:
+    """Returns the session's folder. `local`, not None: None would silently join a cluster named by
+    RAY_ADDRESS.
+    """
     root = str(Path(__file__).resolve().parents[1])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     common: dict[str, Any] = {
@@ -228,15 +230,15 @@ def _connect(address: str | None, cpus: int | None, gpus: int | None) -> None:
     if address is not None:
         try:
             _knock(address)
-            ray.init(address=address, **common)
+            joined = ray.init(address=address, **common)
         except (OSError, ValueError) as error:  # ValueError: no such form of address
             raise DeviceError(f"no Ray cluster answers at {address}: {error}") from error
         except RuntimeError as error:  # it is of another version of Ray or Python
             why = " ".join(str(error).split())
             raise DeviceError(f"the Ray cluster at {address} cannot be joined: {why}") from error
-        return
+        return str(joined.address_info.get("session_dir"))
     try:
-        ray.init(
+        started = ray.init(
             address="local",
             num_cpus=cpus or len(os.sched_getaffinity(0)),
             num_gpus=gpus,
@@ -250,6 +252,7 @@ def _connect(address: str | None, cpus: int | None, gpus: int | None) -> None:
             f"Ray cannot be started here: {why}; name a short folder in RAY_TMPDIR that can be "
             "written, or use --engine local"
         ) from error
+    return str(started.address_info["session_dir"])
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import pytest
 from agent.engine import LocalEngine
 from agent.journal import Journal
 from agent.ray_engine import RayEngine, ray
-from agent.reaper import of_node
+from agent.reaper import of_session
 from agent.scripted import ScriptedEvaluator
 from sandbox.errors import InvalidReference, SandboxFault
 from sandbox.types import EvalConfig, Status
@@ -167,14 +167,17 @@ def test_a_node_without_what_a_lane_needs_is_told_with_what_it_lacks():
 
 
 KILLED = """
-import os, ray, sys
+import os
 from agent.ray_engine import RayEngine
+from agent.reaper import of_session
 from agent.scripted import ScriptedEvaluator
 from sandbox.types import EvalConfig
 from tests.agent.scripts import make_task
 engine = RayEngine(ScriptedEvaluator, cpus=1)
 engine.submit_prepare(make_task("a"), EvalConfig()).result()
-print(ray.get_runtime_context().get_node_id(), flush=True)
+session = engine._reaper.session
+names = [open(f"/proc/{pid}/comm").read().strip() for pid in of_session(session)]
+print(session, *names, flush=True)
 os.kill(os.getpid(), 9)
 """
 
@@ -182,12 +185,12 @@ os.kill(os.getpid(), 9)
 @pytest.mark.slow
 def test_a_killed_driver_leaves_no_process_behind():
     done = subprocess.run([sys.executable, "-c", KILLED], cwd=ROOT, capture_output=True, text=True)
-    node_id = done.stdout.strip()
+    session, *names = done.stdout.split()
     deadline = time.monotonic() + 15
-    while (left := list(of_node(node_id))) and time.monotonic() < deadline:
+    while (left := list(of_session(session))) and time.monotonic() < deadline:
         time.sleep(0.2)
     alive = [psutil.Process(pid).name() for pid in left if psutil.pid_exists(pid)]
-    assert node_id
+    assert {"ray::DashboardA", "ray::RuntimeEnv"} <= set(names)
     assert not alive
 
 
