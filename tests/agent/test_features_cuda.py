@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from agent.features.assemble import candidate
 from sandbox.types import Task
@@ -60,6 +62,20 @@ def test_a_maximum_is_subtracted_from_products_that_were_rounded_like_it() -> No
         assert not fusible, point
 
 
+def one_quick(names: Iterable[str], quick: str) -> list[ParameterSet]:
+    return [pytest.param(n, marks=() if n == quick else pytest.mark.slow) for n in names]
+
+
+def assert_right_where_emulated(problem: Task, tmp_path: Path) -> None:
+    """The first and the last of four proposals."""
+    first, *others = proposer().propose(problem, [], 4)
+    assert compile_error(first.candidate.source) is None
+    assert len(others) == 3
+    for proposal in (first, others[-1]):
+        module = cuda_emulator.load(proposal.candidate.source, tmp_path)
+        assert worst_error(problem, module) < BOUNDS["float32"], proposal.features
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", shared(NAMES))
 def test_nvrtc_accepts_every_template(name: str) -> None:
@@ -79,9 +95,7 @@ def test_emulated_kernels_are_right_at_every_shape(name: str, count: int, tmp_pa
         assert worst_error(problem, module) < BOUNDS["float32"], point
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "groups" else pytest.mark.slow) for n in GROUPED]
-)
+@pytest.mark.parametrize("name", one_quick(GROUPED, "groups"))
 def test_emulated_kernels_normalise_channels_in_groups(name: str, tmp_path: Path) -> None:
     problem = grouped(name, "cuda")
     found = traced(problem)
@@ -90,51 +104,30 @@ def test_emulated_kernels_normalise_channels_in_groups(name: str, tmp_path: Path
         assert worst_error(problem, module) < BOUNDS["float32"], point
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "softmax" else pytest.mark.slow) for n in STRIDED]
-)
+@pytest.mark.parametrize("name", one_quick(STRIDED, "softmax"))
 def test_emulated_kernels_reduce_along_any_dimension(name: str, tmp_path: Path) -> None:
     problem = strided(name)
     found = traced(problem)
     assert len(found.programs) == STRIDED[name][1]
     assert all(program.strided for program in found.programs)
-    first, *others = proposer().propose(problem, [], 4)
-    assert compile_error(first.candidate.source) is None
-    assert len(others) == 3
-    for proposal in (first, others[-1]):
-        module = cuda_emulator.load(proposal.candidate.source, tmp_path)
-        assert worst_error(problem, module) < BOUNDS["float32"], proposal.features
+    assert_right_where_emulated(problem, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=() if n == "batch, then a pooling" else pytest.mark.slow)
-        for n in LEARNING
-    ],
-)
+@pytest.mark.parametrize("name", one_quick(LEARNING, "batch, then a pooling"))
 def test_emulated_kernels_normalise_by_a_batchs_figures(name: str, tmp_path: Path) -> None:
     problem = learning(name)
     found = traced(problem)
     assert len(found.programs) == LEARNING[name][2]
     assert len(found.effects) == 3
-    for proposal in proposer().propose(problem, [], 2):
-        assert compile_error(proposal.candidate.source) is None
-        module = cuda_emulator.load(proposal.candidate.source, tmp_path)
-        assert worst_error(problem, module) < BOUNDS["float32"], proposal.features
+    assert_right_where_emulated(problem, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "images" else pytest.mark.slow) for n in CHAINED]
-)
+@pytest.mark.parametrize("name", one_quick(CHAINED, "images"))
 def test_emulated_kernels_stand_between_products(name: str, tmp_path: Path) -> None:
     problem = chained(name)
     found = traced(problem)
     assert len(found.programs) == CHAINED[name][1]
-    for proposal in proposer().propose(problem, [], 2):
-        assert compile_error(proposal.candidate.source) is None
-        module = cuda_emulator.load(proposal.candidate.source, tmp_path)
-        assert worst_error(problem, module) < BOUNDS["float32"], proposal.features
+    assert_right_where_emulated(problem, tmp_path)
 
 
 def test_layers_that_are_alike_share_their_kernels() -> None:
@@ -159,24 +152,13 @@ def test_batch_norms_that_are_no_program_are_told(body: str, words: str) -> None
     assert words in str(proposer().unsupported(image("other", norm, body, "cuda")))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=() if n == "windows that overlap" else pytest.mark.slow)
-        for n in POOLED
-    ],
-)
+@pytest.mark.parametrize("name", one_quick(POOLED, "windows that overlap"))
 def test_emulated_kernels_pool(name: str, tmp_path: Path) -> None:
     problem = pooled(name)
     found = traced(problem)
     assert len(found.programs) == POOLED[name][1]
     assert any(program.window for program in found.programs)
-    first, *others = proposer().propose(problem, [], 4)
-    assert compile_error(first.candidate.source) is None
-    assert len(others) == 3
-    for proposal in (first, others[-1]):
-        module = cuda_emulator.load(proposal.candidate.source, tmp_path)
-        assert worst_error(problem, module) < BOUNDS["float32"], proposal.features
+    assert_right_where_emulated(problem, tmp_path)
 
 
 @pytest.mark.parametrize(
