@@ -206,8 +206,11 @@ class _Line:
             self._loop = self._client = None
 
     async def _end(self, client: openai.AsyncOpenAI) -> None:
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in waiting:
             task.cancel()
+        # A loop that stops before they have ended tells nobody.
+        await asyncio.gather(*waiting, return_exceptions=True)
         await client.close()
 
     @property
