@@ -49,6 +49,7 @@ def test_without_candidates_no_case_is_made(
         evaluator.figures(task, FAST)
 
 
+@pytest.mark.slow
 def test_what_a_search_chooses_from_is_compiled_side_by_side() -> None:
     """In a process of its own, where Inductor is yet to be imported."""
     script = """
