@@ -78,7 +78,7 @@ class Composer:
             raise Unsupported("no feature template for aten.gather from a scan")
         if term.op.startswith("scan.") and not arguments[0].element:
             raise Unsupported("no feature template for a scan of a broadcast tensor")
-        if term.window is not None and not arguments[0].element:
+        if term.window and not arguments[0].element:
             raise Unsupported("no feature template for a pooling of a broadcast tensor")
         op = term.op.replace("window.", "reduce.")
         depth = max((a.depth for a in arguments), default=0) + op.startswith("reduce.")

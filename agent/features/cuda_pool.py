@@ -79,7 +79,7 @@ float32 as long (H200, tiles of 256 threads)."""
 
 def pool(program: Program) -> Pool:
     """The features that matter to a program, and their values."""
-    if program.window is not None:
+    if program.window:
         return WINDOW
     if program.inner:
         return STRIDED if program.strided else TURNED

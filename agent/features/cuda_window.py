@@ -47,14 +47,13 @@ return found;
 
 
 def _body(program: Program, features: Features) -> str:
-    assert program.window is not None
     (sweep,) = sweeps(program, False)
     text = pointers(program)
     for depth in range(max(v.depth for v in program.values) + 1):
         text += row_code(program, depth) + row_stores(program, depth, "true")
         if depth == sweep.depth:
             text += _sweep(program, sweep, features)
-    steps = program.window.steps
+    steps = program.window
     places = "".join(
         f"const int first{d} = place(count{d}) * {steps[d].stride} - {steps[d].padding};\n"
         for d in reversed(range(len(steps)))
@@ -78,10 +77,9 @@ def _led(program: Program, text: str) -> str:
 
 def _sweep(program: Program, sweep: Sweep, features: Features) -> str:
     """Loops over the window's dimensions; what lies in the padding is left out."""
-    assert program.window is not None
     lines, at = list[str](), "0"
-    last = len(program.window.steps) - 1
-    for d, steps in enumerate(program.window.steps):
+    last = len(program.window) - 1
+    for d, steps in enumerate(program.window):
         unrolled = d == last or features["loops"] == "unrolled"
         lines += [
             "#pragma unroll" + ("" if unrolled else " 1"),

@@ -83,7 +83,7 @@ class Split:
             before = max(before, floor)
         if term.op == "apart":
             return self._behind(max(before, floor))
-        if term.window is not None or (term.op == "kept" and before < 0):
+        if term.window or (term.op == "kept" and before < 0):
             return self._alone(term)
         scans = term.op.startswith("scan.")
         if not (scans or term.op.startswith("reduce.")):
@@ -217,8 +217,7 @@ class Split:
     ) -> Program:
         """Outputs are its rows, and the dimensions that its windows go along its columns."""
         (source,) = pooling.arguments
-        assert pooling.window is not None
-        spatial = source.axes[-len(pooling.window.kernel) :]
+        spatial = source.axes[-len(pooling.window) :]
         rows = [self.build.find(a) for a in pooling.flat]
         columns = [self.build.find(a) for group in spatial for a in group]
         if not columns or set(rows) & set(columns):
@@ -229,7 +228,7 @@ class Split:
             program,
             window=pooling.window,
             spatial=tuple(map(self.build.expression, sizes)),
-            column_count=math.prod(pooling.window.kernel),
+            column_count=math.prod(steps.kernel for steps in pooling.window),
         )
 
     def _turned(self, order: list[int]) -> Callable[[Term], tuple[int, int] | None]:

@@ -6,54 +6,46 @@ import math
 
 from agent.features.arguments import dims_of, number, shaped
 from agent.features.lower import Handler, Lowering
-from agent.features.program import Window
+from agent.features.program import Steps, Window
 from agent.features.terms import Group, Term, Unsupported
 from sandbox.graph import Arg, Node
+
+CUT_OFF = "no feature template for windows that are cut off"
 
 
 def max_pool(low: Lowering, n: Node) -> Term:
     """Its values; where they lie is another output."""
-    kernel = tuple(dims_of(n.args[1]))
     if low.arg(n, 5, "ceil_mode", False):
-        raise Unsupported("no feature template for windows that are cut off")
-    window = Window(
-        kernel,
-        _each(low.arg(n, 2, "stride", ()), kernel, kernel),
-        _each(low.arg(n, 3, "padding", 0), kernel, (0,) * len(kernel)),
-        _each(low.arg(n, 4, "dilation", 1), kernel, (1,) * len(kernel)),
-    )
-    return _pooled(low, n, "max", window)
+        raise Unsupported(CUT_OFF)
+    return _pooled(low, n, "max", _window(low, n, low.arg(n, 4, "dilation", 1)))
 
 
 def average_pool(low: Lowering, n: Node) -> Term:
     """What lies in the padding counts as zeros."""
-    kernel = tuple(dims_of(n.args[1]))
-    window = Window(
-        kernel,
-        _each(low.arg(n, 2, "stride", ()), kernel, kernel),
-        _each(low.arg(n, 3, "padding", 0), kernel, (0,) * len(kernel)),
-        (1,) * len(kernel),
-    )
-    divisor = low.arg(n, 6, "divisor_override", None)
+    window, divisor = _window(low, n, 1), low.arg(n, 6, "divisor_override", None)
     counted = low.arg(n, 5, "count_include_pad", True) or divisor is not None
-    if low.arg(n, 4, "ceil_mode", False) or (any(window.padding) and not counted):
-        raise Unsupported("no feature template for windows that are cut off")
-    count = math.prod(kernel) if divisor is None else number(divisor)
+    padded = any(steps.padding for steps in window)
+    if low.arg(n, 4, "ceil_mode", False) or (padded and not counted):
+        raise Unsupported(CUT_OFF)
+    count = math.prod(s.kernel for s in window) if divisor is None else number(divisor)
     return low.build.point("div", _pooled(low, n, "sum", window), float(count))
 
 
-def _each(value: Arg, kernel: tuple[int, ...], usual: tuple[int, ...]) -> tuple[int, ...]:
-    """A setting for each dimension of the windows."""
-    found = tuple(dims_of(value)) or usual
-    return found * len(kernel) if len(found) == 1 else found
+def _window(low: Lowering, n: Node, dilation: Arg) -> Window:
+    """Without a stride, one beside the other; one figure counts for every dimension."""
+    kernel = dims_of(n.args[1])
+    stride = dims_of(low.arg(n, 2, "stride", ())) or kernel
+    settings = (kernel, stride, dims_of(low.arg(n, 3, "padding", 0)), dims_of(dilation))
+    each = (s * len(kernel) if len(s) == 1 else s for s in settings)
+    return tuple(map(Steps, *each))
 
 
 def _pooled(low: Lowering, n: Node, op: str, window: Window) -> Term:
-    build, x, dims = low.build, shaped(low, n), len(window.kernel)
+    build, x, dims = low.build, shaped(low, n), len(window)
     if x.kind != "float":
         raise Unsupported(f"no feature template for {n.op} of integers")
     axes: list[Group] = list(x.axes[:-dims])
-    for group, steps in zip(x.axes[-dims:], window.steps, strict=True):
+    for group, steps in zip(x.axes[-dims:], window, strict=True):
         size, text = build.size(group), build.expression(group)
         count = steps.outputs(size)
         axes.append((build.atom(steps.text(text), count),) if count != 1 else ())

@@ -39,19 +39,8 @@ class Steps:
         return f"(({size} - {self.lost}) // {self.stride} + 1)"
 
 
-@dataclass(frozen=True)
-class Window:
-    """What an output of a pooling is reduced from: a figure for each of the last dimensions."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-
-    @property
-    def steps(self) -> tuple[Steps, ...]:
-        figures = zip(self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        return tuple(Steps(*each) for each in figures)
+Window = tuple[Steps, ...]
+"""What an output of a pooling is reduced from: how it lies along each of the last dimensions."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +102,7 @@ class Program:
     inner: str = ""
     """Rows of one matrix of a batch, where operands are transposed in it, as they all are where a
     reduction runs along a dimension that is not the last; else empty."""
-    window: Window | None = None
+    window: Window = ()
     """Of a pooling, whose rows are outputs and whose columns are what a window is taken of."""
     spatial: tuple[str, ...] = ()
     """Python of the sizes along its dimensions, first what is pooled, then what comes of it."""

@@ -107,7 +107,7 @@ def _space(task: Task, found: Plan) -> Space:
     """Pool and starting points; the first is the default, the others differ in a decisive way."""
     program = found.programs[found.main]
     host = task.device == "cpu"
-    if program.inner or program.window is not None or program.scan is not None:
+    if program.inner or program.window or program.scan is not None:
         pool = cpp.pool(program) if host else cuda_pool.pool(program)
         usual = cpp.default(program) if host else cuda_pool.default(program)
         size = "tile" if "tile" in pool else "chunk" if host else "threads"

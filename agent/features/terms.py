@@ -48,7 +48,7 @@ class Term:
     """(k, n) of a load: the k-th of n equal parts along the leading sliced dimension."""
     sliced: int | None = None
     """The atom (of the part) along which a load is sliced."""
-    window: Window | None = None
+    window: Window = ()
     """Of a pooling (`window.*`): its axes are the outputs'."""
 
     @property
@@ -161,7 +161,7 @@ class Builder:
         axes: Sequence[Group],
         part: tuple[int, int] | None = None,
         sliced: int | None = None,
-        window: Window | None = None,
+        window: Window = (),
     ) -> Term:
         axes = tuple(axes)
         key = (
