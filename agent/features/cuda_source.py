@@ -189,9 +189,7 @@ def item_code(
             lines.append(declare(value, expression(value)))
         if value in sweep.kept:
             lines.append(f"{value.name}_{slots[value.name]}[j] = {value.name};")
-    for value in sweep.reductions:
-        merged = COMBINE[value.op.removeprefix("reduce.")]
-        lines.append(f"{value.name}_part = {merged.format(value.name + '_part', value.args[0])};")
+    lines += merges(sweep)
     lines += [f"{r.name}_vector[j] = {written(r, r.value)};" for r in sweep.results]
     lines.append("}")
     stream = "true" if features["stores"] == "streaming" else "false"
@@ -213,6 +211,15 @@ def element_lines(program: Program, sweep: Sweep, place: Callable[[Operand], str
     return found
 
 
+def merges(sweep: Sweep) -> list[str]:
+    """What every reduction takes of one element."""
+    found = []
+    for value in sweep.reductions:
+        merged = COMBINE[value.op.removeprefix("reduce.")]
+        found.append(f"{value.name}_part = {merged.format(value.name + '_part', value.args[0])};")
+    return found
+
+
 def lambda_of(value: Value) -> str:
     kind = TYPES[value.kind]
     merged = COMBINE[value.op.removeprefix("reduce.")].format("a", "b")
@@ -225,6 +232,11 @@ def identity(value: Value) -> str:
 
 def parts(sweep: Sweep) -> str:
     return "".join(f"{TYPES[v.kind]} {v.name}_part = {identity(v)};\n" for v in sweep.reductions)
+
+
+def own_reductions(sweep: Sweep) -> str:
+    """Where a thread has all of a row."""
+    return "".join(declare(v, f"{v.name}_part") + "\n" for v in sweep.reductions)
 
 
 def group_reductions(sweep: Sweep, threads: int | str) -> str:

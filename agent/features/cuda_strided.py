@@ -10,13 +10,15 @@ from agent.features.cuda_pool import Features
 from agent.features.cuda_source import (
     Kernels,
     element_lines,
+    merges,
+    own_reductions,
     parts,
     pointers,
     row_code,
     row_stores,
     signature,
 )
-from agent.features.emit import COMBINE, Sweep, declare, sweeps, written
+from agent.features.emit import Sweep, sweeps, written
 from agent.features.program import Operand, Program
 
 MOST = 1 << 14
@@ -50,15 +52,12 @@ def _sweep(program: Program, sweep: Sweep, features: Features) -> str:
         return f"{operand.name}_row[{'c * inner' if operand.turned else 'c'}]"
 
     lines = element_lines(program, sweep, place)
-    for value in sweep.reductions:
-        merged = COMBINE[value.op.removeprefix("reduce.")]
-        lines.append(f"{value.name}_part = {merged.format(value.name + '_part', value.args[0])};")
+    lines += merges(sweep)
     lines += [f"{r.name}_row[c * inner] = {written(r, r.value)};" for r in sweep.results]
     inside = "\n".join(lines)
-    found = "".join(declare(v, f"{v.name}_part") + "\n" for v in sweep.reductions)
     return (
         f"{parts(sweep)}#pragma unroll {features['unroll']}\n"
-        f"for (long long c = 0; c < columns; ++c) {{\n{inside}\n}}\n{found}"
+        f"for (long long c = 0; c < columns; ++c) {{\n{inside}\n}}\n{own_reductions(sweep)}"
     )
 
 

@@ -11,13 +11,15 @@ from agent.features.cuda_pool import Features
 from agent.features.cuda_source import (
     Kernels,
     element_lines,
+    merges,
+    own_reductions,
     parts,
     pointers,
     row_code,
     row_stores,
     signature,
 )
-from agent.features.emit import COMBINE, Sweep, cyclic, declare, sweeps
+from agent.features.emit import Sweep, cyclic, sweeps
 from agent.features.program import Program
 
 
@@ -91,12 +93,9 @@ def _sweep(program: Program, sweep: Sweep, features: Features) -> str:
         lines.append(f"const long long c{d} = ({at}) * size{d} + i{d};")
         at = f"c{d}"
     lines += element_lines(program, sweep, lambda operand: f"{operand.name}_row[{at}]")
-    for value in sweep.reductions:
-        merged = COMBINE[value.op.removeprefix("reduce.")]
-        lines.append(f"{value.name}_part = {merged.format(value.name + '_part', value.args[0])};")
+    lines += merges(sweep)
     inside = "\n".join(lines) + "\n" + "}\n" * (last + 1)
-    found = "".join(declare(v, f"{v.name}_part") + "\n" for v in sweep.reductions)
-    return parts(sweep) + inside + found
+    return parts(sweep) + inside + own_reductions(sweep)
 
 
 def launches(program: Program, features: Features, place: int) -> list[str]:
