@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from sandbox import processes
+from sandbox import proc, processes
 from sandbox.cache import TEMPORARY
 from sandbox.channel import Channel, ChannelClosed, ChannelProtocol, ChannelTimeout
 from sandbox.cores import LaunchingCore
@@ -109,7 +109,7 @@ class Worker:
     @property
     def living(self) -> bool:
         """Its zygote lives and it has not ended."""
-        return self._zygote.pid == self._born_of and processes.count_processes(self.pid) > 0
+        return self._zygote.pid == self._born_of and proc.count_processes(self.pid) > 0
 
     @property
     def core(self) -> LaunchingCore | None:
@@ -258,11 +258,11 @@ class Worker:
             return
         self._weighed_s = now_s
         with self._noise():
-            used = processes.tree_memory_bytes(self.pid, self.arena_bytes, self.memory_limit_bytes)
+            used = proc.tree_memory_bytes(self.pid, self.arena_bytes, self.memory_limit_bytes)
         limit = self.memory_limit_bytes >> 20
         if used > self.memory_limit_bytes:
             raise _TooMuchMemory(f"{used >> 20} MiB of host memory; the limit is {limit} MiB")
-        stored = self._disk.exceeds(self.memory_limit_bytes, lambda: processes.members(self.pid))
+        stored = self._disk.exceeds(self.memory_limit_bytes, lambda: proc.members(self.pid))
         if stored is not None:
             raise _TooMuchMemory(f"{stored >> 20} MiB in files; the limit is {limit} MiB")
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from sandbox import cores, pages, processes
+from sandbox import cores, pages, proc, processes
 from sandbox.channel import FRAME_LIMIT
 from sandbox.cleanup import on_failure
 from sandbox.gpu_state import GpuWatch, undisturbed
@@ -113,7 +113,7 @@ class Stand:
 
     def _is_left(self, subject: Subject) -> bool:
         """Whether nothing is left of its task in the process, which has time left."""
-        pid, spent_s = subject.worker.pid, processes.cpu_seconds(subject.worker.pid)
+        pid, spent_s = subject.worker.pid, proc.cpu_seconds(subject.worker.pid)
         if not self.ready.keeps_used or spent_s is None or spent_s > USED_CPU_S:
             return False
         try:

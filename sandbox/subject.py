@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sandbox import bell, memory, processes, tree
+from sandbox import bell, memory, proc, tree
 from sandbox.bell import Bell
 from sandbox.claims import runtime_claim
 from sandbox.drift import Alone
@@ -132,7 +132,7 @@ class Subject:
             threads=threads,
             tf32=None if self.config.torch_default_precision else tf32,
         )
-        self.threads_before = processes.count_threads(self.worker.pid)
+        self.threads_before = proc.count_threads(self.worker.pid)
 
     def load(self, source: str) -> None:
         self.request("load", self.config.load_timeout_s, source=source)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from sandbox import processes
+from sandbox import proc
 from sandbox.observation import TreeFacts
 
 
@@ -24,13 +24,13 @@ class IdleClock:
 
     def begin(self) -> None:
         """It has replied, and nothing is asked of it."""
-        used = processes.cpu_seconds(self.pid)
+        used = proc.cpu_seconds(self.pid)
         self._since = None if used is None else (time.perf_counter(), used)
 
     def end(self) -> None:
         """It is about to be asked; without `begin` this does nothing."""
         since, self._since = self._since, None
-        used = processes.cpu_seconds(self.pid)
+        used = proc.cpu_seconds(self.pid)
         if since is not None and used is not None:
             self.spells += 1
             self.idle_s += time.perf_counter() - since[0]
@@ -41,10 +41,10 @@ def look(pid: int, threads_before: int, idle: IdleClock | None = None) -> TreeFa
     """The tree of `pid`, a group leader, as it is now."""
     return TreeFacts(
         threads_before=threads_before,
-        threads=processes.count_threads(pid),
-        processes=processes.others(pid),
+        threads=proc.count_threads(pid),
+        processes=proc.others(pid),
         idle_s=0.0 if idle is None else idle.idle_s,
         idle_spells=0 if idle is None else idle.spells,
         idle_cpu_s=0.0 if idle is None else idle.cpu_s,
-        peak_bytes=processes.peak_bytes(pid),
+        peak_bytes=proc.peak_bytes(pid),
     )

@@ -38,7 +38,7 @@ from sandbox.pair import ProcessPair
 from sandbox.plan import LEAST_SETS, SLOW, Plan, plan
 from sandbox.prepare import LESS_SHARE, Preparation
 from sandbox.prepared import Refused
-from sandbox.processes import count_processes
+from sandbox.proc import count_processes
 from sandbox.race import Races
 from sandbox.ready import Ready
 from sandbox.records import from_record, to_record

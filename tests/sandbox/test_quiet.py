@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import processes
+from sandbox import proc
 from sandbox.handle import Worker, WorkerFailed
 from sandbox.quiet import Quiet, Turns
 from sandbox.spawn import Zygote
@@ -250,9 +250,9 @@ def test_a_frozen_tree_includes_orphans_and_grandchildren(worker: Worker) -> Non
         "class ModelNew: pass\n"
     )
     worker.request("load", stage="load", timeout_s=20, source=source)
-    family = [p.pid for p in processes._living(worker.pid)]
+    family = [p.pid for p in proc.living(worker.pid)]
     assert len(family) == 3
-    assert sorted(p.pid for p in processes._family(worker.pid)) == sorted(family)
+    assert sorted(p.pid for p in proc.family(worker.pid)) == sorted(family)
     worker.freeze()
     assert {state_of(pid) for pid in family} == {"T"}
 

@@ -20,7 +20,7 @@ from sandbox.compiling import Ahead
 from sandbox.evaluator import LocalEvaluator
 from sandbox.handle import WorkerFailed
 from sandbox.observation import Failure, FailureKind
-from sandbox.processes import _family
+from sandbox.proc import family
 from sandbox.race import Races
 from sandbox.race_room import Room
 from sandbox.rival import Rival
@@ -64,7 +64,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     def turned(pair: BarePair, side: Subject, sets: list[int]) -> Any:
         found.turns.setdefault(pair.number, []).append(side)
         for other in [pair.reference, *found.wraps]:
-            still = {process.state for process in _family(other.worker.pid)} <= set("Tt")
+            still = {process.state for process in family(other.worker.pid)} <= set("Tt")
             mine = found.turns[pair.number]
             assert other is side or other not in mine or other in found.retired or still
         if failure := found.fails.pop((found.wraps.get(side) or "", pair.number), None):
@@ -358,7 +358,7 @@ def test_a_rival_whose_figure_is_settled_is_in_no_further_round(started: Gather)
     assert sides[other] >= 6
     # All of them run again.
     for side in (group.reference, settled, other):
-        assert {process.state for process in _family(side.worker.pid)}.isdisjoint("Tt")
+        assert {process.state for process in family(side.worker.pid)}.isdisjoint("Tt")
 
 
 @pytest.mark.parametrize("place", range(3))

@@ -13,15 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.proc import count_processes, cpu_seconds, tree_memory_bytes
 from sandbox.processes import (
     adopt_orphans,
-    count_processes,
-    cpu_seconds,
     freeze_tree,
     kill_tree,
     reap_tree,
     thaw_tree,
-    tree_memory_bytes,
     woken,
 )
 
