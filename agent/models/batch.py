@@ -27,7 +27,6 @@ from agent.model import (
     answered,
 )
 from agent.models.completions import most_of, sampling
-from agent.models.endpoint import parse_completion
 from agent.models.ledger import Ledger, Spend
 from agent.models.prices import Price
 from agent.models.settings import ModelConfig
@@ -243,6 +242,8 @@ def _parsed(line: str) -> tuple[str, Reply | None]:
     KeyError, TypeError or AttributeError for anything that is no line of a batch's output, and
     Unanswered for one of its input.
     """
+    from agent.models.endpoint import parse_completion
+
     record = json.loads(line)
     key = record["custom_id"]
     if not isinstance(key, str):

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent.config import OptimizeConfig
 from agent.model import Model
 from agent.models.batch import BatchModel, Outbox, import_replies
 from agent.models.completions import check_caps
-from agent.models.endpoint import OpenAIModel
 from agent.models.ledger import LEDGER_FILE, Ledger
 from agent.models.mixture import Mixture
 from agent.models.prices import price_of
@@ -19,6 +19,9 @@ from agent.models.settings import ModelConfig
 from agent.models.store import ReplyStore, shared_folder
 from sandbox.errors import ConfigError
 from sandbox.words import number_of
+
+if TYPE_CHECKING:
+    from agent.models.endpoint import OpenAIModel
 
 REPLIES_FOLDER = "replies"
 
@@ -119,6 +122,8 @@ def endpoints_of(config: OptimizeConfig, books: Books) -> list[OpenAIModel]:
 
 
 def endpoint(settings: ModelConfig, config: OptimizeConfig, books: Books) -> OpenAIModel:
+    from agent.models.endpoint import OpenAIModel  # 0.8 s, where a model is asked
+
     return OpenAIModel(
         settings.name,
         settings.base_url,
