@@ -27,7 +27,7 @@ load_timeout_s: 20
 with few of those honest code may pass for merged calls on a busy machine."""
 
 
-LONGEST = ("test_cli_bad_input.py", "test_end_to_end_killed.py", "test_train_demo.py")
+LONGEST = ("test_cli_bad_input.py", "test_end_to_end_killed.py")
 """Begun first, so that no process of a parallel run is left alone with them, and none measures
 beside the interpreters that they start.
 """

@@ -210,6 +210,7 @@ print(result.stopped, time.monotonic() - began < 15)
 """
 
 
+@pytest.mark.slow
 def test_what_is_being_prepared_ends_with_a_campaign_that_is_stopped(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", LEAVES, str(tmp_path)],
@@ -331,6 +332,7 @@ engine.close()
 """
 
 
+@pytest.mark.slow
 def test_lanes_do_not_see_the_gpus_that_are_kept_and_are_as_deep_as_their_nodes_cores(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", KEEPS, str(tmp_path)],

@@ -26,6 +26,7 @@ def join(folder: Path, address: str, **environment: str) -> Done:
     return run(folder, "optimize", "mse", *options, environment=environment, timeout_s=60)
 
 
+@pytest.mark.slow
 def test_something_else_listens_at_the_address(tmp_path: Path, dashboard: str) -> None:
     done = join(tmp_path, dashboard)
     line = f"no Ray cluster answers at {dashboard}: what listens there is no Ray"

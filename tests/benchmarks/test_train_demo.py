@@ -110,6 +110,7 @@ def test_rl_begins_and_is_judged_from_the_newest_checkpoint_there_is(
             assert getattr(settings, key) == value != getattr(demo.settings, key)
 
 
+@pytest.mark.slow
 def test_commands_follow_each_other_in_interpreters_that_waited(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -36,6 +36,7 @@ def test_a_size_is_that_of_its_preset(preset: str, billions: float) -> None:
     assert preset in load_train(preset).model.lower()
 
 
+@pytest.mark.slow
 def test_adapters_are_updated_by_recorded_rollouts_and_load_as_they_were(tmp_path: Path) -> None:
     preset = load_train("qwen2.5-coder-1.5b", device="cpu", dtype="float32")
     sampling, rl = replace(preset.sampling, batch=2), replace(preset.rl, group=2, batch=1)
