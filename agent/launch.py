@@ -34,7 +34,7 @@ from sandbox.doctor import describe, gpu_count
 from sandbox.errors import ConfigError
 from sandbox.evaluator import LocalEvaluator
 from sandbox.many import ahead
-from sandbox.words import number_of
+from sandbox.words import number_of, visible
 
 STOPPING = "stopping after what is being measured; Ctrl-C to abandon it"
 
@@ -55,8 +55,11 @@ def launch(
     if config.own_gpu and config.ray_address is None:
         refuse_none_left(config.device, 1)
     tasks, console, files = load_suite(config.tasks, config.device), Console(), None
+
+    def say(line: str) -> None:
+        console.print(visible(line), soft_wrap=True, highlight=False, markup=False)
+
     if export_requests is not None or import_replies:
-        say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
         files = BatchFiles(export_requests, import_replies, say)
     check_models(config, files)
     with open_run(name, config) as journal:
@@ -65,7 +68,9 @@ def launch(
         local = None if policy is None else policy.model
         kept = policy.gpus if policy is not None and config.own_gpu else 0
         with (
-            open_proposers(journal, config, describe(config.device), files, local) as proposers,
+            open_proposers(
+                journal, config, describe(config.device), files, local, say
+            ) as proposers,
             closing(Deferred(config.engine, partial(open_engine, config, kept))) as engine,
         ):
 

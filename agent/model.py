@@ -19,6 +19,12 @@ class ModelError(WarpsmithError):
     """A model could not be asked, or what came back was not an answer."""
 
 
+class Unavailable(ModelError):
+    """A model cannot be asked at all: its server is not there, lets nobody in or is broken, or
+    there is no such model.
+    """
+
+
 class CapReached(ModelError):
     """One request more could exceed what the campaign may spend; it was not sent."""
 

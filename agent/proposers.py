@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,9 +26,11 @@ def open_proposers(
     facts: Mapping[str, str],
     files: BatchFiles | None = None,
     local: Model | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[list[Proposer]]:
     """Of the journal's run; `facts` describes the device, unless the run has such facts already,
     `files` take the place of the models' endpoints, and `local` is the model that needs none.
+    `tell` hears a line of every model that is left out.
     """
     journal.record_facts(facts)  # also without a model: what it finds may be another's lesson
     with _remembering(journal, config.memory):
@@ -38,7 +40,10 @@ def open_proposers(
         if not config.asked:
             yield [FeatureProposer(config.seed, config.features)]
             return
-        with open_books(journal.folder, config) as books, open_model(config, books, files) as model:
+        with (
+            open_books(journal.folder, config) as books,
+            open_model(config, books, files, tell) as model,
+        ):
             yield [model_proposer(config, model, journal.facts(), journal.memory())]
 
 

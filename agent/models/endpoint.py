@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import openai
 
-from agent.model import ModelError, Reply, answered
+from agent.model import ModelError, Reply, Unavailable, answered
 from agent.models.completions import check_caps, cost_of, most_of, replies_of, sampling
 from agent.models.grouping import Grouping
 from agent.models.ledger import Ledger, Reservation, Spend
@@ -49,6 +49,14 @@ NO_JSON = (ValueError, RecursionError)
 """What the SDK raises where a body says it is JSON, and is not, or is nested too deeply."""
 RETRIED = frozenset((408, 409, 429))
 """Statuses below 500 that may pass by themselves."""
+LASTING = (
+    openai.APIConnectionError,
+    openai.AuthenticationError,
+    openai.PermissionDeniedError,
+    openai.NotFoundError,
+    openai.InternalServerError,
+)
+"""What the SDK raises where it is the server, the key or the model's name, after all retries."""
 UNSENT = frozenset(("ConnectError", "ConnectTimeout"))
 """What the HTTP library raises where nothing was sent, so nothing can be billed."""
 
@@ -342,7 +350,8 @@ class _Line:
                 why = f"the request was refused: {said}"
             case _:
                 why = f"its answer is not a chat completion: {said}"
-        return ModelError(f"{self._who}: {why}")
+        kind = Unavailable if _stays(error) else ModelError
+        return kind(f"{self._who}: {why}")
 
     async def _served(self) -> str:
         try:
@@ -361,6 +370,14 @@ def _passes(error: openai.APIError | TimeoutError) -> bool:
     if not isinstance(error, openai.APIStatusError) or error.code == "insufficient_quota":
         return False
     return error.status_code >= 500 or error.status_code in RETRIED
+
+
+def _stays(error: Exception) -> bool:
+    """Whether the next request, whatever it asks, would fail likewise: unlike where this one was
+    refused, or there were too many.
+    """
+    spent = isinstance(error, openai.RateLimitError) and error.code == "insufficient_quota"
+    return spent or isinstance(error, (TimeoutError, *LASTING))
 
 
 def _cost_of_failure(error: openai.APIError | TimeoutError, most: Spend) -> Spend:

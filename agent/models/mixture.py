@@ -1,20 +1,29 @@
 """Several models in one campaign, each with a share of the requests.
 
 Which model gets a request follows from the prompt, its draw and its number alone, so that a resumed
-or replayed campaign asks the same models the same questions.
+or replayed campaign asks the same models the same questions. One that cannot be asked at all is
+left out from then on, and the others answer in its place, chosen likewise.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
-from agent.model import AwaitingReplies, Model, ModelError, Reply, answered, combined
+from agent.model import (
+    AwaitingReplies,
+    Model,
+    ModelError,
+    Reply,
+    Unavailable,
+    answered,
+    combined,
+)
 from agent.prompts.message import Message
 from sandbox.types import digest
 
@@ -22,10 +31,23 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class _Share:
+    owner: int
+    asked: int
+    """Who answers: another where the owner is left out."""
+
+
+@dataclass(frozen=True)
 class Mixture:
     models: Sequence[Model]
     weights: Sequence[float]
     seed: int = 0
+    tell: Callable[[str], None] = lambda _: None
+    """Hears a line of every model that is left out."""
+    _left_out: set[int] = field(init=False, repr=False, compare=False, default_factory=set)
+    _lock: threading.Lock = field(
+        init=False, repr=False, compare=False, default_factory=threading.Lock
+    )
 
     @property
     def name(self) -> str:
@@ -37,37 +59,15 @@ class Mixture:
     def complete_each(
         self, prompts: Sequence[Sequence[Message]], draw: str = ""
     ) -> list[Reply | None]:
-        if not prompts:
-            return []
-        owners = self.owners(prompts, draw)
-        shares = {i: [p for p, o in enumerate(owners) if o == i] for i in sorted(set(owners))}
-        replies: list[Reply | None] = [None] * len(prompts)
-        errors: list[ModelError] = []
-        with ThreadPoolExecutor(len(shares)) as pool:
-            asked = {
-                i: pool.submit(
-                    partial(self.models[i].complete_each, [prompts[p] for p in places], draw)
-                )
-                for i, places in shares.items()
-            }
-        for i, future in asked.items():
-            try:
-                for place, reply in zip(shares[i], future.result(), strict=True):
-                    replies[place] = reply
-            except ModelError as error:
-                errors.append(error)
-        awaiting = any(isinstance(error, AwaitingReplies) for error in errors)
-        if awaiting or (errors and not any(replies)):
-            raise combined(errors)
-        for failed in errors:
-            log.warning("one model's replies are missing: %s", failed)
-        return replies
+        return self.ask(prompts, draw, self.owners(prompts, draw))
 
     def named(self, name: str) -> Model:
-        """One of its models; raises ModelError where it has none of that name."""
-        for model in self.models:
+        """One of its models, for which others answer once it is left out; raises ModelError where
+        it has none of that name.
+        """
+        for index, model in enumerate(self.models):
             if model.name == name:
-                return model
+                return _Member(self, index)
         raise ModelError(f"{self.name}: no model {name!r} among them")
 
     def owners(self, prompts: Sequence[Sequence[Message]], draw: str) -> list[int]:
@@ -76,14 +76,105 @@ class Mixture:
         owners = []
         for messages in prompts:
             text = json.dumps(list(messages))
-            number = int(digest([self.seed, draw, seen[text], text]), 16) / 16**16
+            owners.append(self._drawn(range(len(self.models)), draw, seen[text], text))
             seen[text] += 1
-            owners.append(self._owner(number * sum(self.weights)))
         return owners
 
-    def _owner(self, place: float) -> int:
-        for i, weight in enumerate(self.weights):
-            place -= weight
+    def ask(
+        self, prompts: Sequence[Sequence[Message]], draw: str, owners: Sequence[int]
+    ) -> list[Reply | None]:
+        """Each prompt's reply by its owner, or by another in its place; raises as a Model does."""
+        replies: list[Reply | None] = [None] * len(prompts)
+        errors: list[ModelError] = []
+        places = list(range(len(prompts)))
+        while places:
+            shares = self._shares(owners, draw, places)
+            places = []
+            for share, found in self._asked(shares, prompts, draw).items():
+                if isinstance(found, Unavailable) and self._leave_out(share.asked, found):
+                    places += shares[share]
+                elif isinstance(found, ModelError):
+                    errors.append(found)
+                else:
+                    for place, reply in zip(shares[share], found, strict=True):
+                        replies[place] = reply
+        awaiting = any(isinstance(error, AwaitingReplies) for error in errors)
+        if awaiting or (errors and not any(replies)):
+            raise combined(errors)
+        for failed in errors:
+            log.warning("one model's replies are missing: %s", failed)
+        return replies
+
+    def _shares(
+        self, owners: Sequence[int], draw: str, places: Sequence[int]
+    ) -> dict[_Share, list[int]]:
+        """These places of the prompts, by who is asked in place of whom."""
+        others = [i for i in range(len(self.models)) if i not in self._left_out]
+        shares: dict[_Share, list[int]] = {}
+        for place in places:
+            asked = owner = owners[place]
+            if owner not in others and others:
+                asked = self._drawn(others, draw, place, owner)
+            shares.setdefault(_Share(owner, asked), []).append(place)
+        return shares
+
+    def _asked(
+        self,
+        shares: Mapping[_Share, Sequence[int]],
+        prompts: Sequence[Sequence[Message]],
+        draw: str,
+    ) -> dict[_Share, list[Reply | None] | ModelError]:
+        """Each share's replies, or why it has none."""
+
+        def ask(share: _Share) -> list[Reply | None] | ModelError:
+            mine = [prompts[place] for place in shares[share]]
+            # Apart from equal prompts of its own: those are other requests.
+            others = f"for {self.models[share.owner].name} {draw}"
+            own = share.owner == share.asked
+            try:
+                return self.models[share.asked].complete_each(mine, draw if own else others)
+            except ModelError as error:
+                return error
+
+        with ThreadPoolExecutor(len(shares)) as pool:
+            return dict(zip(shares, pool.map(ask, shares), strict=True))
+
+    def _leave_out(self, index: int, error: Unavailable) -> bool:
+        """Whether somebody else is left to ask."""
+        with self._lock:
+            new = index not in self._left_out
+            self._left_out.add(index)
+            left = len(self._left_out) < len(self.models)
+        if new and left:
+            self.tell(f"left out, the others go on: {error}")
+        return left
+
+    def _drawn(self, among: Sequence[int], *about: object) -> int:
+        """One of them by weight, and by what it is about."""
+        number = int(digest([self.seed, *about]), 16) / 16**16
+        place = number * sum(self.weights[i] for i in among)
+        for i in among:
+            place -= self.weights[i]
             if place < 0:
                 return i
-        return len(self.weights) - 1
+        return among[-1]
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One model of a mixture (agent.model.Model)."""
+
+    mixture: Mixture
+    index: int
+
+    @property
+    def name(self) -> str:
+        return self.mixture.models[self.index].name
+
+    def complete(self, messages: Sequence[Message], n: int, draw: str = "") -> list[Reply]:
+        return answered(self.complete_each([messages] * n, draw))
+
+    def complete_each(
+        self, prompts: Sequence[Sequence[Message]], draw: str = ""
+    ) -> list[Reply | None]:
+        return self.mixture.ask(prompts, draw, [self.index] * len(prompts))

@@ -17,6 +17,7 @@ from agent.models.mixture import Mixture
 from agent.models.prices import price_of
 from agent.models.settings import ModelConfig
 from agent.models.store import ReplyStore, shared_folder
+from agent.strategies.portfolio import Portfolio
 from sandbox.errors import ConfigError
 from sandbox.words import number_of
 
@@ -55,10 +56,14 @@ def open_books(folder: Path, config: OptimizeConfig) -> Iterator[Books]:
 
 @contextmanager
 def open_model(
-    config: OptimizeConfig, books: Books, files: BatchFiles | None = None
+    config: OptimizeConfig,
+    books: Books,
+    files: BatchFiles | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Model]:
     """The model, or the mixture of models, behind the endpoints that the config names; or files
-    in their place, of which the outgoing one is written at the end.
+    in their place, of which the outgoing one is written at the end. `tell` hears a line of every
+    model that is left out.
     """
     with ExitStack() as stack:
         if files is None:
@@ -66,13 +71,24 @@ def open_model(
             models: list[Model] = [stack.enter_context(closing(e)) for e in endpoints]
         else:
             models = stack.enter_context(_batched(config, books, files))
-        yield together(models, config)
+        yield together(models, config, tell)
 
 
-def together(models: Sequence[Model], config: OptimizeConfig) -> Model:
-    if len(models) == 1:
-        return models[0]
-    return Mixture(models, [m.weight for m in config.asked], config.seed)
+def together(
+    models: Sequence[Model], config: OptimizeConfig, tell: Callable[[str], None] = lambda _: None
+) -> Model:
+    """Of the config's models those that its strategy asks."""
+    named = config.strategy.models if isinstance(config.strategy, Portfolio) else ()
+    asked = [
+        (model, settings.weight)
+        for model, settings in zip(models, config.asked, strict=True)
+        if not named or model.name in named
+    ]
+    if len(asked) == 1:
+        return asked[0][0]
+    return Mixture(
+        [model for model, _ in asked], [weight for _, weight in asked], config.seed, tell
+    )
 
 
 @contextmanager

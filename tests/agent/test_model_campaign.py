@@ -6,20 +6,25 @@ from pathlib import Path
 
 import pytest
 
+from agent.allocation import Allocation
 from agent.budget import CampaignConfig
 from agent.campaign import run_campaign
 from agent.config import OptimizeConfig, load_optimize
 from agent.journal import Journal
-from agent.model import AwaitingReplies, Model, Reply, ScriptedModel
+from agent.model import AwaitingReplies, Model, ModelError, Reply, ScriptedModel
 from agent.model_proposer import ModelProposer
+from agent.models.endpoint import OpenAIModel
 from agent.models.mixture import Mixture
-from agent.models.opening import check_models
+from agent.models.opening import check_models, together
 from agent.models.settings import ModelConfig
 from agent.outcome import CampaignResult, Stage
 from agent.prompts.message import Message
 from agent.proposers import open_proposers
+from agent.replay import replay_run
+from agent.runs import open_run
 from agent.spending import Spending, spending
 from agent.strategies.best_of_n import BestOfN
+from agent.strategies.portfolio import Portfolio
 from agent.strategies.types import Strategy
 from agent.types import Measured
 from sandbox.errors import ConfigError
@@ -156,6 +161,64 @@ def test_a_model_that_fails_loses_its_share_alone_and_is_named(caplog):
     assert {reply.text for reply in replies} == {"a"}
     assert 0 < len(replies) < 40
     assert "one model's replies are missing: scripted: the script ends" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "strategy", [BestOfN(), Portfolio(arms=(BestOfN(),), across=Allocation(patience=None))]
+)
+def test_a_model_whose_server_is_gone_is_left_out_and_the_other_goes_on(
+    tmp_path, monkeypatch, strategy
+):
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    told: list[str] = []
+    with OpenAIServer([]) as gone:
+        pass
+    with OpenAIServer([], any_model=True, answering=hashed_reply) as server:
+        config = OptimizeConfig(
+            device="cpu",
+            models=(ModelConfig("gone", gone.url, retries=0), ModelConfig("there", server.url)),
+            strategy=strategy,
+            keep_replies=False,
+            proposals_per_round=1,
+            max_candidates_per_task=8,
+        )
+        engine = local_engine()
+        with (
+            open_run("first", config, tmp_path) as journal,
+            open_proposers(journal, config, {}, tell=told.append) as proposers,
+        ):
+            tasks = [make_task(name) for name in "ab"]
+            rows = run_campaign(tasks, proposers, engine, journal, config.campaign()).tasks
+            made = {r.proposal.proposer for task in tasks for r in journal.proposals(task.id)}
+    engine.close()
+    assert [(row.stage, row.tried) for row in rows] == [(Stage.DONE, 8)] * 2
+    assert made == {"there"}
+    assert len(told) == 1
+    assert "model 'gone'" in told[0]
+    assert "is it running" in told[0]
+    assert "left out" in told[0]
+    assert replay_run(tmp_path / "first", "again", tmp_path)[1] == []
+
+
+def test_where_all_models_are_gone_each_call_fails_and_one_line_is_told():
+    told: list[str] = []
+    with OpenAIServer([]) as gone:
+        models = [OpenAIModel(n, gone.url, api_key="k", retries=0) for n in ("a", "b")]
+    mixture = Mixture(models, [1.0, 1.0], tell=told.append)
+    for _ in range(2):
+        with pytest.raises(ModelError, match=r"model '[ab]' at .* cannot be reached"):
+            mixture.complete(ASK, 5)
+    assert len(told) == 1
+    for model in models:
+        model.close()
+
+
+def test_a_portfolio_has_no_stand_in_that_it_does_not_name():
+    models = [Named(name) for name in "abc"]
+    config = OptimizeConfig(
+        models=tuple(ModelConfig(name) for name in "abc"), strategy=Portfolio(models=("a", "c"))
+    )
+    assert together(models, config).name == "a+c"
 
 
 @pytest.fixture
