@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -162,7 +164,7 @@ class RayEngine(LaneEngine):
         """
         self._own = not ray.is_initialized()
         if self._own:
-            with _hidden(kept_gpus if address is None else 0):
+            with _sigterm_kept(), _hidden(kept_gpus if address is None else 0):
                 session = _connect(address, cpus, gpus)
         self._reaper: Reaper | None = None
         if self._own and address is None:
@@ -271,6 +273,19 @@ def _hidden(kept: int) -> Iterator[None]:
             del os.environ[VISIBLE]
         else:
             os.environ[VISIBLE] = before
+
+
+@contextlib.contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """SIGTERM does after the block what it did before: Ray's start takes it over, in Python and
+    again in C++, to print a trace and exit.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _knock(address: str) -> None:

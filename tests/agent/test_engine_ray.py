@@ -87,6 +87,26 @@ def test_a_candidate_that_kills_its_lane_three_times_is_our_fault_not_a_verdict(
     assert engine.submit_evaluate(make_task("a"), healthy, EvalConfig(), None).result(60).passed
 
 
+ENDED = """
+import os, signal
+from agent.ray_engine import RayEngine
+from agent.runs import interruptible
+from agent.scripted import ScriptedEvaluator
+with interruptible(lambda: print("told")) as interrupted:
+    engine = RayEngine(ScriptedEvaluator, cpus=1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(interrupted())
+    engine.close()
+"""
+
+
+def test_sigterm_does_beside_ray_what_it_did_before():
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "told\nTrue\n", "")
+
+
 JOINS = """
 import sys
 import ray
