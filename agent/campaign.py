@@ -41,7 +41,7 @@ from agent.lanes import LaneLost
 from agent.learner import Learner, catch_up, reward_of, taught
 from agent.lessons import Lessons
 from agent.model import AwaitingReplies, ModelError
-from agent.outcome import CampaignResult, Stage, TaskReport, report
+from agent.outcome import INTERRUPTED, CampaignResult, Stage, TaskReport, report
 from agent.recorded import Purpose, Recorded
 from agent.schedule import Job, Kind, TaskRun
 from agent.timings import Heart, Pulse
@@ -67,13 +67,15 @@ def run_campaign(
     on_pulse: Callable[[Pulse], None] = lambda _: None,
     learner: Learner | None = None,
     apart: bool = False,
+    at_endpoints: bool = False,
 ) -> CampaignResult:
     """Work on every task until its budget or its proposers end; resumes whatever the journal holds.
 
     `on_event` hears of every change of a task, `on_pulse` how busy the lanes are. A `learner`
-    learns as Lessons says, and once at the end. `apart`: as a Schedule takes it. Raises
-    DeviceError, NoLaneLeft or DiskFull where nothing more can be done; all that was finished is
-    then in the journal.
+    learns as Lessons says, and once at the end. `apart`: as a Schedule takes it. `at_endpoints`:
+    whoever proposes asks servers, for whom an interrupt does not wait. Raises DeviceError,
+    NoLaneLeft or DiskFull where nothing more can be done; all that was finished is then in the
+    journal.
     """
     began_s = time.monotonic()
     runs = examine(tasks, proposers, interrupted)
@@ -96,6 +98,7 @@ def run_campaign(
         on_pulse,
         learner,
         apart,
+        at_endpoints,
         began_s,
     ).run()
 
@@ -114,6 +117,7 @@ class _Campaign:
     on_pulse: Callable[[Pulse], None]
     learner: Learner | None
     apart: bool
+    at_endpoints: bool
     began_s: float
 
     def __post_init__(self) -> None:
@@ -175,6 +179,8 @@ class _Campaign:
     def _check_limits(self) -> None:
         if self.course.look():
             self._drop_disallowed()
+            if self.course.stopped == INTERRUPTED and self.at_endpoints:
+                self.jobs.abandon_proposing()
             if self.course.stopped is None:  # What is left of the time is for confirmations.
                 self.jobs.set_proposing_aside()
             for run in self.runs:

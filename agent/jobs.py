@@ -107,6 +107,14 @@ class Jobs:
                 job.aside = True
                 self._schedule.ended(job)
 
+    def abandon_proposing(self) -> None:
+        """Leaves what is being asked to whoever closes the models: a reply is kept as it comes."""
+        for future, job in list(self._running.items()):
+            if job.kind is Kind.PROPOSE and not future.done():
+                del self._running[future]
+                if not job.aside:
+                    self._schedule.ended(job)
+
     def abandon_preparing(self) -> None:
         """Where only tasks are being prepared, leaves them to the engine, if that is safe."""
         kinds = {job.kind for job in self._running.values()}

@@ -91,6 +91,7 @@ def launch(
                     on_pulse=view.beat,
                     learner=None if policy is None else policy.learner,
                     apart=policy is not None and policy.apart and not config.own_gpu,
+                    at_endpoints=bool(config.asked),
                 )
             title = str(header())
         cost = spending(journal)

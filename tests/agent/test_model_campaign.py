@@ -1,7 +1,9 @@
 """A campaign whose proposals come from a model: rounds that end early, prices, several models."""
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,7 @@ from agent.strategies.types import Strategy
 from agent.types import Measured
 from sandbox.errors import ConfigError
 from tests.agent.scripts import hashed_reply, local_engine, make_task
-from tests.doubles.openai_server import OpenAIServer
+from tests.doubles.openai_server import OpenAIServer, Step
 
 ASK: list[Message] = [Message(role="user", content="Write a kernel.")]
 
@@ -198,6 +200,44 @@ def test_a_model_whose_server_is_gone_is_left_out_and_the_other_goes_on(
     assert "is it running" in told[0]
     assert "left out" in told[0]
     assert replay_run(tmp_path / "first", "again", tmp_path)[1] == []
+
+
+def test_an_interrupt_waits_for_no_request_and_loses_no_reply(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    done = [reply(i).text for i in range(3)]
+    late = [Step(delay_s=60)] * 2
+    with OpenAIServer([done[0], *late, *done[1:]], "there", honours_n=False) as server:
+        config = OptimizeConfig(
+            device="cpu",
+            models=(ModelConfig("there", server.url),),
+            strategy=BestOfN(),
+            keep_replies=False,
+            max_candidates_per_task=3,
+        )
+
+        def call(interrupted: Callable[[], bool]) -> CampaignResult:
+            engine = local_engine()
+            with (
+                open_run("first", config, tmp_path) as journal,
+                open_proposers(journal, config, {}) as proposers,
+                closing(engine),
+            ):
+                return run_campaign(
+                    [make_task("a")],
+                    proposers,
+                    engine,
+                    journal,
+                    config.campaign(),
+                    interrupted=interrupted,
+                    at_endpoints=True,
+                )
+
+        began_s = time.monotonic()
+        stopped = call(lambda: len(server.requests) == 3)
+        assert (stopped.interrupted, stopped.tried) == (True, 0)
+        assert time.monotonic() - began_s < 30
+        assert call(lambda: False).tried == 3
+        assert len(server.requests) == 5, "the reply that had come was not asked for again"
 
 
 def test_where_all_models_are_gone_each_call_fails_and_one_line_is_told():
