@@ -208,7 +208,7 @@ class LocalLane:
             if isinstance(error, WarpsmithError) and not isinstance(error, SandboxFault):
                 raise
             log.warning("evaluating %s failed: %r", candidate.id, error, exc_info=True)
-            return sandbox_error(candidate, config, error)
+            return sandbox_error(candidate, config, error, self.environment())
 
     def close(self) -> None:
         self._evaluator.close()
@@ -253,9 +253,21 @@ def build_with(build: Build | None, task: Task, candidate: Candidate, config: Ev
         raise SandboxFault(f"building {candidate.id}: {error!r}") from error
 
 
-def sandbox_error(candidate: Candidate, config: EvalConfig, error: Exception) -> Evaluation:
-    """An evaluation that says nothing about the candidate."""
+def sandbox_error(
+    candidate: Candidate,
+    config: EvalConfig,
+    error: Exception,
+    environment: Mapping[str, str] | None = None,
+) -> Evaluation:
+    """An evaluation that says nothing about the candidate, of a lane in such an environment; None
+    where it is lost.
+    """
     detail = str(error) if isinstance(error, WarpsmithError) else repr(error)
     return Evaluation(
-        candidate.task_id, candidate.id, config.id, Status.SANDBOX_ERROR, detail=detail
+        candidate.task_id,
+        candidate.id,
+        config.id,
+        Status.SANDBOX_ERROR,
+        detail=detail,
+        environment=environment or {},
     )

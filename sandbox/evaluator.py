@@ -204,7 +204,8 @@ class LocalEvaluator:
         """
         start = time.monotonic()
         if self.device == "cpu" and candidate.language.needs_gpu:
-            return judge.fault(task.id, candidate.id, config, no_gpu(candidate.language))
+            why, here = no_gpu(candidate.language), self._facts.environment
+            return judge.fault(task.id, candidate.id, config, why, here)
         result = self._judged(task, candidate, config, to_beat)
         if judge.accused_by_clock(result):
             logger.warning("%s is judged again: %s", task.id, result.detail)
@@ -226,7 +227,8 @@ class LocalEvaluator:
                 return replace(invalid, detail=str(error), no_room=isinstance(error, NoRoom))
             except (SandboxFault, DeviceError, OSError, torch.OutOfMemoryError) as error:
                 lacked = isinstance(error, LACKING) and not self._had_room(task, config)
-                result = judge.fault(task.id, candidate.id, config, str(error), no_room=lacked)
+                why, here = str(error), self._facts.environment
+                result = judge.fault(task.id, candidate.id, config, why, here, no_room=lacked)
                 short = isinstance(error, (DeviceError, *LACKING))
                 crowded = isinstance(error, Crowded)
             if short and self.device == "cuda" and attempt + 1 < ATTEMPTS:

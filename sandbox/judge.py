@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from sandbox import layers, merging, statistics
@@ -194,11 +195,24 @@ def case_result(case: CaseObservation) -> CaseResult:
 
 
 def fault(
-    task_id: str, candidate_id: str, config: EvalConfig, message: str, *, no_room: bool = False
+    task_id: str,
+    candidate_id: str,
+    config: EvalConfig,
+    message: str,
+    environment: Mapping[str, str],
+    *,
+    no_room: bool = False,
 ) -> Evaluation:
-    """The evaluation of something that went wrong on our side."""
-    status = Status.SANDBOX_ERROR
-    return Evaluation(task_id, candidate_id, config.id, status, message, no_room=no_room)
+    """The evaluation of something that went wrong on our side, on the device of `environment`."""
+    return Evaluation(
+        task_id,
+        candidate_id,
+        config.id,
+        Status.SANDBOX_ERROR,
+        message,
+        environment=environment,
+        no_room=no_room,
+    )
 
 
 def accused_by_clock(evaluation: Evaluation) -> bool:

@@ -12,6 +12,8 @@ import pytest
 from agent.engine import LocalEngine
 from agent.lanes import MAX_LOST, LaneLost, LanePool, NoLane, NoLaneLeft
 from agent.scripted import ScriptedEvaluator
+from agent.timings import device_name
+from sandbox.device import DeviceFacts
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault
 from sandbox.types import EvalConfig, Evaluation, Status
 from tests.agent.scripts import candidate, local_engine, make_task, script
@@ -42,6 +44,15 @@ def test_an_evaluation_comes_back_through_a_future():
 def test_our_own_fault_becomes_a_value_at_the_edge_of_the_pool(source):
     engine = LocalEngine(Faulty)
     assert evaluate(engine, source).status is Status.SANDBOX_ERROR
+    engine.close()
+
+
+def test_a_fault_at_the_edge_of_the_pool_names_the_device_of_its_lane():
+    class Known(Faulty):
+        facts = DeviceFacts("H1", "cuda", {"gpu": "H1"}, 1.0, {}, 0.0, 1, 1)
+
+    engine = LocalEngine(lambda _: Known())
+    assert device_name(evaluate(engine, "fault")) == "H1"
     engine.close()
 
 

@@ -22,7 +22,7 @@ from sandbox import judge, memory
 from sandbox.baselines import DEVICE_BASELINES, NULL, Baselines
 from sandbox.compiling import Ahead
 from sandbox.cores import common_cores
-from sandbox.errors import DeviceError, InvalidReference
+from sandbox.errors import DeviceError, InvalidReference, SandboxFault
 from sandbox.evaluator import LocalEvaluator
 from sandbox.figures import Baseline
 from sandbox.handle import WorkerFailed
@@ -210,6 +210,19 @@ def test_our_shortage_speaks_of_a_task_that_was_never_prepared(
     monkeypatch.setattr("sandbox.prepare.build_pool", no_room)
     found = evaluator.evaluate(task, kernel, FAST)
     assert (found.status, found.no_room) == (Status.SANDBOX_ERROR, not before), found.detail
+
+
+@pytest.mark.parametrize("language", [Language.CUDA, Language.TORCH])
+def test_a_fault_of_ours_names_the_device_that_met_it(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, language: Language
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise SandboxFault("no reply")
+
+    monkeypatch.setattr(evaluator, "_evaluate", fail)
+    found = evaluator.evaluate(task_of(SCALE), Candidate("t", language, ""), FAST)
+    assert found.status is Status.SANDBOX_ERROR
+    assert found.environment == evaluator.facts.environment
 
 
 def test_room_is_made_once_nothing_holds_a_tasks_cases(

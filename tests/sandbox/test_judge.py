@@ -163,7 +163,7 @@ def test_a_message_never_decides() -> None:
 
 
 def test_faults_of_ours_are_not_scored() -> None:
-    assert not judging.fault("t", "c", CONFIG, "disk full").status.scored
+    assert not judging.fault("t", "c", CONFIG, "disk full", SEEN.environment).status.scored
     assert not judge(failing(FailureKind.FAULT), NULL, CONFIG).status.scored
     assert {s for s in Status if not s.scored} == {
         Status.SANDBOX_ERROR,
