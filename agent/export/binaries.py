@@ -8,6 +8,7 @@ binaries, and NVRTC compiles it where it is used.
 from __future__ import annotations
 
 import ast
+import ctypes
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from typing import Any
 
 from agent.export.artefact import Artefact
 from agent.export.inline.convert import BACKENDS, SUPPORTED, uses
-from agent.export.runtime.nvrtc import NvrtcError, compile_cubin, target_of
+from agent.export.runtime.nvrtc import NvrtcError, compile_cubin, library, target_of
 from agent.export.runtime.raw import source_key
+from sandbox.errors import ConfigError
 from sandbox.types import Language
 
 LAUNCHING = {
@@ -74,6 +76,26 @@ def architectures(artefact: Artefact, more: Sequence[str]) -> list[str]:
     """Those of the GPUs it was measured on, and those that were asked for."""
     measured = (f.evaluation.environment.get("arch") for f in artefact.findings)
     return sorted({*(a for a in measured if a is not None and a.startswith("sm_")), *more})
+
+
+def refuse_unknown(arch: str) -> None:
+    """Raises ConfigError where NVRTC is here and compiles nothing for the architecture."""
+    try:
+        nvrtc = library()
+    except NvrtcError:
+        return  # The manifest tells what has no binaries.
+    try:
+        compile_cubin("", (), arch)
+    except NvrtcError as error:
+        count = ctypes.c_int()
+        nvrtc.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+        known = (ctypes.c_int * count.value)()
+        nvrtc.nvrtcGetSupportedArchs(known)
+        names = ", ".join(f"sm_{number}" for number in known)
+        raise ConfigError(
+            f"architecture is {arch!r}, which the NVRTC here does not know; expected one of "
+            f"{names}, of the later ones also such as sm_90a"
+        ) from error
 
 
 def compile_ahead(artefact: Artefact, archs: Sequence[str], root: Path) -> Compiled:

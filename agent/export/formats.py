@@ -12,6 +12,7 @@ from pathlib import Path
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from agent.export.artefact import Nothing, costed, gather, winners
+from agent.export.binaries import refuse_unknown
 from agent.export.flashinfer import export_flashinfer
 from agent.export.folder import check_folder
 from agent.export.hub import export_hub
@@ -50,6 +51,7 @@ def check_formats(
     for arch in archs:
         if not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
             raise ConfigError(f"architecture is {arch!r}; expected one such as sm_90")
+        refuse_unknown(arch)
     check_name(package)
     return Formats(tuple(dict.fromkeys(names)), package, tuple(archs), _spdx(licence))
 

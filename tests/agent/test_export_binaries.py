@@ -17,12 +17,14 @@ import numpy
 import pytest
 import torch
 
+import warpsmith
 from agent.export.binaries import DeviceSource, Unknown, architectures, binding_of, device_sources
 from agent.export.manifest import read_manifest
 from agent.export.package import export_package
 from agent.export.runtime import nvrtc, raw, records
 from agent.export.runtime.arguments import Packed
 from agent.export.runtime.driver import DriverError, Launch
+from sandbox.errors import ConfigError
 from tests.agent.export_cuda import cuda_artefact, gathered
 
 CODE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
@@ -377,6 +379,14 @@ def test_nvrtc_compiles_for_architectures_that_are_not_here(arch):
     cubin, symbols = nvrtc.compile_cubin(CODE + template, (), arch, ("t<float>",))
     assert cubin.startswith(b"\x7fELF")
     assert symbols["t<float>"].encode() in cubin
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_999", "sm_80a"])
+def test_an_architecture_that_there_is_not_is_refused_before_a_run_is_read(arch):
+    words = rf"architecture is '{arch}', which the NVRTC here does not know; .* sm_90, "
+    with pytest.raises(ConfigError, match=words):
+        warpsmith.export("nowhere", "out", format="package", archs=["sm_90a", arch])
 
 
 def test_headers_that_the_packages_lack_come_from_a_toolkit_of_their_version(tmp_path, monkeypatch):
