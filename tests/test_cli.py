@@ -3,16 +3,18 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
 import warpsmith
 from agent.commands.app import DATA, TASKS, TRAIN, VERBS
-from agent.commands.output import note, say
+from agent.commands.output import going_on, note, say
 from agent.config import load_optimize
 from agent.runs import open_run
 from agent.tuner import Tuning
@@ -380,3 +382,12 @@ def test_a_task_whose_name_looks_like_markup_is_shown_as_it_is(tmp_path, cli):
     for folder, speedup in (("a", 1.0), ("b", 2.0)):
         append_record(tmp_path / folder / EVALUATIONS, row(name, speedup))
     assert name in cli(tmp_path, "compare", "a", "b").out
+
+
+def test_ctrl_c_tells_what_goes_on_once_of_all_processes_of_a_launcher(monkeypatch, capsys):
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(typer.Exit) as ended, going_on("the same command"):
+            signal.raise_signal(signal.SIGINT)
+        assert ended.value.exit_code == warpsmith.INTERRUPTED
+    assert capsys.readouterr().err == "to go on: the same command\n"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
@@ -42,6 +44,19 @@ def answer(found: object, as_json: bool, show: Callable[[Console], object]) -> N
 def say_how_to_go_on(result: CampaignResult, name: str) -> None:
     if result.unfinished:
         note(f"to go on: the same command with --name {name}")
+
+
+@contextmanager
+def going_on(by: str) -> Iterator[None]:
+    """Ctrl-C in the block ends the command, with what goes on from where it was. Of several
+    processes that a launcher started the first one tells.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0":
+            note(f"to go on: {by}")
+        raise typer.Exit(warpsmith.INTERRUPTED) from None
 
 
 def exit_if_interrupted(result: CampaignResult) -> None:

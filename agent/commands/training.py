@@ -14,7 +14,14 @@ import typer
 
 import warpsmith
 from agent.commands.options import Device, Json, MaxSeconds, Preset, To, bounded
-from agent.commands.output import answer, exit_if_interrupted, note, say, say_how_to_go_on
+from agent.commands.output import (
+    answer,
+    exit_if_interrupted,
+    going_on,
+    note,
+    say,
+    say_how_to_go_on,
+)
 from agent.limits import ABOVE_0, Least
 from sandbox.errors import ConfigError
 from sandbox.words import number_of
@@ -127,7 +134,8 @@ def train_sft(
     from rl.data import load_examples
     from rl.sft import sft
 
-    fitted = sft(load_examples(data), settings, to, resolve_device(settings.device), start)
+    with going_on("the same command"):
+        fitted = sft(load_examples(data), settings, to, resolve_device(settings.device), start)
     if PartialState().is_main_process:
         typer.echo(fitted)
 
@@ -163,9 +171,10 @@ def train_self(
         return find_run(run)
 
     device = resolve_device(settings.device)
-    last = self_supervised(
-        start, sample, settings, to, device, lambda number, fitted: typer.echo(fitted)
-    )
+    with going_on(f"the same command with --name {name}"):
+        last = self_supervised(
+            start, sample, settings, to, device, lambda number, fitted: typer.echo(fitted)
+        )
     typer.echo(last)
 
 
