@@ -15,9 +15,10 @@ import math
 import os
 import random
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset, DatasetDict, load_from_disk
 
@@ -263,15 +264,31 @@ def load_examples(folder: Path, split: str = TRAIN) -> list[Example]:
     """Raises ConfigError where the folder holds no such data."""
     try:
         found = load_from_disk(str(folder))
-    except (FileNotFoundError, ValueError) as error:
+    # Of files that say otherwise than they did, and of no rows, its reader raises the latter.
+    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder}: no training data; `warpsmith data` makes it") from error
     if not isinstance(found, DatasetDict) or split not in found:
         raise ConfigError(f"{folder}: has no split {split!r}")
     wanted = {f.name for f in fields(Example)}
     if set(found[split].column_names) != wanted:
         raise ConfigError(f"{folder}: made by another version of `warpsmith data`; make it again")
-    rows = [Example(**row) for row in found[split]]
-    return [replace(e, messages=[Message(**m) for m in e.messages]) for e in rows]
+    rows = list(found[split])
+    wrong = next((number for number, row in enumerate(rows) if not _is_example(row)), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"{folder}: row {wrong} of {split} is no example; `warpsmith data` makes it again"
+        )
+    examples = [Example(**row) for row in rows]
+    return [replace(e, messages=[Message(**m) for m in e.messages]) for e in examples]
+
+
+def _is_example(row: Mapping[str, Any]) -> bool:
+    """Whether it has text where an Example has."""
+    texts, messages = [row[f.name] for f in fields(Example) if f.type == "str"], row["messages"]
+    if not isinstance(messages, list) or not all(isinstance(m, Mapping) for m in messages):
+        return False
+    texts += [message.get(key) for message in messages for key in ("role", "content")]
+    return bool(messages) and all(isinstance(text, str) for text in texts)
 
 
 def plainly(attempt: Attempt) -> Attempt:

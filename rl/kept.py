@@ -66,7 +66,7 @@ FINE_TUNING = Stage(
 def refuse_other(stage: Stage, record: Record, folder: Path) -> None:
     """Raises ConfigError where an earlier call's would have learned otherwise."""
     file = folder / FILE
-    earlier = yaml.safe_load(file.read_text()) if file.is_file() else {}
+    earlier = _kept(file, stage) if file.is_file() else {}
     for key, before, now in _differing(earlier, record):
         if key == BEGUN_FROM and Path(str(before)).resolve() == Path(str(now)).resolve():
             continue  # One checkpoint, typed in two ways.
@@ -75,6 +75,19 @@ def refuse_other(stage: Stage, record: Record, folder: Path) -> None:
                 f"{file}: {key} was {before} and is {now} now; a training goes on as it began: "
                 f"set it back, or take another {stage.option}"
             )
+
+
+def _kept(file: Path, stage: Stage) -> Record:
+    try:
+        record = yaml.safe_load(file.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        record = None
+    if not isinstance(record, Mapping):
+        raise ConfigError(
+            f"{file}: is damaged, and what was begun here cannot be told; expected keys and values "
+            f"as they were written: put it back, or take another {stage.option}"
+        )
+    return record
 
 
 def keep_config(record: Record, folder: Path) -> None:

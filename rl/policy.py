@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from jinja2 import TemplateError
-from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -236,21 +235,40 @@ def load_policy(
         tokenizer = _tokenizer(source, here=here)
         lacking = "transformers checkpoint"
         kind = getattr(torch, dtype) if dtype else "auto"
-        model = _weights(source, kind, here=here).to(device) if weights else None
-    except (OSError, ValueError, SafetensorError) as error:
+        model = _weights(source, kind, here=here) if weights else None
+    except ConfigError:
+        raise
+    except Exception as error:  # Its files are anybody's: what reads them raises anything.
         if here and not Path(source).is_dir():
             raise ConfigError(
                 f"{source}: no such folder, and no model in the Hub's cache; the Hub cannot be "
                 "reached"
             ) from error
-        first = str(error).strip().partition("\n")[0]
+        told = str(error) if isinstance(error, (OSError, ValueError)) else repr(error)
+        first = told.strip().partition("\n")[0]
         raise ConfigError(f"{source}: no {lacking} ({first[:160]})") from error
+    _refuse_other_record(known, record)
+    if model is not None:
+        model = model.to(device)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     _refuse_speechless(source, tokenizer)
     name = name or record.get("name") or Path(source).name
     version, transductive = int(record.get("version", 0)), record.get("transductive", False)
     return Policy(name, model, tokenizer, version, transductive)
+
+
+def _refuse_other_record(file: Path, record: Any) -> None:
+    """Raises ConfigError where it is not what `save` writes beside weights, or wrote once."""
+    kinds = {"name": str, "version": int, "transductive": bool}
+    if isinstance(record, dict) and all(
+        isinstance(record[key], kind) for key, kind in kinds.items() if key in record
+    ):
+        return
+    raise ConfigError(
+        f"{file}: is {json.dumps(record)[:60]}; expected a name, a version and whether it is "
+        "transductive, as `warpsmith train` writes them: put the file back, or train it anew"
+    )
 
 
 def _refuse_speechless(source: str | Path, tokenizer: Any) -> None:
@@ -271,7 +289,12 @@ def base_of(source: str | Path) -> str:
     adapters = Path(source) / ADAPTER
     if not adapters.is_file():
         return str(source)
-    return str(json.loads(adapters.read_text())["base_model_name_or_path"])
+    try:
+        return str(json.loads(adapters.read_text())["base_model_name_or_path"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{adapters}: names no base_model_name_or_path; expected what PEFT saves"
+        ) from error
 
 
 def _weights(source: str | Path, dtype: Any, *, here: bool) -> Any:

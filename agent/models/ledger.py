@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from agent.model import CapReached, ModelError
-from sandbox.errors import ConfigError
+from sandbox.errors import ConfigError, unread
 from sandbox.words import number_of
 
 LEDGER_FILE = "ledger.jsonl"
@@ -214,7 +214,10 @@ class Ledger:
     def _load(self, path: Path) -> None:
         if not path.exists():
             return
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: is no ledger ({unread(error)})") from error
         if text and not text.endswith("\n"):  # Torn by a full disk: its request was not sent.
             text = text[: text.rfind("\n") + 1]
             path.write_text(text, encoding="utf-8")

@@ -119,6 +119,9 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path):
     path.write_text("hello\n")
     with pytest.raises(ConfigError, match="line 1 is no line of a ledger"):
         Ledger(path)
+    path.write_bytes(b"\xff\n")
+    with pytest.raises(ConfigError, match="is no ledger"):
+        Ledger(path)
 
 
 def test_the_price_of_a_model_is_the_entry_that_names_it_best():

@@ -6,6 +6,8 @@ import pytest
 
 pytest.importorskip("datasets", reason="needs the train extra")
 
+from datasets import Dataset, DatasetDict
+
 from agent.config import OptimizeConfig
 from agent.features.proposer import FeatureProposer
 from agent.journal import Journal
@@ -151,6 +153,30 @@ def test_a_data_set_of_another_version_is_named(journal, tmp_path):
     save_dataset(dataset, tmp_path / "data")
     with pytest.raises(ConfigError, match="make it again"):
         load_examples(tmp_path / "data")
+
+
+def test_a_data_set_that_says_something_else_is_one_line(journal, tmp_path):
+    whole = build_dataset(examples_of(journal, TRAIN), EVERYTHING)
+    rows = whole["train"].to_list()
+    others = {
+        "no rows": whole["train"].select([]),
+        "no messages": Dataset.from_list([{**rows[0], "messages": None}]),
+        "half a message": Dataset.from_list([rows[0] | {"messages": [{"role": "user"}]}]),
+        "no text": Dataset.from_list([{**rows[0], "reply": 3}]),
+    }
+    for name, other in others.items():
+        DatasetDict(train=other).save_to_disk(tmp_path / name)
+        with pytest.raises(ConfigError, match=f"{name}: .*; `warpsmith data` makes it"):
+            load_examples(tmp_path / name)
+    save_dataset(whole, tmp_path / "data")
+    for file in ("dataset_dict.json", "train/state.json", "train/dataset_info.json"):
+        before = (tmp_path / "data" / file).read_text()
+        for text in ("[]", "{"):
+            (tmp_path / "data" / file).write_text(text)
+            with pytest.raises(ConfigError, match="no training data; `warpsmith data` makes it"):
+                load_examples(tmp_path / "data")
+        (tmp_path / "data" / file).write_text(before)
+    assert len(load_examples(tmp_path / "data")) == len(rows)
 
 
 def test_a_folder_that_exists_is_refused_before_anything_is_made(tmp_path, cli):

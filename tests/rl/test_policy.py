@@ -228,6 +228,30 @@ def test_a_checkpoint_that_a_kill_tore_is_named(policy, tmp_path):
             load_policy(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("policy.json", "[]", r"policy.json: is \[\]; expected a name, a version"),
+        ("policy.json", '{"version": null}', "policy.json: is .*; expected a name, a version"),
+        ("tokenizer.json", "{}", "no tokenizer "),
+        ("tokenizer.json", '{"added_tokens": []}', "no tokenizer "),
+        ("tokenizer_config.json", "[]", "no tokenizer "),
+        ("config.json", "3", "no transformers checkpoint "),
+        ("generation_config.json", "[]", "no transformers checkpoint "),
+        ("adapter_config.json", "{}", "adapter_config.json: names no base_model_name_or_path"),
+    ],
+)
+def test_a_file_of_a_checkpoint_that_says_something_else_is_one_line(
+    policy, tmp_path, file, text, words
+):
+    policy.save(tmp_path)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(ConfigError, match=words) as raised:
+        load_policy(tmp_path)
+    assert str(raised.value).startswith(str(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
 def test_a_checkpoint_without_its_tokenizer_is_named(policy, tmp_path):
     policy.save(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):

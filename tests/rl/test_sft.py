@@ -98,6 +98,13 @@ def test_a_training_goes_on_however_the_path_it_began_from_is_typed(tmp_path, mo
         refuse_other(FINE_TUNING, record_of(CONFIG, Path("other")), tmp_path)
 
 
+@pytest.mark.parametrize("text", ["[]", "{", ""])
+def test_a_training_whose_record_is_damaged_is_not_gone_on_with(tmp_path, text):
+    (tmp_path / "train.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"train.yaml: is damaged, .* or take another --to"):
+        refuse_other(FINE_TUNING, record_of(CONFIG, None), tmp_path)
+
+
 def test_rounds_that_began_from_other_weights_are_not_taken_for_these(tmp_path):
     starts = [tmp_path / "one", tmp_path / "two"]
     for start in starts:
