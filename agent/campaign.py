@@ -31,6 +31,7 @@ from agent.decisions import (
     next_round,
     next_step,
     search_over,
+    unjudged,
 )
 from agent.engine import Engine, sandbox_error
 from agent.examine import ended, examine
@@ -85,6 +86,8 @@ def run_campaign(
     for run, share in zip(able_runs, first_candidates(config, len(able_runs)), strict=True):
         run.budget = share + waves.granted(run.task.id)
         run.taught = taught(learner, config.max_updates)
+        if learner is None and not waves.begun:  # Else something was concluded from faults too.
+            run.again = unjudged(journal.proposals(run.task.id))
     if interrupted() or ended(able_runs, journal, config, waves.open):
         engine = Idle(engine.name)
     return _Campaign(
@@ -215,8 +218,8 @@ class _Campaign:
             r.evaluation is not None and r.evaluation.status is not Status.SANDBOX_ERROR
             for r in records
         )
-        pending = [r for r in records if r.pending]
-        over = search_over(run, records, self.config)
+        pending = [r for r in records if r.pending or r in run.again]
+        over = not pending and search_over(run, records, self.config)
         if not over or (self.config.confirm and winner_of(records) is not None):
             self.jobs.push(run, Kind.PREPARE, pending[0].round if pending else next_round(records))
         if over:

@@ -14,6 +14,7 @@ from agent.confirm import best_of, lower_bound, refuted, unlikely, unverified, w
 from agent.outcome import Stage
 from agent.recorded import Recorded
 from agent.schedule import TaskRun
+from sandbox.types import Status
 
 BARREN_ROUNDS = 3
 """Rounds in a row without a new candidate that end a task."""
@@ -86,6 +87,18 @@ def search_over(run: TaskRun, records: Sequence[Recorded], config: CampaignConfi
     if any(r.pending for r in records):
         return False
     return len(fresh(records)) >= run.budget or _spent(run, records, config)
+
+
+def unjudged(records: Sequence[Recorded]) -> list[Recorded]:
+    """Those of the last round that a fault of ours kept from being judged: nothing was proposed
+    after them, so that a later call may judge them as if they were pending.
+    """
+    last = next_round(records) - 1
+    return [
+        r
+        for r in records
+        if r.round == last and r.evaluation and r.evaluation.status is Status.SANDBOX_ERROR
+    ]
 
 
 def next_round(records: Sequence[Recorded]) -> int:

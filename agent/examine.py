@@ -49,7 +49,7 @@ def ended(
         next_step(run, journal.proposals(run.task.id), config, searching=True, waves=waves_open)
         for run in runs
     )
-    return all(isinstance(step, End) for step in steps)
+    return not any(run.again for run in runs) and all(isinstance(step, End) for step in steps)
 
 
 def _refusals(task: Task, proposers: Sequence[Proposer], _: NoLane) -> dict[str, str | None]:

@@ -15,7 +15,7 @@ from agent.storage import Database
 from agent.types import Attempt, Proposal, Usage
 from rewards.types import Reward
 from sandbox.records import from_record
-from sandbox.types import Candidate, Evaluation, Language
+from sandbox.types import Candidate, Evaluation, Language, Status
 
 
 class Purpose(StrEnum):
@@ -53,10 +53,11 @@ class Recorded:
 
 
 FIRST = (
-    "(SELECT MIN(e.id) FROM evaluations e "
-    "WHERE e.candidate_id = p.candidate_id AND e.purpose = '{}' AND NOT p.duplicate)"
+    "(SELECT e.id FROM evaluations e "
+    "WHERE e.candidate_id = p.candidate_id AND e.purpose = '{}' AND NOT p.duplicate "
+    f"ORDER BY e.status = '{Status.SANDBOX_ERROR}', e.id LIMIT 1)"
 )
-"""The first evaluation for a purpose holds."""
+"""The first evaluation for a purpose holds that is no fault of ours, else the first."""
 LISTED = (
     f"SELECT p.id, {FIRST.format(Purpose.SEARCH)} AS search, "
     f"{FIRST.format(Purpose.CONFIRM)} AS confirmed "

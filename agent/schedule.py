@@ -59,6 +59,8 @@ class TaskRun:
     """Requests of it wait in a file: until their replies are here no wave is decided."""
     outstanding: int = 0
     """Jobs queued or under way; a round is complete at 0."""
+    again: Sequence[Recorded] = ()
+    """What a fault of ours kept an earlier call from judging, to be judged when it begins."""
     built: list[Recorded] = field(default_factory=list)
     """Held until the task is prepared."""
     search_until_s: float | None = None

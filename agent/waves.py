@@ -27,6 +27,11 @@ class Waves:
         self.open = shares_headroom(config)
         """Something may be granted yet."""
 
+    @property
+    def begun(self) -> bool:
+        """Something was granted, by what all tasks had found."""
+        return bool(self._granted)
+
     def granted(self, task_id: str) -> int:
         """Candidates beyond the task's first share."""
         return sum(self._granted.get(task_id, ()))

@@ -14,7 +14,8 @@ from agent.engine import Engine, LocalEngine
 from agent.journal import Journal
 from agent.outcome import CampaignResult
 from agent.scripted import ScriptedEvaluator, ScriptedProposer
-from sandbox.types import Candidate, EvalConfig, Language, Task
+from sandbox.errors import SandboxFault
+from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Task
 
 Sources = Mapping[str, Sequence[str]]
 
@@ -53,6 +54,15 @@ class Clock:
 
 def local_engine(**evaluator: Any) -> LocalEngine:
     return LocalEngine(partial(ScriptedEvaluator, **evaluator))
+
+
+class FullDisk(ScriptedEvaluator):
+    """Judges nothing."""
+
+    def evaluate(
+        self, task: Task, candidate: Candidate, config: EvalConfig, *, to_beat: float | None = None
+    ) -> Evaluation:
+        raise SandboxFault("no space left on device")
 
 
 class SlowToPrepare(ScriptedEvaluator):

@@ -2,16 +2,20 @@
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from agent.allocation import GRANTED
+from agent.engine import LocalEngine
 from agent.idle import Deferred
 from agent.journal import Journal
+from agent.scripted import ScriptedEvaluator
 from sandbox.errors import ConfigError
 from tests.agent.killable import Killable
 from tests.agent.run_scripted import OPTIONS, SOURCES
-from tests.agent.scripts import calls, campaign, local_engine, script
+from tests.agent.scripts import FullDisk, calls, campaign, local_engine, script
 
 MODULE = "tests.agent.run_scripted"
 
@@ -89,6 +93,40 @@ def test_a_campaign_that_is_interrupted_before_its_engine_starts_starts_none(tmp
     assert engine.started is None
     assert (result.interrupted, result.tasks[0].verdict) == (True, "not tried")
     engine.close()
+
+
+def test_what_a_fault_of_ours_kept_from_being_judged_is_judged_by_the_next_call(tmp_path):
+    log, found = tmp_path / "log", []
+    sources = {"a": [script(i, speedup=1.0 + i) for i in range(4)]}
+    for make in (
+        FullDisk,
+        partial(ScriptedEvaluator, log=log),
+        partial(ScriptedEvaluator, log=log),
+    ):
+        engine = LocalEngine(make)
+        options = {"proposals_per_round": 2, "max_candidates_per_task": 4}
+        [row] = campaign(tmp_path / "run", sources, engine, **options).tasks
+        found.append((row.verdict, row.faults))
+        engine.close()
+    # The second round was proposed by what the first one came to, which therefore stays.
+    assert found == [("none judged", 4), ("win", 2), ("win", 2)]
+    with Journal(tmp_path / "run") as journal:
+        [*_, one, best] = [r.proposal.candidate.id for r in journal.proposals("test/a")]
+    assert calls(log, "start") == [one, best, best], "each once, and the best confirmed"
+
+
+@pytest.mark.parametrize("detail", ['{"test/a": 2}', None])
+def test_what_a_wave_was_decided_by_is_not_judged_again(tmp_path, detail):
+    sources, engine = {"a": [script(1)]}, LocalEngine(FullDisk)
+    campaign(tmp_path, sources, engine, max_candidates_per_task=1)
+    engine.close()
+    if detail is not None:
+        with Journal(tmp_path) as journal:
+            journal.record_event(GRANTED, detail=detail)
+    engine = local_engine()
+    [row] = campaign(tmp_path, sources, engine, max_candidates_per_task=1).tasks
+    engine.close()
+    assert row.faults == (0 if detail is None else 1)
 
 
 @pytest.mark.parametrize("left", [{"max_candidates_per_task": 2}, {"confirm": True}])

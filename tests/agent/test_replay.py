@@ -8,6 +8,7 @@ import pytest
 from agent.budget import CampaignConfig
 from agent.campaign import run_campaign
 from agent.config import OptimizeConfig
+from agent.engine import LocalEngine
 from agent.journal import Journal
 from agent.model import ScriptedModel
 from agent.model_proposer import ModelProposer
@@ -25,7 +26,7 @@ from agent.strategies.types import Strategy
 from kernelbench.suite import load_tasks
 from sandbox.errors import ConfigError
 from sandbox.types import Task
-from tests.agent.scripts import hashed_reply, local_engine, make_task
+from tests.agent.scripts import FullDisk, hashed_reply, local_engine, make_task
 from tests.doubles.openai_server import OpenAIServer
 
 FEW = [make_task(str(i)) for i in range(3)]
@@ -44,6 +45,25 @@ def record(
         result = run_campaign(tasks, proposers, engine, journal, config.campaign())
     engine.close()
     return result.tried
+
+
+@pytest.mark.parametrize("strategy", [Fsr(), Evolve(), Portfolio()], ids=lambda s: s.kind)
+def test_what_a_later_call_judged_after_a_fault_of_ours_is_decided_alike(
+    tmp_path, endpoint, strategy
+):
+    tasks = [make_task("0"), make_task("2")]
+    for engine, each in ((LocalEngine(FullDisk), 3), (local_engine(), 3), (local_engine(), 9)):
+        config = settings(strategy, each)
+        with (
+            open_run("first", config, tmp_path) as journal,
+            open_proposers(journal, config, {}) as proposers,
+        ):
+            rows = run_campaign(tasks, proposers, engine, journal, config.campaign()).tasks
+        engine.close()
+    assert [row.faults for row in rows] == [0, 0]
+    result, found = replay_run(tmp_path / "first", "again", tmp_path)
+    assert found == []
+    assert result.tried == sum(row.tried for row in rows) > 6
 
 
 def settings(strategy: Strategy, each: int) -> OptimizeConfig:
