@@ -191,35 +191,42 @@ class _Line:
         self._slots = asyncio.Semaphore(model.concurrency)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: openai.AsyncOpenAI | None = None
+        self._closed = False
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs to the end, also where another loop runs in this thread (a notebook)."""
         with self._lock:
+            if self._closed:
+                work.close()
+                raise ModelError(f"{self._who}: closed before it was asked")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 thread = threading.Thread(target=self._loop.run_forever, name="model", daemon=True)
                 thread.start()
+            asked = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+            return asked.result()
         except CancelledError as error:
             raise ModelError(f"{self._who}: closed before it answered") from error
 
     def close(self) -> None:
-        """Ends what is in flight: whoever waits for it would wait for ever, a process's end too."""
-        if self._client is not None:
-            self.run(self._end(self._client))
+        """Ends what is in flight: whoever waits for it would wait for ever, a process's end too;
+        and asks nothing more, whose reply nobody would wait for.
+        """
         with self._lock:
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._loop.stop)
-            self._loop = self._client = None
+            self._closed, loop, self._loop = True, self._loop, None
+        if loop is not None:
+            asyncio.run_coroutine_threadsafe(self._end(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
 
-    async def _end(self, client: openai.AsyncOpenAI) -> None:
+    async def _end(self) -> None:
         waiting = asyncio.all_tasks() - {asyncio.current_task()}
         for task in waiting:
             task.cancel()
         # A loop that stops before they have ended tells nobody.
         await asyncio.gather(*waiting, return_exceptions=True)
-        await client.close()
+        if self._client is not None:
+            await self._client.close()
 
     @property
     def client(self) -> openai.AsyncOpenAI:

@@ -169,7 +169,7 @@ def test_a_failure_is_one_line_that_says_what_to_do(step: Step, words: str) -> N
     assert "\n" not in str(raised.value)
 
 
-def test_a_model_that_is_closed_lets_go_of_those_who_wait_for_it() -> None:
+def test_a_model_that_is_closed_lets_go_of_those_who_wait_for_it_and_asks_nothing_more() -> None:
     with OpenAIServer([Step("late", delay_s=60)]) as server, ThreadPoolExecutor() as pool:
         model = client(server)
         waiting = pool.submit(model.complete, ASK, 1)
@@ -178,6 +178,9 @@ def test_a_model_that_is_closed_lets_go_of_those_who_wait_for_it() -> None:
         model.close()
         with pytest.raises(ModelError, match="closed before it answered"):
             waiting.result(timeout=10)
+        with pytest.raises(ModelError, match="closed before it was asked"):
+            model.complete(ASK, 1)
+        assert len(server.requests) == 1
 
 
 def test_blank_lines_keep_a_request_alive_until_its_time_is_over() -> None:
