@@ -54,9 +54,10 @@ LASTING = (
     openai.AuthenticationError,
     openai.PermissionDeniedError,
     openai.NotFoundError,
-    openai.InternalServerError,
 )
 """What the SDK raises where it is the server, the key or the model's name, after all retries."""
+DOWN = frozenset((502, 503, 504))
+"""Statuses of who stands before a server that is not there; 500 may be of one request alone."""
 UNSENT = frozenset(("ConnectError", "ConnectTimeout"))
 """What the HTTP library raises where nothing was sent, so nothing can be billed."""
 
@@ -381,10 +382,14 @@ def _passes(error: openai.APIError | TimeoutError) -> bool:
 
 def _stays(error: Exception) -> bool:
     """Whether the next request, whatever it asks, would fail likewise: unlike where this one was
-    refused, or there were too many.
+    refused or took too long, or there were too many.
     """
+    if isinstance(error, openai.APITimeoutError):
+        return type(error.__cause__).__name__ in UNSENT
+    if isinstance(error, openai.InternalServerError):
+        return error.status_code in DOWN
     spent = isinstance(error, openai.RateLimitError) and error.code == "insufficient_quota"
-    return spent or isinstance(error, (TimeoutError, *LASTING))
+    return spent or isinstance(error, LASTING)
 
 
 def _cost_of_failure(error: openai.APIError | TimeoutError, most: Spend) -> Spend:

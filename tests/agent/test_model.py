@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agent.model import ModelError, Reply, ScriptedModel
+from agent.model import ModelError, Reply, ScriptedModel, Unavailable
 from agent.models.endpoint import OpenAIModel
 from agent.prompts.message import Message
 from sandbox.errors import ConfigError
@@ -210,12 +210,28 @@ def test_a_server_that_answers_oddly_was_reached(
             client(server).complete(ASK, 1)
 
 
+@pytest.mark.parametrize(
+    ("step", "lasting"),
+    [
+        (Step("no server behind me", status=503), True),
+        (Step("forbidden", status=403), True),
+        (Step("boom", status=500), False),
+        (Step("prompt too long", status=400), False),
+        (Step(delay_s=1.0), False),
+    ],
+)
+def test_what_is_of_one_request_alone_says_nothing_of_the_next(step: Step, lasting: bool) -> None:
+    with OpenAIServer([step]) as server, pytest.raises(ModelError) as raised:
+        client(server, timeout_s=0.2).complete(ASK, 1)
+    assert isinstance(raised.value, Unavailable) is lasting
+
+
 def test_an_unreachable_server_is_named() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{held.getsockname()[1]}/v1"
         model = OpenAIModel("m", url, api_key="k", retries=0)
-        with pytest.raises(ModelError, match=f"{url}: cannot be reached"):
+        with pytest.raises(Unavailable, match=f"{url}: cannot be reached"):
             model.complete(ASK, 1)
 
 
