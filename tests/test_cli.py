@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -388,6 +387,6 @@ def test_ctrl_c_tells_what_goes_on_once_of_all_processes_of_a_launcher(monkeypat
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(typer.Exit) as ended, going_on("the same command"):
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
         assert ended.value.exit_code == warpsmith.INTERRUPTED
     assert capsys.readouterr().err == "to go on: the same command\n"

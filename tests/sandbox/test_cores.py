@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import cores, processes
+from sandbox import cores, proc, processes
 
 FEW_CORES = len(os.sched_getaffinity(0)) < cores.LEAST_CORES
 
@@ -142,7 +142,7 @@ def test_where_stepping_aside_is_refused_nothing_spins(
     with cores.LaunchingCore(allowed[-1]).kept_awake():
         (spinner,) = set(children_of(os.getpid())) - before
         deadline = time.monotonic() + 20
-        while processes.count_processes(spinner):
+        while proc.count_processes(spinner):
             assert time.monotonic() < deadline, "it spins at everybody's expense"
             time.sleep(0.01)
     assert set(children_of(os.getpid())) == before
