@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import agent.models.endpoint  # noqa: F401  before the fork: a campaign imports it once it asks
 from agent.campaign import run_campaign
 from agent.config import OptimizeConfig, load_optimize
 from agent.models.settings import ModelConfig
