@@ -6,17 +6,14 @@ replay keeps apart even where one of them failed.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from agent.model import AwaitingReplies, Model, ModelError, Reply, combined
+from agent.model import Model, ModelError, Reply, settle
 from agent.models.mixture import Mixture
 from agent.strategies.types import Ask
 from agent.types import Turn
 from sandbox.types import Task
-
-log = logging.getLogger(__name__)
 
 
 def answers(model: Model, asks: Sequence[Ask], task: Task, turn: Turn) -> list[Reply | None]:
@@ -46,11 +43,7 @@ def answers(model: Model, asks: Sequence[Ask], task: Task, turn: Turn) -> list[R
                 replies[place] = reply
         except ModelError as error:
             errors.append(error)
-    awaiting = any(isinstance(error, AwaitingReplies) for error in errors)
-    if awaiting or (errors and not any(replies)):
-        raise combined(errors)
-    for failed in errors:
-        log.warning("one arm's replies are missing: %s", failed)
+    settle("arm", replies, errors)
     return replies
 
 

@@ -7,12 +7,15 @@ weight), and `ScriptedModel` here, for tests and rehearsals.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from agent.prompts.message import Message
 from sandbox.errors import WarpsmithError
+
+log = logging.getLogger(__name__)
 
 
 class ModelError(WarpsmithError):
@@ -122,10 +125,19 @@ class ScriptedModel:
         return Reply(reply, finish_reason="stop") if isinstance(reply, str) else reply
 
 
-def combined(errors: Sequence[ModelError]) -> ModelError:
-    """Of several that were asked at once and of whom none answered: that they are awaited, else
-    that replies are missing, else the first one's error.
+def settle(whose: str, replies: Sequence[Reply | None], errors: Sequence[ModelError]) -> None:
+    """After several were asked at once: raises where one is awaited or none answered, else warns
+    of those, such as one `model`, that did not.
     """
+    awaiting = any(isinstance(error, AwaitingReplies) for error in errors)
+    if awaiting or (errors and not any(replies)):
+        raise _combined(errors)
+    for failed in errors:
+        log.warning("one %s's replies are missing: %s", whose, failed)
+
+
+def _combined(errors: Sequence[ModelError]) -> ModelError:
+    """That they are awaited, else that replies are missing, else the first one's error."""
     awaiting = [error.count for error in errors if isinstance(error, AwaitingReplies)]
     if awaiting:
         return AwaitingReplies(sum(awaiting))

@@ -8,26 +8,15 @@ left out from then on, and the others answer in its place, chosen likewise.
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from agent.model import (
-    AwaitingReplies,
-    Model,
-    ModelError,
-    Reply,
-    Unavailable,
-    answered,
-    combined,
-)
+from agent.model import Model, ModelError, Reply, Unavailable, answered, settle
 from agent.prompts.message import Message
 from sandbox.types import digest
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -98,11 +87,7 @@ class Mixture:
                 else:
                     for place, reply in zip(shares[share], found, strict=True):
                         replies[place] = reply
-        awaiting = any(isinstance(error, AwaitingReplies) for error in errors)
-        if awaiting or (errors and not any(replies)):
-            raise combined(errors)
-        for failed in errors:
-            log.warning("one model's replies are missing: %s", failed)
+        settle("model", replies, errors)
         return replies
 
     def _shares(
