@@ -251,8 +251,9 @@ class LanePool(Generic[L]):
 
     def _give_up(self, lane: _Lane[L], error: Exception) -> None:
         """A lane that cannot be opened (again): the others go on; the last one fails the rest."""
-        log.warning("a lane could not be opened: %s", error)
         with self._wake:
+            if not self._closed:  # else closing itself may have ended what was being opened
+                log.warning("a lane could not be opened: %s", error)
             lane.ended = True
             if not all(other.ended for other in self._lanes):
                 return

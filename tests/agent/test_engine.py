@@ -165,6 +165,22 @@ def test_closing_drops_what_has_not_begun_and_does_not_wait_for_ever():
         pool.submit(lambda _: None).result(20)
 
 
+def test_a_lane_that_closing_kept_from_opening_is_no_news(caplog):
+    begun, end = threading.Event(), threading.Event()
+
+    def killed() -> NoLane:
+        begun.set()
+        end.wait(5)
+        raise LaneLost("its actor died")
+
+    pool = LanePool("test", [killed])
+    assert begun.wait(5)
+    pool.close(grace_s=0)
+    end.set()
+    pool.close()
+    assert not caplog.records
+
+
 def test_a_deep_lane_runs_several_jobs_at_once():
     both = threading.Barrier(2)
     pool = LanePool("test", [NoLane], depth=2)
