@@ -91,21 +91,26 @@ class RayLane:
 
     make_evaluator: MakeEvaluator
     options: dict[str, Any]
-    actors: list[Any]
-    """To which its own is added, for whoever has to end it."""
+    made: list[RayLane]
+    """To which it is added, for whoever has to end it."""
+    opened: bool = field(default=False, init=False)
     _actor: Any = field(init=False)
 
     def __post_init__(self) -> None:
         lane = ray.remote(LaneActor).options(max_restarts=0, max_task_retries=0, **self.options)
         self._actor = lane.remote(self.make_evaluator, os.environ.get("OMP_NUM_THREADS"))
-        self.actors.append(self._actor)
+        self.made.append(self)
         try:
-            with on_failure(lambda: ray.kill(self._actor)):
+            with on_failure(self.end):
                 _get(self._actor.open.remote(), timeout_s=START_TIMEOUT_S)
         except GetTimeoutError as error:
             raise DeviceError(
                 f"Ray placed no lane within {START_TIMEOUT_S:.0f} s; another campaign may hold it"
             ) from error
+        self.opened = True
+
+    def end(self) -> None:
+        ray.kill(self._actor)
 
     def environment(self) -> Mapping[str, str]:
         found = self._answer(self._actor.environment.remote())
@@ -131,7 +136,7 @@ class RayLane:
         try:
             return _get(reference)
         except LaneLost:
-            ray.kill(self._actor)
+            self.end()
             raise
 
     def close(self) -> None:
@@ -139,7 +144,7 @@ class RayLane:
             _get(self._actor.close.remote(), timeout_s=CLOSE_TIMEOUT_S)
         except (LaneLost, GetTimeoutError) as error:
             log.warning("closing a lane: %s", error)
-        ray.kill(self._actor)
+        self.end()
 
 
 class RayEngine(LaneEngine):
@@ -177,9 +182,9 @@ class RayEngine(LaneEngine):
             raise DeviceError(f"the Ray cluster has no {wanted}; `ray status` shows what it has")
         if depth is None:
             depth = ahead(device, min(int(n["Resources"].get("CPU", 1)) for n in nodes))
-        self._actors: list[Any] = []
+        self._made: list[RayLane] = []
         openers: list[Callable[[], Lane]] = [
-            partial(RayLane, make_evaluator, options | {"max_concurrency": depth + 1}, self._actors)
+            partial(RayLane, make_evaluator, options | {"max_concurrency": depth + 1}, self._made)
             for options in placements
         ]
         cores = int(ray.cluster_resources().get("CPU", 1))
@@ -202,13 +207,17 @@ class RayEngine(LaneEngine):
     def abandon(self) -> bool:
         """An evaluator's processes end with the one that holds it."""
         self._pool.close(grace_s=0.0)
-        for actor in self._actors:
-            ray.kill(actor)
+        for lane in self._made:
+            lane.end()
         return True
 
     def close(self) -> None:
+        self._pool.close(grace_s=0.0)
+        for lane in self._made:
+            if not lane.opened:  # Else its opening would be waited for.
+                lane.end()
         super().close()
-        self.abandon()  # lanes that are being opened
+        self.abandon()
         self._shut_down()
 
     def _shut_down(self) -> None:

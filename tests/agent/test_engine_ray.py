@@ -107,6 +107,20 @@ def test_sigterm_does_beside_ray_what_it_did_before():
     assert (done.returncode, done.stdout, done.stderr) == (0, "told\nTrue\n", "")
 
 
+class Slow(ScriptedEvaluator):
+    def __init__(self, *_) -> None:
+        time.sleep(60)
+
+
+def test_closing_does_not_wait_for_a_lane_that_is_being_opened(engine):
+    opening = RayEngine(Slow)
+    while not opening._made:
+        time.sleep(0.01)
+    begin = time.monotonic()
+    opening.close()
+    assert time.monotonic() - begin < 4
+
+
 JOINS = """
 import sys
 import ray
