@@ -77,7 +77,7 @@ class LocalModel:
     ) -> None:
         """`sampler`: who samples in the policy's place, in so many `replicas` side by side."""
         self.policy, self.sampling, self.seed = policy, sampling, seed
-        self._sampler: Sampler = sampler or policy
+        self.sampler: Sampler = sampler or policy
         self._at_once = replicas * sampling.batch
         self.tokens = tokens or TokenStore()
         self._waiting: deque[_Asked] = deque()
@@ -106,7 +106,7 @@ class LocalModel:
         self._thread.submit(self._answer_all)
         replies = mine.answer.result()
         if prompts and not any(replies):
-            context = self._sampler.context
+            context = self.sampler.context
             raise ModelError(f"{self.name}: no prompt leaves room in a context of {context} tokens")
         return replies
 
@@ -154,12 +154,12 @@ class LocalModel:
         self._hand_over(asked, left, replies)
         for first in range(0, len(order), self._at_once):
             chosen = order[first : first + self._at_once]
-            found = self._sampler.sample(
+            found = self.sampler.sample(
                 [ids[i] for i in chosen], self.sampling, [seeds[i] for i in chosen]
             )
             for i, sample in zip(chosen, found, strict=True):
                 each, place = rows[i]
-                if self.sampling.greedy and len(ids[i]) + 1 >= self._sampler.context:
+                if self.sampling.greedy and len(ids[i]) + 1 >= self.sampler.context:
                     sample = NOTHING
                 replies[id(each)][place] = self._reply(each.prompts[place], sample)
                 left[id(each)] -= 1

@@ -99,7 +99,7 @@ def test_a_server_samples_what_the_present_weights_would(start, tmp_path):
         before = learner.policy.sample(prompts, config.sampling, seeds)
         learner.learn(rollouts(learner, sampled(learner)))
         own = learner.policy.sample(prompts, config.sampling, seeds)
-        theirs = learner.model._sampler.sample(prompts, config.sampling, seeds)
+        theirs = learner.model.sampler.sample(prompts, config.sampling, seeds)
     assert [(s.ids, s.text, s.finished) for s in theirs] == [
         (s.ids, s.text, s.finished) for s in own
     ]
@@ -191,7 +191,7 @@ def test_a_prompt_without_room_in_either_context_has_no_reply(start, tmp_path):
     with VllmServer(base=start, max_model_len=40) as server:
         config = served_by(server)
         learner = GrpoLearner(tmp_path, start, config, "cpu")
-        served = learner.model._sampler
+        served = learner.model.sampler
         found = served.sample([[5] * 39, [5] * 38, [5] * 3], config.sampling, [0, 1, 2])
         assert [sample is None for sample in found] == [True, False, False]
         assert len(found[1].ids) <= 2
