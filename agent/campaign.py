@@ -39,7 +39,7 @@ from agent.idle import Idle
 from agent.jobs import POLL_S, Jobs
 from agent.journal import Journal
 from agent.lanes import LaneLost
-from agent.learner import Learner, catch_up, reward_of, taught
+from agent.learner import Learner, Lesson, catch_up, reward_of, taught
 from agent.lessons import Lessons
 from agent.model import AwaitingReplies, ModelError
 from agent.outcome import INTERRUPTED, CampaignResult, Stage, TaskReport, report
@@ -66,17 +66,18 @@ def run_campaign(
     on_event: Callable[[TaskReport], None] = lambda _: None,
     interrupted: Callable[[], bool] = lambda: False,
     on_pulse: Callable[[Pulse], None] = lambda _: None,
+    on_lesson: Callable[[Lesson], None] = lambda _: None,
     learner: Learner | None = None,
     apart: bool = False,
     at_endpoints: bool = False,
 ) -> CampaignResult:
     """Work on every task until its budget or its proposers end; resumes whatever the journal holds.
 
-    `on_event` hears of every change of a task, `on_pulse` how busy the lanes are. A `learner`
-    learns as Lessons says, and once at the end. `apart`: as a Schedule takes it. `at_endpoints`:
-    whoever proposes asks servers, for whom an interrupt does not wait. Raises DeviceError,
-    NoLaneLeft or DiskFull where nothing more can be done; all that was finished is then in the
-    journal.
+    `on_event` hears of every change of a task, `on_pulse` how busy the lanes are, `on_lesson` what
+    a `learner` learned: as Lessons says, and once at the end. `apart`: as a Schedule takes it.
+    `at_endpoints`: whoever proposes asks servers, for whom an interrupt does not wait. Raises
+    DeviceError, NoLaneLeft or DiskFull where nothing more can be done; all that was finished is
+    then in the journal.
     """
     began_s = time.monotonic()
     runs = examine(tasks, proposers, interrupted)
@@ -99,6 +100,7 @@ def run_campaign(
         on_event,
         interrupted,
         on_pulse,
+        on_lesson,
         learner,
         apart,
         at_endpoints,
@@ -118,6 +120,7 @@ class _Campaign:
     on_event: Callable[[TaskReport], None]
     interrupted: Callable[[], bool]
     on_pulse: Callable[[Pulse], None]
+    on_lesson: Callable[[Lesson], None]
     learner: Learner | None
     apart: bool
     at_endpoints: bool
@@ -132,7 +135,9 @@ class _Campaign:
         self.waiting = deque(run for run in self.runs if run.proposers)
         self.lessons: Lessons | None = None
         if self.learner is not None:
-            self.lessons = Lessons(self.journal, self.learner, self.waiting, config.max_updates)
+            self.lessons = Lessons(
+                self.journal, self.learner, self.waiting, config.max_updates, self.on_lesson
+            )
         self.proven = False
         """Some candidate was judged, so the device and a compiler work."""
 

@@ -89,6 +89,7 @@ def launch(
                     on_event=view.update,
                     interrupted=interrupted,
                     on_pulse=view.beat,
+                    on_lesson=lambda lesson: view.note(str(lesson)),
                     learner=None if policy is None else policy.learner,
                     apart=policy is not None and policy.apart and not config.own_gpu,
                     at_endpoints=bool(config.asked),

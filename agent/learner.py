@@ -22,6 +22,7 @@ from rewards import speedup
 from rewards.types import Reward
 from sandbox.records import to_record
 from sandbox.types import Evaluation, Status
+from sandbox.words import number_of
 
 LEARN = "learn"
 """Kind of the journal's event for an update; its detail is a Lesson."""
@@ -68,6 +69,25 @@ class Lesson:
     """Mean reward, correct share, hack share, loss, gradient norm, seconds."""
     cohort: int = 0
     """Whose rollouts they were."""
+
+    def __str__(self) -> str:
+        """In a line, as far as its learner told figures."""
+        told = self.figures
+        number = f"version {self.version}" if self.groups else f"still version {self.version}"
+        parts = [f"{number}: {number_of(self.rollouts, 'reply')}"]
+        if "correct" in told:
+            speed = f" at {told.get('speedup_correct', 1):.2f}x" if told["correct"] else ""
+            parts.append(f"{told['correct']:.0%} right{speed}")
+        if told.get("hacks"):
+            parts.append(f"{told['hacks']:.0%} hacks")
+        if "reward" in told:
+            parts.append(f"reward {told['reward']:.2f}")
+        parts.append(f"{self.groups} of {number_of(self.seen, 'group')} teach")
+        if self.groups and "seconds" in told:
+            parts.append(f"update {told['seconds']:.1f} s")
+        if "idle" in told:
+            parts.append(f"waited {told['idle']:.0%}")
+        return ", ".join(parts)
 
 
 class Learner(Protocol):

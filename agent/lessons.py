@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -35,10 +35,16 @@ class Lessons:
     """Of one call of a campaign; all but an update itself is done in its thread."""
 
     def __init__(
-        self, journal: Journal, learner: Learner, runs: Sequence[TaskRun], most: int | None = None
+        self,
+        journal: Journal,
+        learner: Learner,
+        runs: Sequence[TaskRun],
+        most: int | None = None,
+        on_lesson: Callable[[Lesson], None] = lambda _: None,
     ) -> None:
         """`most`: updates that a run gives its weights."""
         self._journal, self._learner, self._most = journal, learner, most
+        self._on_lesson = on_lesson
         count = 1 + learner.ahead
         self._cohorts = [[run for run in runs if run.index % count == n] for n in range(count)]
         self._turn = len(journal.events(LEARN)) % count
@@ -89,7 +95,8 @@ class Lessons:
         for _ in self._cohorts if learn else ():
             if self.over:
                 return
-            learn_from(self._journal, self._learner, self._turn, self._fresh(self._turn))
+            lesson = learn_from(self._journal, self._learner, self._turn, self._fresh(self._turn))
+            self._heard(lesson)
             self._turn = (self._turn + 1) % len(self._cohorts)
 
     def _active(self, cohort: int) -> list[TaskRun]:
@@ -147,19 +154,25 @@ class Lessons:
         if isinstance(result, frozenset):
             return [run for run in active if run.task.id in result]
         _tell(self._journal, result, time.monotonic() - update.began_s)
+        self._heard(result)
         self._turn = (cohort + 1) % len(self._cohorts)
         return active
+
+    def _heard(self, lesson: Lesson | None) -> None:
+        if lesson is not None:
+            self._on_lesson(lesson)
 
 
 def learn_from(
     journal: Journal, learner: Learner, cohort: int = 0, fresh: Sequence[Rollout] | None = None
-) -> None:
+) -> Lesson | None:
     """One update on what the run holds; the journal keeps what it did. Nothing where the last one
     found nothing in these very rollouts, as where a run that has ended is called again.
     """
     began_s, known = time.monotonic(), rollouts(journal)
     lesson = _learned(learner, known, fresh, cohort, _last(journal, cohort))
     _tell(journal, lesson, time.monotonic() - began_s)
+    return lesson
 
 
 def _learned(

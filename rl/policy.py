@@ -31,8 +31,11 @@ from kernelbench.hub import reachable
 from rl.config import SamplingConfig, ShapeConfig
 from rl.decoding import decode, wanted
 from rl.draw import Draw
+from rl.telling import hush
 from rl.tokens import START, new_tokenizer
 from sandbox.errors import ConfigError
+
+hush()
 
 FILE = "policy.json"
 """Beside a checkpoint: whose it is and how often it was updated."""

@@ -27,7 +27,6 @@ from typing import Any
 import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
-from transformers.utils.logging import disable_progress_bar
 
 from rl.config import GrpoConfig, SamplingConfig, TrainConfig
 from rl.policy import Sample
@@ -213,7 +212,6 @@ def _unheard(number: int, frame: FrameType | None) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """What trainers say, rank 0 says; errors are heard from every rank."""
-    disable_progress_bar()
     with (
         open(os.devnull, "w") as nowhere,
         redirect_stdout(nowhere),

@@ -22,7 +22,7 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.training_args import OptimizerNames
 from transformers.utils import is_torch_tf32_available
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
@@ -31,6 +31,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from rl.anchor import Anchor
 from rl.config import TrainConfig
 from rl.policy import Policy
+from rl.telling import Progress
 from sandbox.errors import ConfigError
 
 MANY = 1000
@@ -117,7 +118,9 @@ def fine_tune(
         train_dataset=Dataset.from_dict(rows),
         processing_class=policy.tokenizer,
         data_collator=Unmasked(policy.tokenizer.pad_token_id),
+        callbacks=[Progress()],
     )
+    trainer.remove_callback(PrinterCallback)
     left = (found.parent for found in folder.glob("checkpoint-*/trainer_state.json"))
     newest = max(left, key=_step, default=None)
     trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
@@ -231,6 +234,7 @@ def update(
         optimizers=(optimizer, LambdaLR(optimizer, constant)),
         rollout_func=rollout,
     )
+    trainer.remove_callback(PrinterCallback)  # The campaign tells, in a line.
     try:
         if anchor is not None:
             anchor.held(unwrapped(trainer))

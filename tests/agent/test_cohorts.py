@@ -20,6 +20,7 @@ from agent.scripted import ScriptedEvaluator, ScriptedProposer, scripted_evaluat
 from agent.types import FIRST_TURN
 from rewards import speedup
 from sandbox.errors import WarpsmithError
+from sandbox.records import from_record
 from sandbox.types import EvalConfig, Status
 from tests.agent.scripts import make_task, script
 
@@ -112,7 +113,14 @@ def learned(learner):
     return Counter((task, round) for _, rows in learner.seen for task, round, _ in rows)
 
 
-def run(folder, learner, evaluator=ScriptedEvaluator, lanes=1, interrupted=lambda: False):
+def run(
+    folder,
+    learner,
+    evaluator=ScriptedEvaluator,
+    lanes=1,
+    interrupted=lambda: False,
+    on_lesson=lambda _: None,
+):
     folder.mkdir(exist_ok=True)
     engine = LocalEngine(evaluator, lanes=lanes)
     config = CampaignConfig(proposals_per_round=1, max_candidates_per_task=ROUNDS, confirm=False)
@@ -127,6 +135,7 @@ def run(folder, learner, evaluator=ScriptedEvaluator, lanes=1, interrupted=lambd
                 config,
                 learner=learner,
                 interrupted=interrupted,
+                on_lesson=on_lesson,
             )
             return {(r.task_id[-1], r.round): r.version for r in rollouts(journal)}
     finally:
@@ -134,8 +143,8 @@ def run(folder, learner, evaluator=ScriptedEvaluator, lanes=1, interrupted=lambd
 
 
 def test_cohorts_take_turns_and_every_rollout_is_learned_from_once_soon(tmp_path):
-    learner = Learns()
-    run(tmp_path, learner)
+    learner, heard = Learns(), []
+    run(tmp_path, learner, on_lesson=heard.append)
     cohorts = [cohort for cohort, _ in learner.seen]
     assert cohorts == [n % 2 for n in range(len(cohorts))]
     assert learned(learner) == Counter(EVERY)
@@ -144,6 +153,7 @@ def test_cohorts_take_turns_and_every_rollout_is_learned_from_once_soon(tmp_path
     with Journal(tmp_path, read_only=True) as journal:
         lessons = [json.loads(detail) for detail in journal.events(LEARN)]
     assert [lesson["cohort"] for lesson in lessons] == cohorts
+    assert heard == [from_record(Lesson, lesson) for lesson in lessons]
 
 
 def test_weights_learn_from_one_cohort_while_the_other_is_judged(tmp_path):

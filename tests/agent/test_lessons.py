@@ -62,3 +62,17 @@ def test_an_update_that_a_kill_kept_from_being_told_is_told_by_the_next_call(tmp
             catch_up(journal, learner)
         [detail] = journal.events(LEARN)
     assert json.loads(detail)["version"] == 1
+
+
+def test_a_lesson_is_told_in_a_line():
+    figures = {"correct": 0.625, "hacks": 0.0625, "reward": 0.97, "speedup_correct": 1.58}
+    figures |= {"seconds": 1.04, "idle": 0.26}
+    assert str(Lesson(3, 16, 1, 5, figures)) == (
+        "version 3: 16 replies, 62% right at 1.58x, 6% hacks, reward 0.97, 1 of 5 groups teach, "
+        "update 1.0 s, waited 26%"
+    )
+    nothing = figures | {"correct": 0.0, "hacks": 0.0}
+    assert str(Lesson(2, 1, 0, 1, nothing)) == (
+        "still version 2: 1 reply, 0% right, reward 0.97, 0 of 1 group teach, waited 26%"
+    )
+    assert str(Lesson(1, 4, 1, 1, {})) == "version 1: 4 replies, 1 of 1 group teach"

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("trl", reason="needs the train extra")
 
 from rl.config import GrpoConfig, LoraConfig, SftConfig, ShapeConfig, TrainConfig
-from rl.policy import new_policy
+from rl.policy import load_policy, new_policy
 from rl.replica import with_adapters
 from rl.trainers import WRAPPED, Group, Tokens, fine_tune, optimizer_of, update
 from sandbox.errors import ConfigError
@@ -162,3 +162,21 @@ def test_a_call_that_has_no_step_left_to_take_tells_no_loss(tmp_path):
     assert first is not None
     assert first > 1
     assert told() is None
+
+
+def test_what_training_says_is_a_line_now_and_then_and_an_update_nothing(tmp_path, capfd):
+    """TRL printed all that it knows of every update, and a bar for every checkpoint."""
+    policy = new_policy(["a b c d e f"] * 20, SHAPE, "toy", seed=1)
+    config = TrainConfig(device="cpu", sft=SftConfig(epochs=15.0, batch=1), rl=GrpoConfig(group=2))
+    prompt, good, bad = (policy.reply_ids(text) for text in ("a", "b c", "e f"))
+    fine_tune(policy, [Tokens(prompt, good)] * 2, config, tmp_path / "sft")
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [
+        "step 10 of 30 (epoch 5.0 of 15)",
+        "step 30 of 30 (epoch 15.0 of 15)",
+    ]
+    group = Group("g", [prompt] * 2, [good, bad], [1.0, 0.0])
+    update(policy, [group], optimizer_of(policy, config, tmp_path), config, tmp_path / "rl")
+    policy.save(tmp_path / "saved")
+    load_policy(tmp_path / "saved")
+    assert capfd.readouterr() == ("", "")
