@@ -34,6 +34,8 @@ from sandbox.types import EvalConfig, Language
 
 T = TypeVar("T")
 DEFAULT_PRESET = "quickstart"
+LEARNING_PRESET = "learn"
+"""The default of a campaign that learns, to which a few candidates a task would teach nothing."""
 LOCAL = "local:"
 """Begins the name of a model that is a checkpoint on disk."""
 LEAST = budget.LEAST | {
@@ -182,14 +184,16 @@ MAY_CHANGE = frozenset((*WHERE, *HOW_MUCH, *COSTS))
 def load_optimize(
     source: str | None = None, *, typed: bool = False, **overrides: object
 ) -> OptimizeConfig:
-    """From a preset's name or a YAML file (by default `quickstart`) and what overrides it.
+    """From a preset's name or a YAML file (by default `quickstart`, or `learn` for one that
+    learns) and what overrides it.
 
     Overrides that are None are left out. What nobody asked for gives way: a total of candidates is
     not cut by the default preset's few a task. Raises ConfigError naming the file and the key, or
     the override alone: as an option, such as `--max-usd`, where it was `typed`.
     """
-    origin, values = read_yaml(source or DEFAULT_PRESET, "optimize")
     given = {key: value for key, value in overrides.items() if value is not None}
+    default = LEARNING_PRESET if given.get("learn") else DEFAULT_PRESET
+    origin, values = read_yaml(source or default, "optimize")
     named = {key: f"--{key.replace('_', '-')}" if typed else key for key in given}
     refuse_misfits(OptimizeConfig, values, origin)
     refuse_misfits(OptimizeConfig, given, "optimize")

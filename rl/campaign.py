@@ -37,6 +37,12 @@ def learning(config: OptimizeConfig, train: TrainConfig) -> OptimizeConfig:
         turns=train.rl.turns,
         seed=config.seed,
     )
+    least = train.rl.least
+    if config.max_candidates_per_task < least:
+        raise ConfigError(
+            f"max_candidates_per_task is {config.max_candidates_per_task}; expected at least "
+            f"{least}, half of rl.group, since fewer replies say nothing of each other"
+        )
     device = resolve_device(config.device)
     ids = {id for spec in config.tasks for id in loaders(spec, device)}
     refuse_evaluated(sorted(ids), train.transductive)

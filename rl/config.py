@@ -219,6 +219,13 @@ class GrpoConfig:
         if self.beta < 0:
             raise ValueError(f"beta is {self.beta}; expected at least 0")
 
+    @property
+    def least(self) -> int:
+        """Known rewards without which a group teaches nothing: what a few replies say of each
+        other, against a whole step of the optimizer, is chance.
+        """
+        return math.ceil(self.group / 2)
+
 
 @dataclass(frozen=True)
 class HeldOut:

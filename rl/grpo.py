@@ -195,11 +195,9 @@ class GrpoLearner:
         return groups
 
     def _teaches(self, group: Group) -> bool:
-        """Whether its rewards differ, and are half a group's at least: what a few replies say of
-        each other, against a whole step of the optimizer, is chance.
-        """
+        """Whether its rewards differ, and are enough."""
         known = [value for value in group.rewards if value is not None]
-        return len(set(known)) > 1 and len(known) >= self.config.rl.group / 2
+        return len(set(known)) > 1 and len(known) >= self.config.rl.least
 
     def _group(
         self, key: str, members: Sequence[tuple[Rollout, float | None]], aged: bool

@@ -241,6 +241,16 @@ def test_the_command_line_goes_over_the_file():
     assert (config.max_seconds, config.engine, config.tasks) == (7.5, "ray", ("softmax",))
 
 
+def test_a_campaign_that_learns_has_rounds_to_learn_from_by_default():
+    """The quickstart's three candidates a task are no group: nothing was learned from them."""
+    learns = load_optimize(model="local:policy", learn=True)
+    assert learns.tasks == ("builtin",)
+    assert learns.max_candidates_per_task >= 100 * learns.proposals_per_round
+    assert learns.max_seconds is None
+    few = load_optimize("quickstart", model="local:policy", learn=True)
+    assert few.max_candidates_per_task == load_optimize().max_candidates_per_task == 3
+
+
 def test_the_resolved_config_is_saved_and_loads_again(tmp_path):
     config = load_optimize(seed=3)
     with open_run("first", config, tmp_path) as journal:

@@ -63,6 +63,15 @@ def test_an_update_sees_every_task_however_many_there_are():
     assert learning(replace(campaign, tasks_at_once=3), train).tasks_at_once == 3
 
 
+def test_a_campaign_of_fewer_candidates_than_teach_anything_is_refused():
+    train = load_train("cpu", tasks=["builtin"], device="cpu")
+    campaign = load_optimize("quickstart", model="local:policy", learn=True, device="cpu")
+    train = replace(train, rl=replace(train.rl, group=8))
+    with pytest.raises(ConfigError, match="max_candidates_per_task is 3; expected at least 4"):
+        learning(campaign, train)
+    assert learning(replace(campaign, max_candidates_per_task=4), train)
+
+
 @pytest.mark.parametrize("preset", preset_names("train"))
 def test_every_preset_has_all_its_tasks_in_every_update(preset):
     train = load_train(preset, device="cpu")
