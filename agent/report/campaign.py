@@ -74,6 +74,7 @@ def campaign_page(journal: Journal, references: Sequence[Curve] = ()) -> Page:
     counted_ids = [r.task_id for r in found.rows if r.state is not State.LEFT_OUT]
     summary = summarise(counted_ids, found.scores) if counted_ids else None
     config = journal.last_start() or {}
+    telling, others = training(journal)
     return Page(
         title=journal.folder.name,
         kind="campaign",
@@ -87,7 +88,8 @@ def campaign_page(journal: Journal, references: Sequence[Curve] = ()) -> Page:
         statuses=dict(found.statuses.most_common()),
         stages=_stages(found, journal),
         time_notes=_time_notes(journal),
-        training=training(journal),
+        training=telling,
+        training_more=others,
         caught=tuple(found.caught),
         environment=dict(found.environments.most_common(1)[0][0]) if found.environments else {},
         commands=_commands(journal),

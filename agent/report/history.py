@@ -10,9 +10,27 @@ from dataclasses import dataclass
 from agent.journal import Journal
 from agent.learner import LEARN
 from agent.recorded import Recorded
-from agent.report.page import Curve, thinned
+from agent.report.page import SHARE, Curve, thinned
 from agent.timings import evaluations, held_seconds
 from sandbox.words import number_of
+
+TELLING = {
+    "reward": "mean reward",
+    "correct": "right replies",
+    "speedup_correct": "speedup of right replies",
+    "hacks": "reward hacks",
+    "unscored": "replies without a verdict",
+    "distinct": "distinct replies",
+    "equal_groups": "groups that teach nothing",
+    "group_variance": "variance of rewards in a group",
+    "trl/entropy": "entropy of a token",
+    "idle": "time waited for evaluations",
+    "lag_s": "seconds from proposal to verdict",
+    "age": "updates since the weights that wrote",
+}
+"""Of an update's figures those by which a reader sees how training goes, and what to call them."""
+SHARES = frozenset(("correct", "hacks", "unscored", "distinct", "equal_groups", "idle"))
+TERM = "term/"
 
 
 @dataclass(frozen=True)
@@ -67,11 +85,27 @@ def progress(steps: Sequence[Step], tasks: int) -> dict[str, Curve]:
     }
 
 
-def training(journal: Journal) -> tuple[Curve, ...]:
-    """A curve for each figure that updates of a policy recorded."""
+def training(journal: Journal) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
+    """A curve for each figure that updates of a policy recorded: the telling ones with the terms of
+    the reward, and the others.
+    """
     curves: dict[str, list[tuple[float, float]]] = {}
     for number, lesson in enumerate(map(json.loads, journal.events(LEARN)), start=1):
         for name, value in lesson["figures"].items():
             if isinstance(value, int | float) and math.isfinite(value):
                 curves.setdefault(name, []).append((float(number), float(value)))
-    return tuple(Curve(name.replace("_", " "), points) for name, points in curves.items())
+    telling = [name for name in TELLING if name in curves]
+    terms = [name for name in curves if name.startswith(TERM)]
+    others = [name for name in curves if name not in (*telling, *terms)]
+
+    def named(names: Sequence[str]) -> tuple[Curve, ...]:
+        return tuple(
+            Curve(
+                TELLING.get(name, name.replace("_", " ").replace(TERM, "reward: ")),
+                curves[name],
+                SHARE if name in SHARES else "",
+            )
+            for name in names
+        )
+
+    return named([*telling, *terms]), named(others)

@@ -94,9 +94,13 @@ class Row:
         return self.task_id.rpartition("/")[2]
 
 
+SHARE = "share"
+"""As a curve's note: its values are from 0 to 1."""
+
+
 @dataclass(frozen=True)
 class Curve:
-    """A line of a plot; `note` says over what."""
+    """A line of a plot; `note` says over what, or that it is of a share."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -139,7 +143,9 @@ class Page:
     """Seconds by stage, summed over everything that ran side by side."""
     time_notes: tuple[str, ...] = ()
     training: tuple[Curve, ...] = ()
-    """By the version of the policy."""
+    """By the number of the update."""
+    training_more: tuple[Curve, ...] = ()
+    """What else the trainer recorded."""
     caught: tuple[Caught, ...] = ()
     subsets: tuple[tuple[str, ...], ...] = ()
     """Further summary rows: name, tasks, correct, vs eager, max(1, vs B*)."""

@@ -20,7 +20,7 @@ from agent.report.details import unpack
 from agent.report.figures import dollars
 from agent.report.find import page_of
 from agent.report.highlight import highlighted, tokens
-from agent.report.page import Page, State, fast_curve, thinned
+from agent.report.page import SHARE, Page, State, fast_curve, thinned
 from agent.report.render import cell, html, markdown, milliseconds
 from agent.report.rows import state_of
 from agent.report.texts import Texts
@@ -263,9 +263,11 @@ def test_a_cost_below_a_cent_is_not_nothing(usd: float, shown: str) -> None:
 
 
 def test_training_curves_come_from_the_updates(page: Page) -> None:
-    curves = {curve.name: curve.points for curve in page.training}
-    assert [x for x, _ in curves["reward"]] == list(range(1, 9))
-    assert "gradient norm" in curves
+    curves = {curve.name: curve for curve in page.training}
+    assert list(curves) == ["mean reward", "right replies", "reward hacks", "reward: correct"]
+    assert [x for x, _ in curves["mean reward"].points] == list(range(1, 9))
+    assert [curve.note for curve in curves.values()] == ["", SHARE, SHARE, ""]
+    assert [curve.name for curve in page.training_more] == ["loss", "gradient norm", "seconds"]
 
 
 def test_a_cheat_is_listed_with_what_gave_it_away(page: Page) -> None:

@@ -146,6 +146,17 @@ def test_long_names_leave_the_plot_most_of_its_width(opened):
     assert [len(name) for name in named if name.endswith("…")] == [36]
 
 
+def test_what_else_the_trainer_recorded_is_drawn_where_it_is_opened(opened):
+    browser = opened()
+    plots = "[...document.querySelectorAll('#plots-training-more .plot')]"
+    assert browser.execute_script(f"return {plots}.length") == 0
+    browser.find_element(By.CSS_SELECTOR, "#training-more summary").click()
+    wait(browser, f"{plots}.length === 3 && {plots}.every(e => e.dataset.drawn)")
+    widths = browser.execute_script(f"return {plots}.map(e => e._fullLayout.width)")
+    assert min(widths) > 200
+    shoot(browser, "training")
+
+
 def test_samples_of_a_bench_are_no_search(browser, tmp_path):
     task = Task("kernelbench/level1/1_a", "# a", "cuda")
     kernel = Candidate(task.id, Language.TRITON, "# k")

@@ -247,7 +247,7 @@ function statuses() {
 }
 
 function training(curve) {
-  const scale = curve.name === "correct" || curve.name === "hacks" ? { range: [-0.03, 1.03], tickformat: ".0%" } : {};
+  const scale = curve.note === "share" ? { range: [-0.03, 1.03], tickformat: ".0%" } : {};
   return {
     traces: [{
       x: curve.points.map(([x]) => x), y: curve.points.map(([, y]) => y), type: "scatter",
@@ -256,7 +256,7 @@ function training(curve) {
       hovertemplate: "update %{x}: %{y:.4~g}<extra></extra>",
     }],
     layout: {
-      height: 190, margin: { l: 8, r: 10, t: 30, b: 28 }, xaxis: { tickformat: "d" }, yaxis: scale,
+      height: 190, margin: { l: 8, r: 10, t: 30, b: 28 }, xaxis: { tickformat: "d", dtick: curve.points.length < 8 ? 1 : undefined }, yaxis: scale,
       title: { text: label(curve.name), font: { size: 12, color: colour("ink") }, x: 0, xanchor: "left", y: 0.97 },
     },
   };

@@ -35,6 +35,19 @@ addEventListener("afterprint", () => {
   redraw();
 });
 
+function multiples(id, curves) {
+  curves.forEach((curve, number) => {
+    const own = `${id}-${number}`;
+    if (!document.getElementById(own)) $(`#${id}`).append(el("div", { class: "plot", id: own }));
+    plot(own, () => training(curve));
+  });
+}
+
+// Drawn while it is closed, a plot would have no width.
+$("#training-more")?.addEventListener("toggle", (event) => {
+  if (event.target.open) multiples("plots-training-more", page.training_more);
+});
+
 function drawAll() {
   plot("plot-speedups", () => speedups(shown()));
   plot("plot-fast", fast);
@@ -44,10 +57,7 @@ function drawAll() {
   }
   plot("plot-stages", stages);
   plot("plot-statuses", statuses);
-  page.training.forEach((curve, number) => {
-    $("#plots-training").append(el("div", { class: "plot", id: `plot-training-${number}` }));
-    plot(`plot-training-${number}`, () => training(curve));
-  });
+  multiples("plots-training", page.training);
   return Promise.all([...drawn.values()]);
 }
 
