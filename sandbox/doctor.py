@@ -23,6 +23,7 @@ from sandbox.errors import ConfigError, DeviceError, SandboxFault, install
 from sandbox.toolchain import nvcc
 from sandbox.walls.enclose import Grade
 from sandbox.walls.probe import probe
+from sandbox.words import number_of
 
 CUDA13_DRIVER = 580
 """The first driver series that runs CUDA 13 (CUDA 13.0 release notes, table 2)."""
@@ -58,8 +59,10 @@ def examine(runs: Path) -> list[Finding]:
             False,
             nvcc(),
         ),
-        _package("cupy", install(_cuda_extra()), "language cuda"),
-        _package("triton", "pip install triton", "language triton"),
+        _package("cupy", install(_cuda_extra()), "language cuda on a GPU"),
+        _package("triton", "pip install triton", "language triton on a GPU"),
+        _package("trl", install("train"), "`train`, and models of your own"),
+        _package("plotly", install("report"), "`report` as a page"),
         _walls(),
         _disk("runs", runs),
         _disk("cache", cache_root()),
@@ -106,9 +109,9 @@ def cpu_name() -> str:
 
 
 def _torch() -> Finding:
-    cuda = torch.version.cuda
-    threads = torch.get_num_threads()
-    return Finding("torch", True, f"{torch.__version__}, CUDA {cuda}, {threads} threads")
+    cuda = "no CUDA" if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
+    threads = number_of(torch.get_num_threads(), "thread")
+    return Finding("torch", True, f"{torch.__version__}, {cuda}, {threads}")
 
 
 def _gpu() -> Finding:
@@ -152,7 +155,7 @@ def _tool(
 
 def _package(name: str, remedy: str, use: str) -> Finding:
     if importlib.util.find_spec(name) is None:
-        return Finding(name, False, f"not installed; {use} on a GPU", remedy, needed=False)
+        return Finding(name, False, f"not installed; only for {use}", remedy, needed=False)
     distributions = metadata.packages_distributions().get(name, [name])
     return Finding(name, True, metadata.version(distributions[0]))
 

@@ -295,7 +295,7 @@ def test_doctor_says_what_is_missing_and_what_mends_it(tmp_path, cli, monkeypatc
     done = cli(tmp_path, "doctor")
     assert done.code == 1
     assert "apt-get install g++" in done.out
-    for part in ("torch", "GPU", "nvcc", "cupy", "triton", "walls", "disk (runs)"):
+    for part in ("torch", "GPU", "nvcc", "cupy", "triton", "trl", "plotly", "walls", "disk (runs)"):
         assert part in done.out
 
 
