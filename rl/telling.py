@@ -42,5 +42,5 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             return
         self._next_s = now_s + EVERY_S
         epoch = f"epoch {state.epoch:.1f} of {args.num_train_epochs:g}"
-        loss = float(logs["loss"])
-        print(f"step {state.global_step} of {state.max_steps} ({epoch}): loss {loss:.3f}")
+        loss = f"loss {float(logs['loss']):.3f}"
+        print(f"step {state.global_step} of {state.max_steps} ({epoch}): {loss}", flush=True)

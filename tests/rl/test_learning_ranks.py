@@ -88,7 +88,7 @@ def test_a_campaign_goes_on_after_a_rank_was_killed(folder):
     with launched(folder, "learned") as process:
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
-    assert out.count(" replies, ") == 1, "one campaign is told"
+    assert out.count(" tokens, ") == 1, "one campaign is told"
     learner = folder / "runs" / "learned" / "learner"
     newest = max(versions(learner))
     old, new = (
