@@ -96,30 +96,32 @@ def _cover(target: Path, source: Path, kept: list[Path], writable: list[Path]) -
 
 
 def leave_writable(scratch: Path, mounts: Iterable[Path]) -> None:
-    """Make every mount of this namespace read-only, but for `scratch` and these mount points.
+    """Make every mount of this namespace read-only, but for `scratch` and these mount points, not
+    those below them.
 
-    In place of Landlock where the kernel has none. Devices stay usable: a read-only mount does not
-    stop writing to what they stand for.
+    In place of Landlock where the kernel has none, and for what Landlock leaves to a file's owner:
+    its mode, times and attributes. Devices stay usable: a read-only mount does not stop writing to
+    what they stand for.
     """
     _mount(scratch, scratch, MS_BIND)
-    _set_attributes(Path("/"), MOUNT_ATTR_RDONLY, 0)
+    _make_readonly(Path("/"))
     for path in (scratch, *mounts):
         _set_attributes(path, 0, MOUNT_ATTR_RDONLY)
 
 
 def _make_readonly(path: Path) -> None:
     """With every mount below; unlike a remount it keeps flags a user namespace may not drop."""
-    _set_attributes(path, MOUNT_ATTR_RDONLY, 0)
+    _set_attributes(path, MOUNT_ATTR_RDONLY, 0, below=True)
 
 
-def _set_attributes(path: Path, add: int, clear: int) -> None:
+def _set_attributes(path: Path, add: int, clear: int, *, below: bool = False) -> None:
     name = os.fsencode(path) + b"\0"
     attributes = struct.pack("=4Q", add, clear, 0, 0)  # struct mount_attr
     syscall(
         MOUNT_SETATTR,
         AT_FDCWD,
         ctypes.create_string_buffer(name, len(name)),
-        AT_RECURSIVE,
+        AT_RECURSIVE if below else 0,
         ctypes.create_string_buffer(attributes, len(attributes)),
         len(attributes),
     )
