@@ -128,7 +128,7 @@ class _Builder:
         os.environ.update(folders.scratch_environment(e.scratch))
         tempfile.tempdir = None
         os.chdir(e.scratch)
-        self._try(Layer.SECCOMP, lambda: seccomp.install(privileges.protected(e.parent_pid)))
+        self._try(Layer.SECCOMP, self._filter)
         missing = (
             f"{layer}: {self.missing.get(layer, 'needs Landlock')}"
             for layer in Layer
@@ -170,18 +170,23 @@ class _Builder:
             raise OSError("no mount namespace")
         scratch = self.enclosure.scratch
         covers = {target: scratch / name for target, name in folders.PRIVATE.items()}
-        if self._has_landlock():
-            namespaces.cover(covers, self.readable, scratch)
-            return
-        # Mounts do what they can of Landlock's part: the home is out of sight but for what imports
-        # need, and the scratch alone can be written.
-        home = folders.coverable_home(self.readable)
-        if home is not None:
-            covers[home] = folders.make_empty(scratch)
+        landlocked = self._has_landlock()
+        if not landlocked:
+            # Mounts do what they can of Landlock's part: the home is out of sight but for what
+            # imports need.
+            home = folders.coverable_home(self.readable)
+            if home is not None:
+                covers[home] = folders.make_empty(scratch)
         namespaces.cover(covers, self.readable, scratch)
-        # CUDA names its threads through /proc.
-        shared = [target for target in folders.PRIVATE if target.is_dir()]
-        namespaces.leave_writable(scratch, [*shared, Path("/proc")])
+        if not landlocked or not self._changes_user():
+            # Nor does Landlock bound what a file's owner may do to its mode, times and attributes.
+            # CUDA names its threads through /proc.
+            shared = [target for target in folders.PRIVATE if target.is_dir()]
+            namespaces.leave_writable(scratch, [*shared, Path("/proc")])
+
+    def _changes_user(self) -> bool:
+        uid = self.enclosure.uid
+        return self.root and uid is not None and Layer.OWN_UID not in self.without
 
     def _has_landlock(self) -> bool:
         if Layer.LANDLOCK in self.without:
@@ -213,7 +218,7 @@ class _Builder:
 
     def _change_user(self) -> None:
         uid, scratch = self.enclosure.uid, self.enclosure.scratch
-        if self.root and uid is not None and Layer.OWN_UID not in self.without:
+        if uid is not None and self._changes_user():
             needed = (*self.imports, *self.enclosure.readable, scratch)
             closed = privileges.closed_to(uid, needed)
             privileges.become(uid, read_everything=closed is not None)
@@ -225,6 +230,11 @@ class _Builder:
             return
         privileges.drop_capabilities()
         self.missing[Layer.OWN_UID] = f"runs as uid {os.getuid()}"
+
+    def _filter(self) -> None:
+        protected = privileges.protected(self.enclosure.parent_pid)
+        bounded = not {Layer.OWN_UID, Layer.FOLDERS}.isdisjoint(self.layers)
+        seccomp.install(protected, owns_files=not bounded)
 
     def _limit_processes(self) -> None:
         uid_is_ours = Layer.OWN_UID in self.layers or self.own_user_namespace

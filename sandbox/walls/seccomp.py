@@ -93,6 +93,30 @@ DENIED = {
 }
 """Refused whatever the arguments: number in x86 asm/unistd_64.h, then in asm-generic/unistd.h."""
 
+ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+}
+"""Refused where a process has the supervisor's user and no mounts of its own: Landlock bounds what
+a file holds, not its mode, times and attributes, which its owner may change wherever it lies. None
+where a machine has no such call.
+"""
+
 SETPGID, SOCKET, SOCKETPAIR = (109, 154), (41, 198), (53, 199)
 CLONE, CLONE3, PRCTL, PRLIMIT64, IOCTL = (56, 220), (435, 435), (157, 167), (302, 261), (16, 29)
 SECCOMP, FCNTL = (317, 277), (72, 25)
@@ -133,11 +157,14 @@ Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false (in instructions skipped), operand."""
 
 
-def install(protected: Sequence[int] = ()) -> None:
+def install(protected: Sequence[int] = (), *, owns_files: bool = False) -> None:
     """Filter this thread and its later children; needs no_new_privs.
 
     `protected` are processes that may not be signalled, nor a group of that number: the supervisor,
     where no other wall keeps a process of its own user from that. A pid is taken as it is here.
+
+    `owns_files`: its user has files that no other wall keeps it from, whose attributes it may not
+    change; nor then those of its own, so that linkers make no file executable.
 
     Raises OSError with ENOSYS on a machine without a table, or what seccomp(2) says.
     """
@@ -145,7 +172,7 @@ def install(protected: Sequence[int] = ()) -> None:
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no system call table for {machine}")
     code = b"".join(
-        struct.pack("=HBBI", *i) for i in program(machine, protected)
+        struct.pack("=HBBI", *i) for i in program(machine, protected, owns_files=owns_files)
     )  # struct sock_filter
     filters = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("@HP", len(code) // 8, ctypes.addressof(filters))  # struct sock_fprog
@@ -154,7 +181,9 @@ def install(protected: Sequence[int] = ()) -> None:
     syscall(number, SET_MODE_FILTER, SPEC_ALLOW, ctypes.create_string_buffer(header, len(header)))
 
 
-def program(machine: str, protected: Sequence[int] = ()) -> list[Instruction]:
+def program(
+    machine: str, protected: Sequence[int] = (), *, owns_files: bool = False
+) -> list[Instruction]:
     """The filter for one machine. Calls it does not inspect fall through to ALLOW."""
     column, architecture = ARCHITECTURES[machine]
     code: list[Instruction] = [
@@ -167,6 +196,10 @@ def program(machine: str, protected: Sequence[int] = ()) -> list[Instruction]:
         code += [(JUMP_GREATER_EQUAL, 0, 1, X32_SYSCALL_BIT), (RETURN, 0, 0, DENY)]
     for numbers in DENIED.values():
         code += _when(numbers[column], [(RETURN, 0, 0, DENY)])
+    attributes = [numbers[column] for numbers in ATTRIBUTES.values()] if owns_files else []
+    for number in attributes:
+        if number is not None:
+            code += _when(number, [(RETURN, 0, 0, DENY)])
     # glibc falls back from clone3, whose flags lie behind a pointer, to clone.
     code += _when(CLONE3[column], [(RETURN, 0, 0, ERRNO | errno.ENOSYS)])
     # Ninja gives each compiler its own group and dies where that fails; the group just stays ours.

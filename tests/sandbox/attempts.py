@@ -59,6 +59,11 @@ def attempts(target: Target) -> dict[str, Callable[[], object]]:
         "network: netlink": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
         "write: shared folder": lambda: (target.shared / target.name).write_text("x"),
         "write: private folder": lambda: (target.private / target.name).write_text("x"),
+        "write: a file's mode": lambda: (target.private / "secret").chmod(0o644),
+        "write: a file's times": lambda: os.utime(target.private / "secret", (1, 1)),
+        "write: a file's attribute": lambda: os.setxattr(
+            target.private / "secret", "user.warpsmith", b"x"
+        ),
         "write: /tmp": lambda: Path("/tmp", target.name).write_text("x"),
         "write: /dev/shm": lambda: Path("/dev/shm", target.name).write_text("x"),
         "secrets: environment": lambda: Path(f"/proc/{them}/environ").read_bytes(),

@@ -172,7 +172,9 @@ def test_without_namespaces_tmp_and_shm_are_closed(inside: Asker) -> None:
     assert refusals == ["PermissionError", "PermissionError"]
 
 
-@pytest.mark.parametrize("without", [frozenset(), frozenset({Layer.LANDLOCK})], ids=["whole", "no landlock"])
+@pytest.mark.parametrize(
+    "without", [frozenset(), frozenset({Layer.LANDLOCK})], ids=["whole", "no landlock"]
+)
 def test_what_stays_visible_below_tmp_is_read_only(
     inside: Asker, tmp_path: Path, without: frozenset[Layer]
 ) -> None:
