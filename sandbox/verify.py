@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from sandbox import compare, hardware_counters, memory
 from sandbox.claims import words
 from sandbox.handle import WorkerFailed
 from sandbox.mismatch import mismatch
 from sandbox.observation import CaseObservation
-from sandbox.pool import Case, Pool
+from sandbox.pool import Case, Pool, float_inputs
 from sandbox.structure import structure
 from sandbox.subject import Subject
 from sandbox.trees import Layout
@@ -151,7 +149,7 @@ class _Checker:
             bound = case.bounds[leaf]
             errors = compare.errors(out, truth, bound)
             if errors.misplaced and not signature.outputs[leaf].floating:
-                values = float_inputs(case, self.pool)
+                values = float_inputs(case.inputs, signature)
                 if compare.ties_explain(out, truth, values):
                     errors = replace(errors, misplaced=0)
             found.append(errors)
@@ -192,13 +190,3 @@ class _Checker:
             )
             for leaf in range(len(layout.leaves))
         )
-
-
-def float_inputs(case: Case, pool: Pool) -> list[torch.Tensor]:
-    """The case's floating inputs, which index outputs may refer to."""
-    layout = Layout(pool.signature.inputs, 1)
-    return [
-        memory.leaf_view(case.inputs, layout, 0, i)
-        for i, leaf in enumerate(layout.leaves)
-        if leaf.floating
-    ]
