@@ -126,7 +126,10 @@ def _walk(
     if node is None or isinstance(node, bool | int | float | str):
         return {"v": node}
     if isinstance(node, Mapping):
-        return {"d": {str(k): _walk(v, depth + 1, tensors, is_tensor) for k, v in node.items()}}
+        named = {str(key): part for key, part in node.items()}
+        # Numbered by name: a dict is the same in whatever order it was filled.
+        walked = {k: _walk(named[k], depth + 1, tensors, is_tensor) for k in sorted(named)}
+        return {"d": {name: walked[name] for name in named}}
     if isinstance(node, tuple):
         return {"u": [_walk(v, depth + 1, tensors, is_tensor) for v in node]}
     if isinstance(node, list):

@@ -76,10 +76,19 @@ def test_a_tree_survives_json(value: Any) -> None:
 
 def test_tensors_are_numbered_in_order() -> None:
     first, second = torch.zeros(1), torch.ones(1)
-    tree, found = flatten({"b": (first, 2), "a": [second]}, torch.is_tensor)
+    tree, found = flatten([(first, 2), [second]], torch.is_tensor)
     assert found[0] is first
     assert found[1] is second
-    assert tree == {"d": {"b": {"u": [{"t": 0}, {"v": 2}]}, "a": {"l": [{"t": 1}]}}}
+    assert tree == {"l": [{"u": [{"t": 0}, {"v": 2}]}, {"l": [{"t": 1}]}]}
+
+
+def test_a_dict_is_the_same_in_whatever_order_it_was_filled() -> None:
+    first, second = torch.zeros(1), torch.ones(1)
+    tree, found = flatten({"b": second, "a": first}, torch.is_tensor)
+    other, same = flatten({"a": first, "b": second}, torch.is_tensor)
+    assert same_structure(tree, other)
+    assert [id(tensor) for tensor in found] == [id(tensor) for tensor in same]
+    assert list(unflatten(json.loads(json.dumps(tree)), found)) == ["b", "a"]
 
 
 @dataclass
