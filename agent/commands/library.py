@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -70,7 +71,8 @@ def extract(
     if as_json:
         typer.echo(json.dumps(to_record(found.extraction) | {"files": list(map(str, found.files))}))
     else:
-        say([*lines(found.extraction, found.names), f"to go on: warpsmith optimize {to}"])
+        optimize = shlex.join(["warpsmith", "optimize", str(to)])
+        say([*lines(found.extraction, found.names), f"to go on: {optimize}"])
 
 
 def apply(

@@ -388,3 +388,9 @@ def test_a_process_that_dies_or_prints_is_told_in_one_line(tmp_path):
         extract(written(tmp_path, CNN + crash), tmp_path / "tasks", "cpu", 3)
     noisy = CNN + "\nprint('noise')\nimport os\nos.write(2, b'\\xff')\n"
     assert extract(written(tmp_path, noisy), tmp_path / "tasks", "cpu", 1).files
+
+
+def test_how_to_go_on_can_be_typed_whatever_the_folder_is_called(tmp_path, cli):
+    written(tmp_path, SOFTMAX)
+    done = cli(tmp_path, "extract", "model.py", "--to", "its parts", "--device", "cpu")
+    assert done.out.splitlines()[-1] == "to go on: warpsmith optimize 'its parts'"
