@@ -50,7 +50,7 @@ def open_run(name: str, config: OptimizeConfig, runs: Path = RUNS) -> Iterator[J
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
     try:
-        with on_failure(partial(_discard_blank, folder, new)), Journal(folder) as journal:
+        with on_failure(partial(_discard_blank, folder, new)), _opened(folder, lock) as journal:
             _refuse_change(folder, config, journal.config())
             journal.record_config(config)
             _save(folder / CONFIG, to_yaml(config))
@@ -135,6 +135,14 @@ def _made(folder: Path) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _opened(folder: Path, lock: RunLock) -> Journal:
+    try:
+        lock.sign()
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
+    return Journal(folder)
 
 
 def _discard_blank(folder: Path, new: bool) -> None:

@@ -82,9 +82,11 @@ class RunLock:
                 f"{path}: this file system has no file locks ({error.strerror}); "
                 "keep runs on another one"
             ) from error
+
+    def sign(self) -> None:
+        """Tell whoever else wants it that it is this process that holds it."""
         self._file.truncate(0)
-        self._file.write(str(os.getpid()))
-        self._file.flush()
+        os.write(self._file.fileno(), str(os.getpid()).encode())  # Nothing is left for `release`.
 
     def release(self) -> None:
         self._file.close()

@@ -1,6 +1,7 @@
 """YAML to typed configuration, with errors that name the file, the key and the remedy."""
 
 import signal
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -331,6 +332,20 @@ def test_a_start_that_fails_before_anything_was_evaluated_leaves_no_new_run(tmp_
     failing("new", tmp_path)
     failing("begun", tmp_path, lambda journal: journal.record_task(make_task("a")))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_on_a_full_disk_leaves_no_new_run(tmp_path):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "warpsmith-test", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        (tmp_path / "full").write_bytes(bytes(4096))
+        told = pytest.raises(ConfigError, match="new: cannot be written")
+        with told, open_run("new", load_optimize(), tmp_path):
+            pass
+        assert not (tmp_path / "new").exists()
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_a_start_that_fails_takes_nothing_away_that_was_there(tmp_path):
