@@ -113,6 +113,15 @@ def test_the_table_tells_what_is_faster_than_eager_alone(kernels):
     assert f"\n{SWITCH}=" in library.table()
 
 
+def test_the_table_names_no_baseline_beside_which_nothing_was_timed(kernels):
+    timed, untimed = (
+        line for line in kernels().table().splitlines() if line.startswith("bias_relu")
+    )
+    assert " (compile) " in timed
+    assert "correct, not timed" in untimed
+    assert "(compile)" not in untimed
+
+
 def test_another_word_is_one_clear_error(kernels, monkeypatch):
     library = kernels()
     with pytest.raises(library.LibraryError, match="against is 'fast'; expected 'best' or 'eager'"):

@@ -26,7 +26,7 @@ def table(library: records.Library, dispatches: Sequence[Dispatch]) -> str:
                     row.shape,
                     row.machine,
                     ratio(row.speedup),
-                    f"{ratio(row.against_best)} ({row.best_baseline})",
+                    against_best(row),
                     row.precision,
                     used(row, present, dispatch),
                     row.checked,
@@ -44,6 +44,12 @@ def table(library: records.Library, dispatches: Sequence[Dispatch]) -> str:
     for name in (switches.off_name(library.prefix), switches.against_name(library.prefix)):
         rendered.append(f"{name}={os.environ.get(name, '')}")
     return "\n".join(rendered)
+
+
+def against_best(row: records.Row) -> str:
+    """`1.42x [1.40, 1.44] (compile)`; no baseline is named for what was not timed beside one."""
+    figure = ratio(row.against_best)
+    return figure if row.against_best is None else f"{figure} ({row.best_baseline})"
 
 
 def used(row: records.Row, present: set[str], dispatch: Dispatch) -> str:
