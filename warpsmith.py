@@ -21,6 +21,7 @@ if sys.version_info < (3, 11) or sys.platform != "linux":
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -260,6 +261,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     from agent.commands.app import app
 
+    # A dot or an arrow that a terminal's encoding lacks ends no campaign.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         app(arguments)
     except WarpsmithError as error:

@@ -106,6 +106,15 @@ def test_show_prints_the_table_and_its_json(run, cli):
     assert [task["verdict"] for task in record["tasks"]] == ["win", "unsupported"]
 
 
+def test_a_terminal_that_lacks_a_letter_shows_the_others(run):
+    command = [sys.executable, str(ROOT / "warpsmith.py"), "show", "first"]
+    environment = dict(os.environ, PYTHONIOENCODING="ascii")
+    done = subprocess.run(command, cwd=run, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "run: first ? " in done.stdout
+    assert "2.00x [1.96, 2.04]" in done.stdout
+
+
 def test_an_empty_run_is_shown_as_such(run, cli):
     campaign(run / "runs" / "empty", {})
     done = cli(run, "show", "empty")
