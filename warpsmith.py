@@ -13,6 +13,7 @@ It imports lazily, wires the parts and holds no logic of its own. What is typed 
 
 from __future__ import annotations
 
+import errno
 import sys
 
 if sys.version_info < (3, 11) or sys.platform != "linux":
@@ -257,7 +258,7 @@ def report(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: a WarpsmithError is one line on stderr and exit code 2, and so is a path
-    that the system does not let us use.
+    that the system does not let us use, or a full disk.
     """
     from agent.commands.app import app
 
@@ -270,13 +271,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"warpsmith: {error}", file=sys.stderr)
         sys.exit(UNUSABLE)
     except OSError as error:
-        if error.filename is None:
+        if error.errno == errno.ENOSPC:
+            remedy = "free space and run the same command again"
+        elif error.filename is not None:
+            remedy = "check the path and who may read and write it"
+        else:
             raise
-        print(
-            f"warpsmith: {error.filename}: cannot be used ({error.strerror}); check the path and "
-            "who may read and write it",
-            file=sys.stderr,
-        )
+        # A write that fails tells no name; whoever writes a file catches that and says which.
+        what = error.filename or "output"
+        print(f"warpsmith: {what}: cannot be used ({error.strerror}); {remedy}", file=sys.stderr)
         sys.exit(UNUSABLE)
 
 

@@ -115,6 +115,17 @@ def test_a_terminal_that_lacks_a_letter_shows_the_others(run):
     assert "2.00x [1.96, 2.04]" in done.stdout
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_output_onto_a_full_disk_is_one_line_and_code_2(run, options):
+    command = [sys.executable, str(ROOT / "warpsmith.py"), "show", "first", *options]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=run, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"warpsmith: output: cannot be used \(No space.*\); free space.*\n", done.stderr
+    )
+
+
 def test_an_empty_run_is_shown_as_such(run, cli):
     campaign(run / "runs" / "empty", {})
     done = cli(run, "show", "empty")
