@@ -98,16 +98,6 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class LeafClaim:
-    """What the worker says of one returned tensor."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    stride_class: str
-    type_name: str
-
-
-@dataclass(frozen=True)
 class CaseObservation:
     """One correctness case on the candidate."""
 

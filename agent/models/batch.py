@@ -36,8 +36,6 @@ from sandbox.errors import ConfigError, unread
 from sandbox.words import number_of
 
 ENDPOINT = "/v1/chat/completions"
-MOST_LINES = 50_000
-"""Of one file at OpenAI's batch endpoint."""
 
 
 @dataclass
