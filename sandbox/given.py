@@ -43,6 +43,8 @@ class Given:
         self.config = config
         self.synchronize = synchronize
         self.new_weights = new_weights and bool(signature.state)
+        self.varied = False
+        """Inputs that get_inputs() makes alike each time differ too."""
         self._fresh = 0
         """The first so many input sets have values that no round has used."""
         self._made, self._used = (0, 0), (0, 0)
@@ -106,7 +108,7 @@ class Given:
         worker, stage = self.reference.worker, self.reference.stage
         sets, seed = list(range(count)), secrets.randbits(60) if seed is None else seed
         self._made = count, seed
-        worker.send("fill", stage=stage, sets=sets, seed=seed, scale=1.0)
+        worker.send("fill", stage=stage, sets=sets, seed=seed, scale=1.0, varied=self.varied)
         try:
             yield
         finally:

@@ -82,6 +82,9 @@ class ProcessPair(Turns):
         )
         self.number = number
         self.kinds = kinds if judged else None
+        # Where the reference is known to take scaled inputs.
+        known = self.kinds.kinds if self.kinds else ()
+        self.given.varied = any(kind.change is None and kind.scale > 0 for kind in known)
         self.truthful = truthful
         self.ages = strict and judged
         """Call on after the last round, so that what is kept grows old."""

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sandbox import memory, trees
 from sandbox.trees import Layout
 from sandbox.worker import facts, models
+from sandbox.worker.constant import constant_inputs, shrink
 from sandbox.worker.session import Request, Session
 from sandbox.worker.tf32 import Tf32
 from sandbox.worker.weights import change_part, randomise, shake
@@ -57,6 +58,8 @@ class ReferenceSession(Session):
         super().__init__(folder)
         self.replaced: dict[str, Any] = {}
         """Module constants as the task wrote them, where a shape has set others."""
+        self.constant: frozenset[int] | None = None
+        """Inputs of this shape that seeds do not change, once it is known."""
 
     def do_load(self, request: Request, fds: list[int]) -> Request:
         self.watch, self.replaced = facts.Watch(CALLED), {}
@@ -86,6 +89,7 @@ class ReferenceSession(Session):
         """Build the model at one shape with randomised state, and `describe` inputs and state:
         what is known already would take a set of inputs.
         """
+        self.constant = None
         for name, value in self.replaced.items():  # by the shape that was open before
             setattr(self.module, name, value)
         written = vars(self.module)
@@ -193,8 +197,9 @@ class ReferenceSession(Session):
 
     def do_fill(self, request: Request, fds: list[int]) -> Request:
         """Fill input sets with fresh values, scaled: one `get_inputs` after the other under the
-        supervisor's secret seed.
+        supervisor's secret seed. `varied`: no two sets have the same.
         """
+        constant = self.constant_inputs(request["seed"]) if request.get("varied") else frozenset()
         models.seed_all(request["seed"])
         scale = request["scale"]
         with torch.device(self.device):
@@ -210,8 +215,22 @@ class ReferenceSession(Session):
                     place.copy_(tensor)
                     if scale != 1.0 and tensor.is_floating_point():
                         place.mul_(scale)
+                    if leaf in constant:
+                        shrink(place)
         self.synchronize()
         return {}
+
+    def constant_inputs(self, seed: int) -> frozenset[int]:
+        """Of this shape; found once."""
+
+        def make(number: int) -> list[torch.Tensor]:
+            models.seed_all(number)
+            with torch.device(self.device):
+                return trees.flatten(list(self.module.get_inputs()), torch.is_tensor)[1]
+
+        if self.constant is None:
+            self.constant = constant_inputs(make, seed)
+        return self.constant
 
     def do_vary(self, request: Request, fds: list[int]) -> Request:
         """Run the model on input set 0 with one leaf changed, its outputs into slot 0.
