@@ -108,7 +108,7 @@ def test_show_prints_the_table_and_its_json(run, cli):
 
 def test_a_terminal_that_lacks_a_letter_shows_the_others(run):
     command = [sys.executable, str(ROOT / "warpsmith.py"), "show", "first"]
-    environment = dict(os.environ, PYTHONIOENCODING="ascii")
+    environment = dict(os.environ, PYTHONIOENCODING="ascii", COLUMNS="120")
     done = subprocess.run(command, cwd=run, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "run: first ? " in done.stdout
