@@ -4,7 +4,7 @@ A model that knows nothing writes nothing that could be judged. So it samples, w
 and as many tokens a reply as asked for, and a kernel of the feature proposer's takes the place of
 what it wrote. All else is the campaign's own: prompts with exemplars, judging on lanes, rewards,
 updates on these prompts and kernels, checkpoints. The policy has a GPU of its own (each rank's),
-the others are lanes.
+the others are lanes; with --by-turns it shares the only one with its lane.
 
     python -m benchmarks.train_idle --preset qwen2.5-coder-1.5b --ahead 1 --to runs/idle --out FILE
     torchrun --nproc-per-node 3 -m benchmarks.train_idle --preset qwen2.5-coder-7b --to runs/idle
@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=1024, help="sampled of each reply")
     parser.add_argument("--batch", type=int, help="replies sampled side by side")
     parser.add_argument("--ahead", type=int, default=0, help="as rl.ahead")
+    parser.add_argument("--by-turns", action="store_true", help="policy and lane on one GPU")
     parser.add_argument("--seconds", type=float, help="of the campaign, at most")
     parser.add_argument("--to", type=Path, required=True, help="folder for model and config")
     parser.add_argument("--out", type=Path)
@@ -75,10 +76,10 @@ def main() -> None:
     changes = {"sampling": sampling, "rl": {"ahead": given.ahead, "updates": given.updates}}
     shape = Qwen2Config(**SIZES[given.preset], max_position_embeddings=CONTEXT, rope_theta=1e6)
     made = prepared(given.to, given.preset, changes, shape)
-    options = {"engine": "ray", "own_gpu": True, "max_seconds": given.seconds}
-    row = run(made, given.suite, given.tasks, **options)
+    where = {"engine": "local"} if given.by_turns else {"engine": "ray", "own_gpu": True}
+    row = run(made, given.suite, given.tasks, max_seconds=given.seconds, **where)
     head = {"schema_version": 1, **header("train_idle"), "preset": given.preset}
-    record = {**head, "changes": changes, "tasks": given.tasks, **row}
+    record = {**head, "changes": changes, "tasks": given.tasks, "where": where, **row}
     print(json.dumps(record, indent=1))
     if given.out:
         keep_json(given.out, record)

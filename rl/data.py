@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, load_from_disk
+from datasets import Dataset, DatasetDict, disable_progress_bars, load_from_disk
 
 from agent.features.assemble import without_header
 from agent.journal import Journal
@@ -250,6 +250,7 @@ def save_dataset(dataset: DatasetDict, folder: Path) -> None:
     refuse_existing(folder)
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
+    disable_progress_bars()  # Three of them, also into a file.
     dataset.save_to_disk(partial)
     os.replace(partial, folder)
 

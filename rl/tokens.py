@@ -1,8 +1,8 @@
 """A tokenizer for kernel sources: blocks of lines that repeat are tokens of their own.
 
 Most of a kernel is the same in every kernel. Lines that a fair share of the texts has are joined
-with those that mostly follow them, and each such block is one token, so that a policy spends its
-tokens where kernels differ. The rest is byte-level BPE, cut at digits and around the names of
+with those that mostly follow them, but for a code block's fences, and each such block is one token,
+so that a policy spends its tokens where kernels differ. The rest is byte-level BPE, cut at digits and around the names of
 values (v12): what is done with a value stays apart from which one it is. Decoding gives back every
 text exactly.
 """
@@ -27,6 +27,8 @@ TOGETHER = 0.8
 """Of the places of the rarer of two blocks at which they are neighbours, for them to be joined."""
 SHORTEST = 8
 """Characters of a block: shorter ones end other lines as well."""
+FENCE = "```"
+"""Never amid a block: code is the same tokens after whatever it follows, shown or written."""
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
@@ -99,11 +101,13 @@ def _lines(text: str) -> list[str]:
 
 
 def _joined_apart(lines: Sequence[str | None]) -> list[list[Block]]:
-    """Runs of common lines, cut where there is another one."""
+    """Runs of common lines, cut where there is another one and around a fence."""
     runs: list[list[Block]] = [[]]
     for line in lines:
         if line is None:
             runs.append([])
+        elif line.startswith(FENCE):
+            runs += [[line], []]
         else:
             runs[-1].append(line)
     return [run for run in runs if run]

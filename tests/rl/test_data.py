@@ -109,6 +109,11 @@ def test_equal_kernels_count_once_and_data_survives_the_disk(journal, tmp_path):
         save_dataset(dataset, tmp_path / "data")
 
 
+def test_nothing_is_printed_while_data_are_written(journal, tmp_path, capfd):
+    save_dataset(build_dataset(examples_of(journal, TRAIN), EVERYTHING), tmp_path / "data")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_what_is_held_out_is_not_trained_on(journal):
     with pytest.raises(ConfigError, match="hold out less"):
         build_dataset(examples_of(journal, TRAIN), HeldOut(families=1.0))

@@ -22,6 +22,16 @@ def test_lines_that_are_found_together_are_one_block():
     assert set(repeated_blocks(TEXTS, 10)) == {HEAD, TAIL}
 
 
+def test_a_kernel_is_the_same_tokens_after_whatever_leads_to_it():
+    leads = ["In one pass.\n\n", "## Analysis\nSlow.\n\n## Implementation\n"]
+    shown = [f"{leads[number % 10 == 0]}```python\n{kernel(number)}```\n" for number in range(100)]
+    tokenizer = new_tokenizer(shown, 400)
+    often, rarely = [tokenizer.tokenize(f"{lead}```python\n{kernel(7)}```\n") for lead in leads]
+    code = often[often.index("```python\n") :]
+    assert rarely[-len(code) :] == code
+    assert len(rarely) < 2 * len(code)
+
+
 def test_no_more_blocks_than_there_is_room_for():
     assert repeated_blocks(TEXTS, 1) == [HEAD]
     assert repeated_blocks(TEXTS, 0) == []
