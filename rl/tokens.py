@@ -1,10 +1,10 @@
 """A tokenizer for kernel sources: blocks of lines that repeat are tokens of their own.
 
 Most of a kernel is the same in every kernel. Lines that a fair share of the texts has are joined
-with those that mostly follow them, but for a code block's fences, and each such block is one token,
-so that a policy spends its tokens where kernels differ. The rest is byte-level BPE, cut at digits and around the names of
-values (v12): what is done with a value stays apart from which one it is. Decoding gives back every
-text exactly.
+with those that mostly follow them, but for the fences of a code block, and each such block is one
+token, so that a policy spends its tokens where kernels differ. The rest is byte-level BPE, cut at
+digits and around the names of values (v12): what is done with a value stays apart from which one it
+is. Decoding gives back every text exactly.
 """
 
 from __future__ import annotations

@@ -50,10 +50,10 @@ wanted = block(x)
 found = torch.compile(block, fullgraph=True)(x)
 torch.testing.assert_close(found, wanted)
 found.sum().backward()
-gradient = layer.model.bias.grad.clone()
-layer.model.bias.grad = None
+gradient = layer.bias.grad.clone()
+layer.bias.grad = None
 wanted.sum().backward()
-torch.testing.assert_close(gradient, layer.model.bias.grad)
+torch.testing.assert_close(gradient, layer.bias.grad)
 dynamic = torch.compile(block, fullgraph=True, dynamic=True)
 for rows in (3, 64, 65):
     x = torch.randn(rows, 16)

@@ -171,10 +171,21 @@ def test_a_layer_has_the_references_parameters_and_compiles_into_one_graph(kerne
     layer = kernels.layer("bias_relu")
     x, _ = inputs()
     found = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
-    assert torch.equal(found, torch.relu(x + layer.model.bias))
+    assert torch.equal(found, torch.relu(x + layer.bias))
     found.sum().backward()
-    assert layer.model.bias.grad.shape == (32,)
-    assert [name for name, _ in layer.named_parameters()] == ["model.bias"]
+    assert layer.bias.grad.shape == (32,)
+    assert [name for name, _ in layer.named_parameters()] == ["bias"]
+
+
+def test_a_checkpoint_of_the_reference_loads_into_a_layer_and_back(kernels):
+    """Its tensors were under `model.`, where nothing that had been trained before fitted."""
+    layer, trained = kernels.layer("bias_relu"), {"bias": torch.randn(32)}
+    layer.load_state_dict(trained)
+    x, _ = inputs()
+    assert torch.equal(layer(x), torch.relu(x + trained["bias"]))
+    reference = kernels.operator("bias_relu").reference(32)
+    reference.load_state_dict(layer.state_dict())
+    assert torch.equal(reference.bias, trained["bias"])
 
 
 def test_two_layers_do_not_mix_their_parameters(kernels):
@@ -182,9 +193,9 @@ def test_two_layers_do_not_mix_their_parameters(kernels):
     x, _ = inputs()
     for _ in range(3):
         for layer in layers:
-            assert torch.equal(layer(x), torch.relu(x + layer.model.bias))
+            assert torch.equal(layer(x), torch.relu(x + layer.bias))
             with torch.no_grad():
-                layer.model.bias.add_(1.0)
+                layer.bias.add_(1.0)
     assert counts(kernels, "bias_relu") == {"kernel": 6}
 
 
@@ -332,20 +343,18 @@ def test_a_damaged_table_is_one_line_on_the_command_line(tree, monkeypatch, caps
 
 def test_a_model_that_holds_a_layer_is_saved_whole(kernels, tree, monkeypatch):
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), kernels.layer("signs")).eval()
-    model[1].model.scale = torch.nn.Parameter(
-        torch.randn(4)
-    )  # as a reference of its own would have
+    model[1].scale = torch.nn.Parameter(torch.randn(4))  # as a reference of its own would have
     x = torch.randn(16, 16)
     wanted, saved = model(x), pickle.dumps(model)
     again = copy.deepcopy(model)
     assert torch.equal(again(x), wanted)
-    assert again[1].model.scale is not model[1].model.scale
+    assert again[1].scale is not model[1].scale
     forget()  # as in another process
     loaded = pickle.loads(saved)
     assert torch.equal(loaded(x), wanted)
     assert not loaded.training
-    assert torch.equal(loaded[1].model.scale, model[1].model.scale)
-    assert loaded[1].model.scale.requires_grad
+    assert torch.equal(loaded[1].scale, model[1].scale)
+    assert loaded[1].scale.requires_grad
     assert counts(importlib.import_module(NAME), "signs") == {"kernel": 1}
     forget()
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tree.parent)])

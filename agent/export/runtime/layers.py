@@ -12,9 +12,14 @@ from agent.export.runtime import models
 from agent.export.runtime.operators import Custom, placed
 from agent.export.runtime.records import LibraryError
 
+HELD = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+"""Where a module keeps its tensors and those of its parts."""
+
 
 class Layer(torch.nn.Module):  # type: ignore[misc]
-    """The reference's module, parameters and all, whose forward is the operator."""
+    """The reference's module, parameters and all, whose forward is the operator: a checkpoint of
+    the one loads into the other.
+    """
 
     def __init__(self, custom: Custom, *init: Any) -> None:
         super().__init__()
@@ -22,13 +27,14 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
         built = custom.reference(*models.init_values(self._init))
         self._call, self._whose = custom.call, (custom.package, custom.operator.name)
         self._inputs = tuple(name for name, _ in custom.operator.inputs)
-        self.model = built.to(getattr(torch, custom.operator.dtype))
+        held = vars(built.to(getattr(torch, custom.operator.dtype)))
+        self.__dict__.update({name: held[name] for name in HELD})
         self._names = [name.split(".") for name in models.state_names(built)]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if named:
             inputs = placed(self._whose[1], self._inputs, inputs, named)
-        state = [_found(self.model, path) for path in self._names]
+        state = [_found(self, path) for path in self._names]
         return self._call(*inputs, *state, self._init)
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
