@@ -169,6 +169,9 @@ class GrpoConfig:
     """Updates that the weights may have had since they wrote what they learn from: with 1, half of
     the tasks are sampled and judged while the weights learn from the other half (agent/lessons.py).
     Replies then count by how much likelier they have become since."""
+    spread: bool = False
+    """Of several ranks each holds a part of the weights, their gradients and the optimizer's states
+    (rl/spread.py), not all of them."""
     turns: int = 1
     """Rounds of an episode: what failed is shown its verdict and repaired by the same weights."""
     discount: float = 0.4

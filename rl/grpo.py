@@ -243,7 +243,7 @@ class GrpoLearner:
         """Under another name first: a folder named after a version is complete."""
         partial = self.folder / "partial"
         shutil.rmtree(partial, ignore_errors=True)
-        self.ranks.replica.save(partial)
+        self.ranks.save(partial)
         if lesson is not None:
             (partial / LESSON).write_text(json.dumps(to_record(lesson)))
         os.replace(partial, self.folder / str(self.version))

@@ -25,12 +25,14 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedTokenizerFast,
 )
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from agent.prompts.message import Message
 from kernelbench.hub import reachable
 from rl.config import SamplingConfig, ShapeConfig
 from rl.decoding import decode, wanted
 from rl.draw import Draw
+from rl.spread import is_spread
 from rl.telling import hush
 from rl.tokens import START, new_tokenizer
 from sandbox.errors import ConfigError
@@ -154,7 +156,7 @@ class Policy:
         device, draw = self.model.device, Draw(sampling, seeds, self.model.device)
         ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts]).to(device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts]).to(device)
-        if wanted(self.model):
+        if wanted(self.model) and not is_spread(self.model):  # Those are elsewhere each time.
             out = decode(
                 self.model, ids, mask, most, lambda logits: draw(ids, logits).argmax(-1), end
             )
@@ -172,6 +174,7 @@ class Policy:
                 logits_processor=LogitsProcessorList([draw]),
                 pad_token_id=pad,
                 eos_token_id=end,
+                synced_gpus=False,  # Ranks have replies of their own.
             )[:, width:]
         seconds = (time.monotonic() - began_s) / len(prompts)
         found = []
@@ -220,9 +223,10 @@ def load_policy(
     dtype: str = "",
     *,
     weights: bool = True,
+    ranks: int = 1,
 ) -> Policy:
     """From a folder or a hub's name, or all of it but the weights; raises ConfigError where there
-    is no model.
+    is no model. `ranks`: over which the weights are spread (rl/spread.py), as each of them calls.
     """
     known = Path(source) / FILE
     here = Path(source).is_dir() or not reachable()
@@ -238,7 +242,7 @@ def load_policy(
         tokenizer = _tokenizer(source, here=here)
         lacking = "transformers checkpoint"
         kind = getattr(torch, dtype) if dtype else "auto"
-        model = _weights(source, kind, here=here) if weights else None
+        model = _weights(source, kind, ranks, here=here) if weights else None
     except ConfigError:
         raise
     except Exception as error:  # Its files are anybody's: what reads them raises anything.
@@ -251,7 +255,7 @@ def load_policy(
         first = told.strip().partition("\n")[0]
         raise ConfigError(f"{source}: no {lacking} ({first[:160]})") from error
     _refuse_other_record(known, record)
-    if model is not None:
+    if model is not None and ranks == 1:  # else it is where its parts are
         model = model.to(device)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -300,7 +304,8 @@ def base_of(source: str | Path) -> str:
         ) from error
 
 
-def _weights(source: str | Path, dtype: Any, *, here: bool) -> Any:
+def _weights(source: str | Path, dtype: Any, ranks: int, *, here: bool) -> Any:
+    spread = {"distributed_config": DistributedConfig(fsdp_size=ranks)} if ranks > 1 else {}
     if Path(source).is_dir():  # Adapters keep it as their base's, wherever they are loaded.
         source = Path(source).resolve()
     if (Path(source) / ADAPTER).is_file():
@@ -312,13 +317,16 @@ def _weights(source: str | Path, dtype: Any, *, here: bool) -> Any:
                 f"{source}: its adapters change {base}, and there is no such folder; put it back, "
                 f"or name another base in {ADAPTER}"
             )
-        return AutoPeftModelForCausalLM.from_pretrained(source, dtype=dtype, is_trainable=True)
+        return AutoPeftModelForCausalLM.from_pretrained(
+            source, dtype=dtype, is_trainable=True, **spread
+        )
     model, report = AutoModelForCausalLM.from_pretrained(
         source,
         dtype=dtype,
         local_files_only=here,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # Told below, in one line.
+        **spread,
     )
     # What a checkpoint lacks, transformers draws by chance, with a warning.
     if report["mismatched_keys"]:

@@ -1,12 +1,12 @@
 """The ranks of one training: processes that a launcher (`accelerate launch`, `torchrun`) starts,
-each with a replica of the policy on a device of its own.
+each with a replica of the policy, or its part of one (rl/spread.py), on a device of its own.
 
 Rank 0 runs the campaign, and hands every rank, itself among them, its part of a sampling or of an
 update. The others do these parts and nothing else, so that none computes while a lane measures on
 its device. One process is a world of one: its part is a call, without torch.distributed.
 Where a server samples (rl/served.py) rank 0 alone asks it, and the parts are updates.
-Whoever samples needs whole weights: updates are DDP's, and FSDP and DeepSpeed are refused. A rank
-that fails ends them all; which one did, and why, is on its own stderr.
+Whoever samples needs whole weights, which accelerate's FSDP and DeepSpeed would not leave it: they
+are refused. A rank that fails ends them all; which one did, and why, is on its own stderr.
 """
 
 from __future__ import annotations
@@ -92,6 +92,10 @@ class Ranks:
         figures: dict[str, float] = self._each([methodcaller("update", groups)] * self.size)[0]
         return figures
 
+    def save(self, folder: Path) -> None:
+        """A checkpoint, of what all have together."""
+        self._each([methodcaller("save", folder)] * self.size)
+
     def _each(self, parts: Sequence[Part]) -> list[Any]:
         """What every rank's part came to. Raises RankLost where one failed, and from then on."""
         if self._group is None:
@@ -172,11 +176,12 @@ def joined(config: TrainConfig, device: str) -> Iterator[Ranks]:
     for kind in ("FSDP", "DEEPSPEED"):
         if parse_flag_from_env(f"ACCELERATE_USE_{kind}"):
             raise ConfigError(
-                f"{kind} spreads the weights, and each rank samples with all of them; "
-                "expected distributed_type MULTI_GPU (DDP)"
+                f"{kind} spreads the weights, and each rank samples with all of them; expected "
+                "distributed_type MULTI_GPU and, where all are too many, rl.spread in the config"
             )
     state = PartialState(cpu=device == "cpu")  # On GPUs, makes LOCAL_RANK's the current one.
-    replica, size = Replica(config, device), state.num_processes
+    size = state.num_processes
+    replica = Replica(config, device, size)
     if size == 1:
         yield Ranks(replica)
         return

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 
 from rl.anchor import Anchor, anchor_of
 from rl.config import SamplingConfig, TrainConfig
 from rl.policy import Policy, Sample, load_policy
+from rl.spread import full, is_spread, optimizer_state, set_optimizer_state, whole
 from rl.trainers import Group, optimizer_of, update
 from sandbox.errors import ConfigError, WarpsmithError
 
@@ -22,14 +24,15 @@ OPTIMIZER = "optimizer.pt"
 
 
 class Replica:
-    """Equal in every rank, from `open` on and after each `update`."""
+    """Equal in every rank, from `open` on and after each `update`, or a part in each."""
 
     policy: Policy
     anchor: Anchor | None
     optimizer: Any
 
-    def __init__(self, config: TrainConfig, device: str) -> None:
-        self.config, self.device = config, device
+    def __init__(self, config: TrainConfig, device: str, ranks: int = 1) -> None:
+        """`ranks`: how many there are."""
+        self.config, self.device, self.ranks = config, device, ranks
 
     def open(self, start: Path | str, newest: Path | None, scratch: Path) -> None:
         """The weights in `start`, or where there is one the run's newest checkpoint; trainers keep
@@ -37,7 +40,9 @@ class Replica:
         """
         config, self.scratch = self.config, scratch
         first = newest or start
-        self.policy = with_adapters(load_policy(first, "", self.device, config.dtype), config)
+        over = self.ranks if config.rl.spread else 1
+        loaded = load_policy(first, "", self.device, config.dtype, ranks=over)
+        self.policy = with_adapters(loaded, config)
         self.policy.transductive |= config.transductive
         self.anchor = None
         if config.rl.beta:
@@ -49,13 +54,14 @@ class Replica:
         self.optimizer = optimizer_of(self.policy, config, scratch)
         if newest is not None:
             kept = torch.load(newest / OPTIMIZER, map_location=self.device, weights_only=True)
-            self.optimizer.load_state_dict(kept)
+            set_optimizer_state(self.policy.model, self.optimizer, kept)
 
     def sample(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
     ) -> list[Sample | None]:
         """As the policy samples."""
-        return self.policy.sample(prompts, sampling, seeds)
+        with whole(self.policy.model):
+            return self.policy.sample(prompts, sampling, seeds)
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """A next version of the weights; returns TRL's figures. All ranks take it together. Raises
@@ -65,7 +71,7 @@ class Replica:
             self.policy, groups, self.optimizer, self.config, self.scratch, self.anchor
         )
         trained = (p for p in self.policy.model.parameters() if p.requires_grad)
-        if not all(bool(p.isfinite().all()) for p in trained):
+        if not all([bool(full(p.isfinite().all())) for p in trained]):
             raise WarpsmithError(
                 f"update {self.policy.version + 1} made weights that are not finite; lower "
                 f"rl.learning_rate ({self.config.rl.learning_rate:g}) or rl.max_grad_norm in a run "
@@ -83,8 +89,14 @@ class Replica:
         gc.collect()
 
     def save(self, folder: Path) -> None:
-        self.policy.save(folder)
-        torch.save(self.optimizer.state_dict(), folder / OPTIMIZER)
+        """Rank 0 writes; the others give it their parts of what is spread."""
+        model = self.policy.model
+        state = optimizer_state(model, self.optimizer)
+        if PartialState().is_main_process:
+            self.policy.save(folder)
+            torch.save(state, folder / OPTIMIZER)
+        elif is_spread(model):
+            model.save_pretrained(folder)
 
 
 def with_adapters(policy: Policy, config: TrainConfig) -> Policy:

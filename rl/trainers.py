@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 # Before trl is imported: it warns once per trainer that rollout_func may change.
@@ -223,6 +224,7 @@ def update(
     )
     # A process trains on its own device, whatever others it sees: lanes measure on those.
     arguments._n_gpu = 1
+    hooks = dict(policy.model.get_input_embeddings()._forward_hooks)
     if anchor is not None:
         anchor.before(policy.model)
     trainer = Aged(
@@ -240,7 +242,7 @@ def update(
             anchor.held(unwrapped(trainer))
         trainer.train()
     finally:
-        policy.model = released(trainer)
+        policy.model = released(trainer, hooks)
         if anchor is not None:
             anchor.after(policy.model)
         policy.rest()
@@ -300,11 +302,11 @@ WRAPPED = ("forward", "_original_forward", "_is_accelerate_prepared")
 """What accelerate and TRL leave on a model that they wrap."""
 
 
-def released(trainer: Any) -> Any:
+def released(trainer: Any, hooks: Mapping[int, Any] = MappingProxyType({})) -> Any:
     """The model as it was before the trainer: mixed precision is its calls' no more, which a cache
     of keys could not hold, and the next trainer wraps it anew. Nor do its embeddings ask for
     gradients: for checkpointing TRL and transformers each see to that, without looking whether it
-    was done before, and keep one handle of several.
+    was done before, and keep one handle of several. `hooks` of theirs were there before.
     """
     model = unwrapped(trainer)
     inner = [model.get_base_model()] if hasattr(model, "peft_config") else []
@@ -313,6 +315,7 @@ def released(trainer: Any) -> Any:
             vars(each).pop(name, None)
     if (embeddings := model.get_input_embeddings()) is not None:
         embeddings._forward_hooks.clear()
+        embeddings._forward_hooks.update(hooks)
     return model
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
+from torch.distributed.tensor import DTensor
 
 from agent.learner import Rollout
 from agent.prompts.message import Message
@@ -23,6 +24,7 @@ from rl.grpo import GrpoLearner
 from rl.policy import new_policy
 from rl.ranks import Ranks, joined
 from rl.replica import Replica
+from rl.spread import full
 from sandbox.errors import WarpsmithError
 from sandbox.types import Candidate, EvalConfig, Language, Status
 
@@ -49,20 +51,29 @@ CASES: Mapping[str, TrainConfig] = {
     "kl": replace(CONFIG, rl=replace(CONFIG.rl, beta=0.5)),
     "adapters": replace(CONFIG, lora=LoraConfig(rank=2, alpha=4)),
     "odd groups": replace(CONFIG, rl=replace(CONFIG.rl, group=5)),
+    "spread": replace(CONFIG, rl=replace(CONFIG.rl, spread=True)),
+    "spread small batches": replace(CONFIG, rl=replace(CONFIG.rl, spread=True, batch=1)),
+    "spread kl": replace(CONFIG, rl=replace(CONFIG.rl, spread=True, beta=0.5)),
+    "spread adam": replace(
+        CONFIG, optimizer="adamw_torch", rl=replace(CONFIG.rl, spread=True, learning_rate=0.01)
+    ),
+    "spread adapters": replace(
+        CONFIG, lora=LoraConfig(rank=2, alpha=4), rl=replace(CONFIG.rl, spread=True)
+    ),
 }
 
 
-def rollouts(config: TrainConfig) -> list[Rollout]:
+def rollouts(config: TrainConfig, version: int = 0) -> list[Rollout]:
     """Of three groups: a whole one, one with a fault of ours, one that is not full."""
     size = config.rl.group
     return [
-        *(_rollout(PROMPTS[0], place) for place in range(size)),
-        *(_rollout(PROMPTS[1], place, fault=place == 1) for place in range(size)),
-        *(_rollout(PROMPTS[1], place) for place in (3, 2, 0)),
+        *(_rollout(PROMPTS[0], place, version) for place in range(size)),
+        *(_rollout(PROMPTS[1], place, version, fault=place == 1) for place in range(size)),
+        *(_rollout(PROMPTS[1], place, version) for place in (3, 2, 0)),
     ]
 
 
-def _rollout(prompt: str, place: int, fault: bool = False) -> Rollout:
+def _rollout(prompt: str, place: int, version: int, fault: bool = False) -> Rollout:
     status = (Status.PASSED, Status.REWARD_HACK, Status.WRONG_VALUE)[place % 3]
     reply = REPLIES[place]
     judged = scripted_evaluation(
@@ -71,7 +82,7 @@ def _rollout(prompt: str, place: int, fault: bool = False) -> Rollout:
         Status.SANDBOX_ERROR if fault else status,
         1.0 + place,
     )
-    return Rollout("t", prompt, reply, 0, judged)
+    return Rollout("t", prompt, reply, version, judged)
 
 
 def start(folder: Path) -> Path:
@@ -96,9 +107,31 @@ def trained(folder: Path, config: TrainConfig, ranks: Ranks | None = None) -> di
     }
 
 
+def learned_twice(folder: Path, config: TrainConfig, ranks: Ranks, stops: bool) -> object:
+    """What ranks hold after two updates, between which the run `stops` and goes on, or not."""
+    learner = GrpoLearner(folder, folder.parent / "start", config, "cpu", ranks)
+    learner.learn(rollouts(config))
+    if stops:
+        learner = GrpoLearner(folder, folder.parent / "start", config, "cpu", ranks)
+    learner.learn(rollouts(config, 1))
+    return {"weights": ranks._each([fingerprint] * ranks.size), "held": ranks._each([held] * 2)}
+
+
+def held(replica: Replica) -> tuple[int, int]:
+    """Numbers of the weights that a rank has between its parts, and of what its optimizer keeps."""
+
+    def own(tensor: torch.Tensor) -> int:
+        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).numel()
+
+    states = replica.optimizer.state.values()
+    kept = [value for state in states for value in state.values() if torch.is_tensor(value)]
+    return sum(map(own, replica.policy.model.parameters())), sum(map(own, kept))
+
+
 def fingerprint(replica: Replica) -> tuple[int, float, float]:
     """Version, sum and sum of squares of all weights."""
-    flat = torch.cat([p.detach().double().flatten() for p in replica.policy.model.parameters()])
+    weights = [full(p.detach()) for p in replica.policy.model.parameters()]
+    flat = torch.cat([tensor.double().flatten() for tensor in weights])
     return replica.policy.version, float(flat.sum()), float(flat.square().sum())
 
 
@@ -182,6 +215,8 @@ def main(command: str, path: str, case: str = "two steps", url: str = "") -> Non
     with joined(config, "cpu") as ranks:
         if command == "train":
             print(json.dumps(trained(folder / "two", config, ranks)))
+        elif command in ("straight", "stopped"):
+            print(json.dumps(learned_twice(folder / command, config, ranks, command == "stopped")))
         else:
             ranks.open(folder / "start", None, folder)
             print("ready")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 pytest.importorskip("trl", reason="needs the train extra")
 
@@ -26,7 +27,7 @@ from tests.rl import recurrence
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "warpsmith")
-LEARNING = ("optimize", "recurrence.py", "--config", "learn.yaml", "--learn", "--train", "toy.yaml")
+LEARNING = ("optimize", "recurrence.py", "--config", "learn.yaml", "--learn")
 TORN = "one of 2 ranks failed or has ended"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -36,13 +37,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     recurrence.write(folder)
+    values = yaml.safe_load((folder / "toy.yaml").read_text())
+    values["rl"]["spread"] = True
+    (folder / "spread.yaml").write_text(yaml.safe_dump(values))
     return folder
 
 
 @contextmanager
-def launched(folder: Path, name: str) -> Iterator["subprocess.Popen[str]"]:
+def launched(folder: Path, name: str, train: str = "toy.yaml") -> Iterator["subprocess.Popen[str]"]:
     """The campaign of this name, begun or gone on with."""
-    words = [sys.executable, "-m", *LAUNCH, *LEARNING, "--model", "local:policy", "--name", name]
+    options = ("--train", train, "--model", "local:policy", "--name", name)
+    words = [sys.executable, "-m", *LAUNCH, *LEARNING, *options]
     process = subprocess.Popen(
         words,
         cwd=folder,
@@ -74,34 +79,36 @@ def await_version(folder: Path, name: str, process: "subprocess.Popen[str]") -> 
         time.sleep(0.1)
 
 
-def test_a_campaign_goes_on_after_a_rank_was_killed(folder):
-    with launched(folder, "learned") as process:
-        await_version(folder, "learned", process)
+@pytest.mark.parametrize("train", ["toy.yaml", "spread.yaml"], ids=["whole", "spread"])
+def test_a_campaign_goes_on_after_a_rank_was_killed(folder, train):
+    name = f"learned-{train.partition('.')[0]}"
+    with launched(folder, name, train) as process:
+        await_version(folder, name, process)
         _, follower = ranks_of(process)
         follower.kill()
         _, err = process.communicate(timeout=60)
         assert process.returncode != 0
         # The launcher ends rank 0 when it sees the other's end, which may be before rank 0 does.
         assert TORN in err or "Signal 9 (SIGKILL) received" in err
-    with Journal(folder / "runs" / "learned", read_only=True) as journal:
+    with Journal(folder / "runs" / name, read_only=True) as journal:
         before = [r.id for t in journal.tasks() for r in journal.proposals(t.id)]
-    with launched(folder, "learned") as process:
+    with launched(folder, name, train) as process:
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
     assert out.count(" tokens, ") == 1, "one campaign is told"
-    learner = folder / "runs" / "learned" / "learner"
+    learner = folder / "runs" / name / "learner"
     newest = max(versions(learner))
     old, new = (
         load_policy(f).model.state_dict() for f in (folder / "policy", learner / str(newest))
     )
     assert any(not torch.equal(old[name], new[name]) for name in old)
-    with Journal(folder / "runs" / "learned", read_only=True) as journal:
+    with Journal(folder / "runs" / name, read_only=True) as journal:
         records = [r for t in journal.tasks() for r in journal.proposals(t.id)]
         lessons = [json.loads(detail) for detail in journal.events(LEARN)]
     assert [r.id for r in records][: len(before)] == before
     assert {0, 1} <= {r.proposal.features[POLICY_VERSION] for r in records}
     assert lessons[-1]["version"] == newest
-    assert os.listdir(folder / "runs") == ["learned"]
+    assert set(os.listdir(folder / "runs")) <= {"learned-toy", "learned-spread"}
 
 
 def test_ctrl_c_ends_all_ranks(folder):

@@ -65,6 +65,25 @@ def test_two_ranks_learn_what_one_does_from_a_servers_replies(tmp_path):
     assert len(asked) == 2 * len(ranked.PROMPTS * 3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["spread adam", "spread adapters"])
+def test_spread_weights_go_on_after_a_stop_as_if_there_had_been_none(case, tmp_path):
+    ranked.start(tmp_path)
+    found = []
+    for command in ("straight", "stopped"):
+        processes = ranked.launched(command, str(tmp_path), case)
+        (out, err), (_, other) = (p.communicate(timeout=100) for p in processes)
+        assert [p.returncode for p in processes] == [0, 0], err + other
+        found.append(json.loads(out.splitlines()[-1]))
+    straight, stopped = found
+    assert straight["weights"] == stopped["weights"] == [stopped["weights"][0]] * 2
+    assert straight["weights"][0][0] == 2
+    whole = sum(p.numel() for p in load_policy(tmp_path / "start").model.parameters())
+    for weights, kept in straight["held"] + stopped["held"]:
+        assert weights < 0.6 * whole
+        assert kept < 1.3 * whole
+
+
 @pytest.mark.parametrize("gone", [0, 1])
 def test_a_rank_that_dies_ends_the_others(gone, tmp_path):
     processes = waiting(tmp_path)
