@@ -134,7 +134,7 @@ def measured(
         if number:
             checkpoint, held = folder / str(number), trained(policy)
             with clock("checkpoint"):
-                ranks.replica.save(checkpoint)
+                ranks.save(checkpoint)
             del policy
             with clock("resume"):
                 ranks.open(folder / "start", checkpoint, folder / "trainer")
@@ -145,7 +145,7 @@ def measured(
             figures = ranks.update(mine)
         losses.append(figures["loss"])
     with clock("save"):
-        policy.save(folder / "end")
+        ranks.save(folder / "end")
     parameters, learned = policy.parameters, trained(policy)
     del policy
     ranks.replica.close()
