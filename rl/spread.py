@@ -62,10 +62,10 @@ def optimizer_state(model: Any, optimizer: Any) -> dict[str, Any]:
 
 
 def set_optimizer_state(model: Any, optimizer: Any, state: Mapping[str, Any]) -> None:
-    if _of_parts(optimizer):
-        set_optimizer_state_dict(model, optimizer, dict(state), options=WHOLE)
-    else:
+    if not _of_parts(optimizer):
         optimizer.load_state_dict(state)
+    elif state.get("state"):  # SGD keeps nothing, which torch would not take.
+        set_optimizer_state_dict(model, optimizer, dict(state), options=WHOLE)
 
 
 def _of_parts(optimizer: Any) -> bool:

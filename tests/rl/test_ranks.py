@@ -66,7 +66,7 @@ def test_two_ranks_learn_what_one_does_from_a_servers_replies(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["spread adam", "spread adapters"])
+@pytest.mark.parametrize("case", ["spread", "spread adam", "spread adapters"])
 def test_spread_weights_go_on_after_a_stop_as_if_there_had_been_none(case, tmp_path):
     ranked.start(tmp_path)
     found = []
