@@ -1,4 +1,4 @@
-"""What the supervisor does to a worker's process tree: kill, reap, freeze, thaw, place.
+"""What the supervisor does to a worker's process tree: kill, freeze, thaw, place.
 
 Keep the leader unreaped until `kill_tree` has returned, or its number may belong to another group.
 Without walls (`Grade.WEAK`) a process can leave the group and escape all of this.
@@ -40,27 +40,12 @@ def kill_tree(pgid: int, uid: int | None = None) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process, not init, the parent of workers' orphans, so that `reap_tree` finds them.
+    """Make this process, not init, the parent of workers' orphans, so that it can reap them.
 
     For whoever forks workers. Until it is reaped a zombie counts against its uid's process limit,
     and the first process of a container often reaps nothing.
     """
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-def reap_tree(pgid: int) -> int | None:
-    """After `kill_tree`, in the process that adopts: collect the group's zombies.
-
-    Returns the leader's wait status, None where the leader was collected before.
-    """
-    leader = None
-    while True:
-        try:
-            pid, status = os.waitpid(-pgid, 0)
-        except ChildProcessError:
-            return leader
-        if pid == pgid:
-            leader = status
 
 
 def freeze_tree(pgid: int, *, blocked: bool = False, threads: bool = True) -> None:

@@ -8,7 +8,6 @@ context does not survive a fork. Ends, with all its workers, at end of file on i
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import logging
@@ -25,12 +24,10 @@ from typing import Any
 
 from sandbox.channel import Channel, ChannelClosed
 from sandbox.parent import tied_to
+from sandbox.processes import adopt_orphans
 from sandbox.walls.devices import keep_to
 from sandbox.walls.enclose import Enclosure, enclose
 from sandbox.walls.folders import python_folders
-
-PR_SET_CHILD_SUBREAPER = 36
-"""linux/prctl.h: orphans of dead workers become our children, so that none outlives us."""
 
 
 def main(fd: int, imports: Sequence[str]) -> None:
@@ -41,7 +38,7 @@ def main(fd: int, imports: Sequence[str]) -> None:
         python_folders()  # remembered for every worker
     gc.freeze()  # a collection in a worker took 0.1 s (H200), and copied the pages it looked at
     gc.enable()
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     control = Channel(socket.socket(fileno=fd), "zygote", takes_fds=True)
     control.send({"ready": os.getpid()})
     workers: dict[int, int | None] = {}

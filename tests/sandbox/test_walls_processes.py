@@ -18,10 +18,10 @@ from sandbox.processes import (
     adopt_orphans,
     freeze_tree,
     kill_tree,
-    reap_tree,
     thaw_tree,
     woken,
 )
+from sandbox.zygote import reap
 
 SLOT_UID = 61_000 + os.getpid() % 2_000
 """Unlike any other test run's on this host: limits count, and kill_tree sweeps, by uid."""
@@ -70,14 +70,15 @@ def test_kill_tree_kills_grandchildren() -> None:
         assert count_processes(pgid) == 0
 
 
-def test_a_reaped_tree_leaves_no_zombie() -> None:
+def test_of_a_killed_tree_the_zygote_leaves_no_zombie() -> None:
     keeper = os.fork()
     if keeper == 0:  # adopts in a process of its own, and answers with its exit code
         adopt_orphans()
         with worker(lambda: fork_sleepers(3)) as pgid:
             wait_until(lambda: count_processes(pgid) == 7)
             kill_tree(pgid)
-            status = reap_tree(pgid)
+            status = reap(pgid, {pgid: None}, timeout_s=5)
+            reap(0, {}, timeout_s=5)  # whatever the leader's end has left
             left = [p for p in Path("/proc").glob("[0-9]*/stat") if f" {pgid} " in p.read_text()]
             os._exit(7 if status == signal.SIGKILL and not left else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1]) == 7
