@@ -186,7 +186,13 @@ def catch_up(journal: Journal, learner: Learner | None) -> None:
     last = None if learner is None else learner.last
     told = [json.loads(detail)["version"] for detail in journal.events(LEARN)]
     if last is not None and last.version > max(told, default=0):
-        journal.record_event(LEARN, detail=json.dumps(to_record(last), sort_keys=True))
+        record_lesson(journal, last)
+
+
+def record_lesson(journal: Journal, lesson: Lesson, seconds: float | None = None) -> None:
+    """The journal keeps what an update did, and how long it took."""
+    detail = json.dumps(to_record(lesson), sort_keys=True)
+    journal.record_event(LEARN, seconds=seconds, detail=detail)
 
 
 def taught(learner: Learner | None, most: int | None) -> bool:

@@ -17,9 +17,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from agent.journal import Journal
-from agent.learner import LEARN, Learner, Lesson, Rollout, rollouts, taught
+from agent.learner import LEARN, Learner, Lesson, Rollout, record_lesson, rollouts, taught
 from agent.schedule import TaskRun
-from sandbox.records import from_record, to_record
+from sandbox.records import from_record
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,11 @@ class Lessons:
         for _ in self._cohorts if learn else ():
             if self.over:
                 return
-            lesson = learn_from(self._journal, self._learner, self._turn, self._fresh(self._turn))
-            self._heard(lesson)
-            self._turn = (self._turn + 1) % len(self._cohorts)
+            began_s, cohort = time.monotonic(), self._turn
+            known, last = rollouts(self._journal), _last(self._journal, cohort)
+            lesson = _learned(self._learner, known, self._fresh(cohort), cohort, last)
+            self._tell(lesson, began_s)
+            self._turn = (cohort + 1) % len(self._cohorts)
 
     def _active(self, cohort: int) -> list[TaskRun]:
         return [run for run in self._cohorts[cohort] if run.active]
@@ -153,26 +155,14 @@ class Lessons:
         del self._owing[cohort]
         if isinstance(result, frozenset):
             return [run for run in active if run.task.id in result]
-        _tell(self._journal, result, time.monotonic() - update.began_s)
-        self._heard(result)
+        self._tell(result, update.began_s)
         self._turn = (cohort + 1) % len(self._cohorts)
         return active
 
-    def _heard(self, lesson: Lesson | None) -> None:
+    def _tell(self, lesson: Lesson | None, began_s: float) -> None:
         if lesson is not None:
+            record_lesson(self._journal, lesson, time.monotonic() - began_s)
             self._on_lesson(lesson)
-
-
-def learn_from(
-    journal: Journal, learner: Learner, cohort: int = 0, fresh: Sequence[Rollout] | None = None
-) -> Lesson | None:
-    """One update on what the run holds; the journal keeps what it did. Nothing where the last one
-    found nothing in these very rollouts, as where a run that has ended is called again.
-    """
-    began_s, known = time.monotonic(), rollouts(journal)
-    lesson = _learned(learner, known, fresh, cohort, _last(journal, cohort))
-    _tell(journal, lesson, time.monotonic() - began_s)
-    return lesson
 
 
 def _learned(
@@ -182,6 +172,9 @@ def _learned(
     cohort: int,
     last: Lesson | None,
 ) -> Lesson | None:
+    """One update. None where the cohort's last one found nothing in these very rollouts, as where a
+    run that has ended is called again.
+    """
     count = sum(r.version == learner.version for r in known) if fresh is None else len(fresh)
     in_vain = (learner.version, count, 0)
     if last is not None and (last.version, last.rollouts, last.groups) == in_vain:
@@ -193,9 +186,3 @@ def _last(journal: Journal, cohort: int) -> Lesson | None:
     """The cohort's last lesson."""
     lessons = [from_record(Lesson, json.loads(detail)) for detail in journal.events(LEARN)]
     return next((lesson for lesson in reversed(lessons) if lesson.cohort == cohort), None)
-
-
-def _tell(journal: Journal, lesson: Lesson | None, seconds: float) -> None:
-    if lesson is not None:
-        detail = json.dumps(to_record(lesson), sort_keys=True)
-        journal.record_event(LEARN, seconds=seconds, detail=detail)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from agent.journal import Journal
 from agent.learner import LEARN, POLICY_VERSION, Lesson, catch_up
-from agent.lessons import learn_from
+from agent.lessons import Lessons
 from agent.scripted import scripted_evaluation
 from agent.types import Proposal
 from rewards import speedup
@@ -44,10 +44,10 @@ def test_a_run_that_is_called_again_does_not_tell_its_last_lesson_again(tmp_path
         journal.record_task(make_task("a"))
         judged(journal, 0)
         for _ in range(3):
-            learn_from(journal, Equal())
+            Lessons(journal, Equal(), ()).finish(learn=True)
         assert len(journal.events(LEARN)) == 1
         judged(journal, 1)
-        learn_from(journal, Equal())
+        Lessons(journal, Equal(), ()).finish(learn=True)
         assert len(journal.events(LEARN)) == 2
 
 
