@@ -168,10 +168,6 @@ class Journal:
 
         self._database.transact(body)
 
-    def record_proposal(self, round: int, proposal: Proposal) -> None:
-        """`record_proposals` of one."""
-        self.record_proposals(round, [proposal])
-
     def record_evaluation(
         self,
         task: Task,

@@ -175,7 +175,7 @@ def _task(
             + (HOSTILE if place == 1 else ""),
             Usage(2900 + dice.randrange(900), 1400 + dice.randrange(700), 0.011, 14.2),
         )
-        journal.record_proposal(place // 4, proposal)
+        journal.record_proposals(place // 4, [proposal])
         if place and not finished and place > candidates * 0.6:
             continue
         evaluation = _evaluation(task, candidate, dice, level, place)

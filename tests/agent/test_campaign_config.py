@@ -323,7 +323,7 @@ def failing(name: str, runs: Path, work: Callable[[Journal], object] = lambda _:
 def evaluated(journal: Journal) -> None:
     source = script(1, speedup=2.0)
     journal.record_task(make_task("a"))
-    journal.record_proposal(0, Proposal(candidate("a", source), "p", "s"))
+    journal.record_proposals(0, [Proposal(candidate("a", source), "p", "s")])
     found = scripted_evaluation(candidate("a", source), EvalConfig(), Status.PASSED, 2.0)
     journal.record_evaluation(make_task("a"), found, reward=speedup.reward(found))
 

@@ -122,7 +122,7 @@ def test_a_fault_of_ours_has_a_reward_without_a_value(tmp_path):
 
 def test_equal_candidates_are_duplicates_within_and_across_rounds(tmp_path):
     with filled(tmp_path, "x", "x") as journal:
-        journal.record_proposal(1, proposal("x"))
+        journal.record_proposals(1, [proposal("x")])
         duplicates = [r.duplicate for r in journal.proposals(TASK.id)]
     assert duplicates == [False, True, True]
 
@@ -221,7 +221,7 @@ if limit:
 told = False
 try:
     for i in range(100_000):
-        journal.record_proposal(i, proposal(f"{{i}}" * 500))
+        journal.record_proposals(i, [proposal(f"{{i}}" * 500)])
         if journal.disk_full and not told:
             told = True
             print("recorded", i)

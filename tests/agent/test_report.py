@@ -236,7 +236,7 @@ def test_best_so_far_counts_what_known_candidates_cost(tmp_path: Path) -> None:
     campaign(tmp_path, {"a": [script(1, speedup=2.0)]})
     with Journal(tmp_path) as journal:
         [record] = journal.proposals("test/a")
-        journal.record_proposal(1, record.proposal)
+        journal.record_proposals(1, [record.proposal])
     page, usage = page_in(tmp_path), record.proposal.usage
     assert page.progress["candidates"].points[-1][0] == 1
     paid = 2 * (usage.prompt_tokens + usage.completion_tokens)
@@ -250,8 +250,8 @@ def test_a_request_that_brought_several_replies_took_its_seconds_once(tmp_path: 
             written = Candidate("test/a", Language.CPP, script(number))
             usage = Usage(seconds=seconds)
             proposal = Proposal(written, "m", prompt="same", usage=usage)
-            journal.record_proposal(0, proposal)
-        journal.record_proposal(1, proposal)
+            journal.record_proposals(0, [proposal])
+        journal.record_proposals(1, [proposal])
     assert page_in(tmp_path).stages == {"proposing": 70.0}
 
 
