@@ -101,14 +101,14 @@ class OptimizeConfig:
     keep_replies: bool = True
     """Replies are kept for all runs of this user; False keeps them for this run alone."""
     seed: int = 0
-    proposals_per_round: int = 3
-    max_candidates_per_task: int = 6
+    proposals_per_round: int = CampaignConfig.proposals_per_round
+    max_candidates_per_task: int = CampaignConfig.max_candidates_per_task
     max_candidates: int | None = None
     max_updates: int | None = None
     max_seconds: float | None = None
     tasks_at_once: int | None = None
-    confirm: bool = True
-    search_figures: bool = False
+    confirm: bool = CampaignConfig.confirm
+    search_figures: bool = CampaignConfig.search_figures
     evaluation: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
