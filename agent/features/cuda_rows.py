@@ -54,7 +54,7 @@ def _row_loop(program: Program, form: str, features: Features) -> str:
     plan = sweeps(program, kept and features["registers"] == "kept")
     by_depth = {s.depth: s for s in plan}
     pairs = online_pairs(program) if form == "long" and features["online"] else {}
-    held = _held(program, plan, features) if kept else {}
+    held = _held(plan, features) if kept else {}
     body = pointers(program) + row_code(program, 0) + row_stores(program, 0, "live && t == 0")
     slots: dict[str, str] = {}
     for depth in range(max(v.depth for v in program.values) + 1):
@@ -76,7 +76,7 @@ def _row_loop(program: Program, form: str, features: Features) -> str:
     )
 
 
-def _held(program: Program, plan: tuple[Sweep, ...], features: Features) -> dict[str, int]:
+def _held(plan: tuple[Sweep, ...], features: Features) -> dict[str, int]:
     """Loads that stay in registers, with the sweep that fetches them."""
     found: dict[str, int] = {}
     for place, sweep in enumerate(plan):
@@ -115,7 +115,7 @@ def _short_sweep(
     loads = "".join(
         f"{TYPES[v.kind]} {v.name}_v[V];\n{load_line(program, v, features, 'v')}\n" for v in inline
     )
-    item = item_code(program, sweep, features, own, "if (live) ")
+    item = item_code(sweep, features, own, "if (live) ")
     return (
         f"{text}{parts(sweep)}#pragma unroll\nfor (int k = 0; k < K; ++k) {{\n{column}\n"
         f"if (c < columns) {{\n{loads}{item}}}\n}}\n"
@@ -155,7 +155,7 @@ def _long_sweep(
         f"{TYPES[v.kind]} {v.name}_v[V];\n{load_line(program, v, features, 'v')}\n" for v in loads
     )
     tops = {top: total for total, top in pairs.items() if top in {v.name for v in left}}
-    item = item_code(program, own, features, slots, "if (live) ")
+    item = item_code(own, features, slots, "if (live) ")
     after = ""
     for top, total in tops.items():
         x = program.value(top).args[0]

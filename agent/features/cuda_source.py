@@ -176,9 +176,7 @@ def load_line(program: Program, value: Value, features: Features, slot: str) -> 
     return f"load<{stream}, V>({base(operand)} + c, {value.name}_{slot});"
 
 
-def item_code(
-    program: Program, sweep: Sweep, features: Features, slots: Mapping[str, str], live: str
-) -> str:
+def item_code(sweep: Sweep, features: Features, slots: Mapping[str, str], live: str) -> str:
     """What one vector of columns contributes; loads are in the arrays named by `slots`."""
     lines = [f"{C_TYPES[r.dtype]} {r.name}_vector[V];" for r in sweep.results]
     lines += ["#pragma unroll", "for (int j = 0; j < V; ++j) {"]

@@ -110,7 +110,7 @@ def _body(program: Program, sweep: Sweep, features: Features, name: str, passed:
         f"{arrays}#pragma unroll\nfor (int u = 0; u < U; ++u) {{\n{column}\n"
         f"if (c < columns) {{\n{lines}\n}}\n}}\n"
         f"#pragma unroll\nfor (int u = 0; u < U; ++u) {{\n{column}\n"
-        f"if (c < columns) {{\n{item_code(program, sweep, features, slots, '')}}}\n}}\n}}\n"
+        f"if (c < columns) {{\n{item_code(sweep, features, slots, '')}}}\n}}\n}}\n"
     )
     if sweep.reductions:
         text += group_reductions(sweep, "T")
