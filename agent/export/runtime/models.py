@@ -145,7 +145,7 @@ class Stateless:
         ]
         tensors = dict(known)
         self._homes = [
-            (*_home(model, name), place)
+            (*home_of(model, name), place)
             for name, tensor in known
             for place, wanted in enumerate(names)
             if tensor is tensors[wanted]
@@ -162,7 +162,7 @@ class Stateless:
                 home[last] = own
 
 
-def _home(model: torch.nn.Module, name: str) -> tuple[dict[str, Any], str]:
+def home_of(model: torch.nn.Module, name: str) -> tuple[dict[str, Any], str]:
     """Where a module keeps the tensor."""
     path, _, last = name.rpartition(".")
     owner = model.get_submodule(path)
@@ -181,7 +181,7 @@ def give_state(
     for name, tensor in zip(names, tensors, strict=True):
         if name is None:
             continue
-        home, last = _home(model, name)
+        home, last = home_of(model, name)
         value = tensor.detach()
         # A parameter stays one: code may ask for its type.
         parameter = isinstance(home[last], torch.nn.Parameter)

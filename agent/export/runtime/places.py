@@ -233,7 +233,7 @@ def _fit(
         # The backward pass reads the arguments again, where the model's own may not.
         if any(graphs.writes(u) and u not in covered for u in argument.users):
             raise Unfit(f"{argument.name}, an argument, is written in place afterwards")
-    covered = _with_transparent(covered, set(results), decomposed)
+    covered = _with_transparent(covered, decomposed)
     for node in covered - set(results):
         if any(u not in covered and _counts(u) for u in node.users):
             raise Unfit(f"{node.name}, an intermediate result, is used elsewhere")
@@ -272,9 +272,7 @@ def _counts(user: fx.Node) -> bool:
     return user.op == "output" or bool(user.users) or graphs.writes(user)
 
 
-def _with_transparent(
-    covered: set[fx.Node], results: set[fx.Node], decomposed: Decomposed
-) -> set[fx.Node]:
+def _with_transparent(covered: set[fx.Node], decomposed: Decomposed) -> set[fx.Node]:
     """And what stands between them but computes nothing: getitem, dropout in eval mode."""
     grown = True
     while grown:

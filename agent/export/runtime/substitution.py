@@ -26,6 +26,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from agent.export.runtime import graphs, locks, places, twins
 from agent.export.runtime.attributes import PLAIN, Attributes
+from agent.export.runtime.models import home_of
 from agent.export.runtime.operators import Custom
 from agent.export.runtime.places import Place, Variant
 from agent.export.runtime.records import LibraryError
@@ -258,7 +259,7 @@ class Patch:
         if graph is None:
             return None
         homes = [
-            ({"": s}, "") if isinstance(s, torch.Tensor) else _home(site.module, s)
+            ({"": s}, "") if isinstance(s, torch.Tensor) else home_of(site.module, s)
             for s in traced.state
         ]
         state = tuple((h, name, h[name].dtype, h[name].shape) for h, name in homes)
@@ -369,12 +370,6 @@ def _has_mode(module: torch.nn.Module) -> bool:
     return not (
         kind is torch.nn.Module or kind.__module__.startswith(("torch.fx.", "torch.export."))
     )
-
-
-def _home(module: torch.nn.Module, name: str) -> tuple[Mapping[str, Any], str]:
-    path, _, last = name.rpartition(".")
-    owner = module.get_submodule(path)
-    return (owner._parameters if last in owner._parameters else owner._buffers), last
 
 
 def _callable_children(module: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
