@@ -72,7 +72,7 @@ def fingerprint(device: str) -> dict[str, str]:
     """
     facts = {
         "device": device,
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "system": f"{platform.system()} {platform.release()}",
@@ -202,7 +202,8 @@ def _best(work: Callable[[], object], synchronize: Callable[[], object], repeats
     return statistics.median(seconds)
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """As the kernel has it; the architecture where it has none, as on aarch64."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

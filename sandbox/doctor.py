@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from typing import Literal
 import torch
 
 from sandbox.cache import cache_root
+from sandbox.device import cpu_name
 from sandbox.errors import ConfigError, DeviceError, SandboxFault, install
 from sandbox.toolchain import nvcc
 from sandbox.walls.enclose import Grade
@@ -99,13 +99,6 @@ def describe(device: str) -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0))),
         "compiler": _tool("g++", "-dumpfullversion", "", "", True).detail,
     }
-
-
-def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def _torch() -> Finding:
