@@ -16,6 +16,7 @@ from sandbox.errors import TaskError
 from sandbox.types import Shape, Task
 
 DTYPES = ("float32", "float16", "bfloat16")
+"""What a task can be in."""
 CONTRACT = {
     "Model": "class Model(nn.Module)",
     "get_inputs": "def get_inputs()",

@@ -6,7 +6,6 @@ tells is the caller's ConfigError, in one line.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -17,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.errors import ConfigError, WarpsmithError
-
-PR_SET_PDEATHSIG = 1
+from sandbox.walls.privileges import die_with
 
 
 def ask(module: str, about: str, request: dict[str, Any], timeout_s: float) -> Any:
@@ -53,9 +51,7 @@ def ask(module: str, about: str, request: dict[str, Any], timeout_s: float) -> A
 
 def answer(work: Callable[[dict[str, Any]], Any]) -> None:
     """What the child's main does: one request, one reply, nothing else on stdout."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):
-        return
+    die_with(int(sys.argv[1]))
     # Whatever the user's code prints, from C as well, must not get into the reply.
     stream = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

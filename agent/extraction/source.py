@@ -19,9 +19,8 @@ from agent.export.runtime.graphs import base_name, functional, writes
 from agent.extraction.figures import Sample
 from agent.extraction.regions import Kind, Region, kind_of
 from agent.extraction.samples import draw
+from kernelbench.problem import DTYPES
 
-DTYPES = ("float32", "float16", "bfloat16")
-"""What a task can be in."""
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 METHODS = {"view", "expand", "masked_fill", "type_as", "to", "contiguous"}
 FUNCTIONAL = {

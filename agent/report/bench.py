@@ -31,7 +31,14 @@ from agent.report.texts import Texts
 from agent.timings import device_name
 from kernelbench.bench_report import Report
 from kernelbench.metrics import Score, Summary, best_figure, figure, score_of
-from kernelbench.results import EVALUATIONS, REFERENCES, SCHEMA_VERSION, Reference, read_records
+from kernelbench.results import (
+    EVALUATIONS,
+    REFERENCES,
+    SCHEMA_VERSION,
+    SUMMARY,
+    Reference,
+    read_records,
+)
 from kernelbench.results import Row as Sample
 from sandbox.errors import ConfigError
 from sandbox.evidence import Kind
@@ -39,7 +46,6 @@ from sandbox.records import from_record
 from sandbox.types import Evaluation, Status
 from sandbox.words import number_of, visible
 
-SUMMARY = "summary.json"
 FOOTNOTES = (
     "The headline is the geometric mean over all tasks; a failure or a missing kernel counts 1.0. "
     "Its interval is a bootstrap over tasks (95 %, 10 000 resamples, fixed seed). A task with "

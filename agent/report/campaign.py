@@ -24,6 +24,7 @@ from agent.confirm import promising
 from agent.journal import COMMAND, Journal
 from agent.learner import LEARN
 from agent.outcome import Stage, report
+from agent.progress import NO_MODEL
 from agent.recorded import Recorded
 from agent.report.details import Allowance, pack, task_details
 from agent.report.figures import (
@@ -43,8 +44,6 @@ from kernelbench.metrics import Score, Summary, score_of, summarise
 from sandbox.errors import ConfigError
 from sandbox.types import EvalConfig, Status, Task
 from sandbox.words import number_of, visible
-
-NO_MODEL = "no model"
 
 
 @dataclass

@@ -108,7 +108,7 @@ def die_with(parent_pid: int) -> None:
     """
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
-        raise SandboxFault(f"parent {parent_pid} ended before the walls stood")
+        raise SandboxFault(f"parent {parent_pid} has ended")
 
 
 def protected(pid: int) -> list[int]:
