@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from agent.features import cpp, cuda, host
-from agent.features.cpp import Features
 from agent.features.cuda_pool import default, mapping
 from agent.features.cuda_source import prelude
 from agent.features.program import Plan
+from agent.features.search import Features
 from sandbox.types import Candidate, Language, Task, digest
 
 MADE = "// Made by the feature proposer: "

@@ -26,8 +26,7 @@ from agent.features.emit import (
 )
 from agent.features.expr import TYPES, expression
 from agent.features.program import Operand, Program, Value
-
-Features = Mapping[str, str | int]
+from agent.features.search import Features, Pool
 
 PRELUDE = """\
 #include <math.h>
@@ -126,7 +125,6 @@ FORMS = {
     "scan": "row",
 }
 """What a thread takes at a time."""
-Pool = Mapping[str, tuple[str | int, ...]]
 
 
 def pool(program: Program) -> Pool:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.features import cuda_rows, cuda_scan, cuda_strided, cuda_tiles, cuda_turned, cuda_window
-from agent.features.cuda_pool import Features
 from agent.features.cuda_source import Kernels
 from agent.features.host import sizes
 from agent.features.program import Program
+from agent.features.search import Features
 
 KERNELS = {
     "rows": cuda_rows.kernels,

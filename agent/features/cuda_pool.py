@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from agent.features.emit import BYTES
 from agent.features.program import Program
-
-Features = Mapping[str, str | int]
-
+from agent.features.search import Features, Pool
 
 POOL: dict[str, tuple[str | int, ...]] = {
     "form": ("rows", "tiles"),
@@ -67,7 +63,6 @@ WINDOW: dict[str, tuple[str | int, ...]] = {
     "math": ("precise", "fast"),
 }
 """Of poolings: a thread an output."""
-Pool = Mapping[str, tuple[str | int, ...]]
 MOST_IN_TURN = 1024
 """Elements of a row that one thread takes one after another. Elementwise over a whole tensor is a
 single row to form `rows`: 16 threads took 409 ms where a copy takes 0.05 (H100)."""

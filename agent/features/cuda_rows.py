@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.features.cuda_pool import Features
 from agent.features.cuda_source import (
     Kernels,
     group_reductions,
@@ -23,6 +22,7 @@ from agent.features.cuda_source import (
 from agent.features.emit import Sweep, closure, declare, parameters, sweeps
 from agent.features.expr import TYPES
 from agent.features.program import Program
+from agent.features.search import Features
 
 
 def kernels(program: Program, name: str, features: Features) -> Kernels:

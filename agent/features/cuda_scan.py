@@ -6,11 +6,11 @@ lies left of the block's columns is carried in double precision.
 
 from __future__ import annotations
 
-from agent.features.cuda_pool import Features
 from agent.features.cuda_source import Kernels, load_line, pointers, row_code, signature
 from agent.features.emit import C_TYPES, closure, declare, parameters, sweeps, written
 from agent.features.expr import TYPES, expression
 from agent.features.program import Program, Value
+from agent.features.search import Features
 
 
 def kernels(program: Program, name: str, features: Features) -> Kernels:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from agent.features.cuda_pool import Features
 from agent.features.emit import (
     C_TYPES,
     COMBINE,
@@ -22,6 +21,7 @@ from agent.features.emit import (
 )
 from agent.features.expr import TYPES, expression
 from agent.features.program import Operand, Program, Value
+from agent.features.search import Features
 
 PRELUDE = r"""
 #ifndef INFINITY

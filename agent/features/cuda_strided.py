@@ -6,7 +6,6 @@ reduced dimension is one coalesced read of a warp. Sweeps read again what caches
 
 from __future__ import annotations
 
-from agent.features.cuda_pool import Features
 from agent.features.cuda_source import (
     Kernels,
     element_lines,
@@ -20,6 +19,7 @@ from agent.features.cuda_source import (
 )
 from agent.features.emit import Sweep, sweeps, written
 from agent.features.program import Operand, Program
+from agent.features.search import Features
 
 MOST = 1 << 14
 """Elements of a row: one thread takes them one after another."""

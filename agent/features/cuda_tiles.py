@@ -7,7 +7,6 @@ second kernel) combines them in a fixed order. Pointwise programs are the case w
 
 from __future__ import annotations
 
-from agent.features.cuda_pool import Features
 from agent.features.cuda_source import (
     Kernels,
     group_reductions,
@@ -23,6 +22,7 @@ from agent.features.cuda_source import (
 from agent.features.emit import Sweep, declare, parameters, sweeps, written
 from agent.features.expr import TYPES
 from agent.features.program import Program, Value
+from agent.features.search import Features
 
 COUNTED_ROWS = 65536
 """Arrival counters in device memory; more rows than that are finished by a second kernel."""

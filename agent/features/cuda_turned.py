@@ -6,10 +6,10 @@ along theirs; a column more than the tile keeps both ways free of bank conflicts
 
 from __future__ import annotations
 
-from agent.features.cuda_pool import Features
 from agent.features.cuda_source import Kernels, element_lines, pointers, row_code, signature
 from agent.features.emit import BYTES, C_TYPES, sweeps, written
 from agent.features.program import Operand, Program
+from agent.features.search import Features
 
 SHARED_BYTES = 48 << 10
 """Of a block, without asking for more."""

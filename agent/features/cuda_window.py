@@ -7,7 +7,6 @@ computed for every window that it lies in.
 
 from __future__ import annotations
 
-from agent.features.cuda_pool import Features
 from agent.features.cuda_source import (
     Kernels,
     element_lines,
@@ -21,6 +20,7 @@ from agent.features.cuda_source import (
 )
 from agent.features.emit import Sweep, cyclic, sweeps
 from agent.features.program import Program
+from agent.features.search import Features
 
 
 def kernels(program: Program, name: str, features: Features) -> Kernels:

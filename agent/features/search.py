@@ -21,8 +21,10 @@ DRAWS = 1000
 """Of one call; the pools hold some thousands of points."""
 
 Features = Mapping[str, str | int]
+"""A point of the pool: a value for each feature."""
 Move = tuple[str, str | int]
 Pool = Mapping[str, Sequence[str | int]]
+"""The values that each feature may have."""
 
 
 @dataclass(frozen=True)
