@@ -150,9 +150,8 @@ class Preparer:
         `started` is a reference worker with the task loaded, whose start could be done before.
         """
         found = self._twice(
-            task,
             # Its worker goes with the first attempt.
-            lambda share: self._prepare(task, config, started if share == 1.0 else None, share),
+            lambda share: self._prepare(task, config, started if share == 1.0 else None, share)
         )
         self._keep_figures(task, config, found.signature, found.floor_s)
         return replace(found, seconds=dict(self.stage.seconds))
@@ -175,10 +174,10 @@ class Preparer:
                 begun.close()  # its workers have memory
             return self._time_baselines(task, config, share, None)
 
-        found = self._twice(task, attempt)
+        found = self._twice(attempt)
         return replace(found, seconds=dict(self.stage.seconds))
 
-    def _twice(self, task: Task, work: Callable[[float], Done]) -> Done:
+    def _twice(self, work: Callable[[float], Done]) -> Done:
         """For a share of the free memory: all of it, then less and with the room of everything else
         where the first plan left a reference too little, or a process of it ended.
         """

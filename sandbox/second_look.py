@@ -20,7 +20,7 @@ from sandbox.given import Given
 from sandbox.handle import WorkerFailed
 from sandbox.observation import CaseObservation, Errors, FailureKind
 from sandbox.pool import Pool, truth_leaf
-from sandbox.subject import Signature, Subject
+from sandbox.subject import Subject
 from sandbox.trees import Layout
 
 logger = logging.getLogger(__name__)
@@ -55,14 +55,14 @@ def second_look(
     right; `factor`: EvalConfig.reference_error_factor; `output`: a set's leaf, as the candidate
     left it when it was done, as `restore` has its slots again. It stands still.
     """
-    sides = given.reference, given.candidate, given.signature
-    reference, alone = given.reference, given.reference.solo
+    reference, candidate, signature = given.reference, given.candidate, given.signature
+    alone = reference.solo
     excused = set[int]()
     try:
-        leaves = tuple(map(truth_leaf, given.signature.outputs))
+        leaves = tuple(map(truth_leaf, signature.outputs))
         reference.attach("oracle", Layout(leaves, 1))
         restore()
-        for index in _beyond(*sides, parts, case.bounds):
+        for index in _beyond(reference, candidate, parts, case.bounds):
             if len(excused) == MOST or not _right(given, index, case.bounds, factor, output):
                 break
             excused.add(index)
@@ -80,13 +80,13 @@ def second_look(
         return case
     logger.info("%d sets of a round are right, where the reference is less so", len(excused))
     restore()
-    return replace(case, **differences(*sides, list(_without(parts, excused)), case.bounds))
+    left = list(_without(parts, excused))
+    return replace(case, **differences(reference, candidate, signature, left, case.bounds))
 
 
 def _beyond(
     reference: Subject,
     candidate: Subject,
-    signature: Signature,
     parts: Sequence[range],
     bounds: Sequence[Errors],
 ) -> list[int]:
