@@ -31,11 +31,6 @@ def shape_of(source: str) -> Shape:
     return tuple(word for m in methods for n in m.body for word in _words(n) if not _docs(n))
 
 
-def similarity(a: Shape, b: Shape) -> float:
-    """Twice what they share over their lengths: 1 for equal trees, 0 for nothing in common."""
-    return SequenceMatcher(None, a, b, autojunk=False).ratio()
-
-
 @dataclass
 class Known:
     """References that others are compared with."""
@@ -48,7 +43,9 @@ class Known:
         return cls([(name, shape_of(source)) for name, source in named])
 
     def too_alike(self, source: str, bound: float = TOO_ALIKE) -> str | None:
-        """The name of one that is more alike than the bound, if there is one."""
+        """The name of one that is more alike than the bound, if there is one: twice what the trees
+        share over their lengths, 1 for equal ones, 0 for nothing in common.
+        """
         shape = shape_of(source)
         for name, other in self.shapes:
             matcher = SequenceMatcher(None, shape, other, autojunk=False)
