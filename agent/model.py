@@ -82,20 +82,14 @@ class Model(Protocol):
     @property
     def name(self) -> str: ...
 
-    def complete(self, messages: Sequence[Message], n: int, draw: str = "") -> list[Reply]:
-        """`n` replies to one prompt, fewer (never none) where some requests failed.
-
-        Equal prompts, numbers and draws are one request: a model that keeps its replies answers
-        the second time for nothing. Raises ModelError where all failed.
-        """
-        ...
-
     def complete_each(
         self, prompts: Sequence[Sequence[Message]], draw: str = ""
     ) -> list[Reply | None]:
         """One reply to each prompt, in order; None where that request failed.
 
-        Raises ModelError where all failed.
+        Equal prompts of different draws are different requests, and of one draw the same: a model
+        that keeps its replies answers the second time for nothing. Raises ModelError where all
+        failed.
         """
         ...
 
@@ -108,9 +102,6 @@ class ScriptedModel:
     name: str = "scripted"
     prompts: list[list[Message]] = field(default_factory=list)
     """What was asked, one entry per reply handed out."""
-
-    def complete(self, messages: Sequence[Message], n: int, draw: str = "") -> list[Reply]:
-        return [self._next(messages) for _ in range(n)]
 
     def complete_each(
         self, prompts: Sequence[Sequence[Message]], draw: str = ""
@@ -145,8 +136,3 @@ def _combined(errors: Sequence[ModelError]) -> ModelError:
     if missing:
         return RepliesMissing(str(missing[0]), lambda: sum(e.export_again() for e in missing))
     return errors[0]
-
-
-def answered(replies: Sequence[Reply | None]) -> list[Reply]:
-    """`complete` in terms of `complete_each`: what was answered, in order."""
-    return [reply for reply in replies if reply is not None]

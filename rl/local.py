@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from agent.model import ModelError, Reply, answered
+from agent.model import ModelError, Reply
 from agent.prompts.message import Message
 from rl.config import SamplingConfig
 from rl.policy import Policy, Sample
@@ -91,9 +91,6 @@ class LocalModel:
     @property
     def name(self) -> str:
         return self.policy.label
-
-    def complete(self, messages: Sequence[Message], n: int, draw: str = "") -> list[Reply]:
-        return answered(self.complete_each([messages] * n, draw))
 
     def complete_each(
         self, prompts: Sequence[Sequence[Message]], draw: str = ""

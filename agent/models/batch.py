@@ -24,7 +24,6 @@ from agent.model import (
     ModelError,
     RepliesMissing,
     Reply,
-    answered,
 )
 from agent.models.completions import most_of, sampling
 from agent.models.ledger import Ledger, Spend
@@ -76,9 +75,6 @@ class BatchModel:
     @property
     def name(self) -> str:
         return self.settings.name
-
-    def complete(self, messages: Sequence[Message], n: int, draw: str = "") -> list[Reply]:
-        return answered(self.complete_each([messages] * n, draw))
 
     def complete_each(
         self, prompts: Sequence[Sequence[Message]], draw: str = ""

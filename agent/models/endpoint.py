@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import openai
 
-from agent.model import ModelError, Reply, Unavailable, answered
+from agent.model import ModelError, Reply, Unavailable
 from agent.models.completions import check_caps, cost_of, most_of, replies_of, sampling
 from agent.models.grouping import Grouping
 from agent.models.ledger import Ledger, Reservation, Spend
@@ -126,9 +126,6 @@ class OpenAIModel:
         object.__setattr__(self, "base_url", url)
         object.__setattr__(self, "api_key", key)
         object.__setattr__(self, "_line", _Line(self))
-
-    def complete(self, messages: Sequence[Message], n: int, draw: str = "") -> list[Reply]:
-        return answered(self.complete_each([messages] * n, draw))
 
     def complete_each(
         self, prompts: Sequence[Sequence[Message]], draw: str = ""

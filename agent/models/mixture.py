@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from agent.model import Model, ModelError, Reply, Unavailable, answered, settle
+from agent.model import Model, ModelError, Reply, Unavailable, settle
 from agent.prompts.message import Message
 from sandbox.types import digest
 
@@ -41,9 +41,6 @@ class Mixture:
     @property
     def name(self) -> str:
         return "+".join(model.name for model in self.models)
-
-    def complete(self, messages: Sequence[Message], n: int, draw: str = "") -> list[Reply]:
-        return answered(self.complete_each([messages] * n, draw))
 
     def complete_each(
         self, prompts: Sequence[Sequence[Message]], draw: str = ""
@@ -155,9 +152,6 @@ class _Member:
     @property
     def name(self) -> str:
         return self.mixture.models[self.index].name
-
-    def complete(self, messages: Sequence[Message], n: int, draw: str = "") -> list[Reply]:
-        return answered(self.complete_each([messages] * n, draw))
 
     def complete_each(
         self, prompts: Sequence[Sequence[Message]], draw: str = ""

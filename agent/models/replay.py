@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from agent.asks import arm_of, round_of
 from agent.journal import Journal
 from agent.learner import POLICY_VERSION
-from agent.model import ModelError, Reply, answered
+from agent.model import ModelError, Reply
 from agent.model_proposer import CUT_OFF, MISSED
 from agent.prompts.message import Message
 from agent.recorded import Recorded
@@ -38,9 +38,6 @@ class ReplayModel:
                     kept += [None] * (missed - kept.count(None))
                     kept.append(_reply(record))
         self._replies = dict(found)
-
-    def complete(self, messages: Sequence[Message], n: int, draw: str = "") -> list[Reply]:
-        return answered(self.complete_each([messages] * n, draw))
 
     def complete_each(
         self, prompts: Sequence[Sequence[Message]], draw: str = ""

@@ -18,5 +18,5 @@ if __name__ == "__main__":
         store=ReplyStore(folder / "replies"),
         ledger=Ledger(folder / "ledger.jsonl"),
     )
-    replies = model.complete([Message(role="user", content="Write a kernel.")], count)
-    print("\n".join(reply.text for reply in replies))
+    replies = model.complete_each([[Message(role="user", content="Write a kernel.")]] * count)
+    print("\n".join(reply.text for reply in replies if reply is not None))

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from agent.model import ModelError, Reply, ScriptedModel, Unavailable
 from agent.models.endpoint import OpenAIModel
 from agent.prompts.message import Message
 from sandbox.errors import ConfigError
+from tests.asked import complete
 from tests.doubles.openai_server import OpenAIServer, Step
 
 ASK: list[Message] = [Message(role="user", content="Write a kernel.")]
@@ -31,7 +31,7 @@ def client(server: OpenAIServer, **settings: Any) -> OpenAIModel:
 def test_a_reply_carries_text_reasoning_tokens_and_why_it_ended() -> None:
     step = Step("code", reasoning="hmm", finish_reason="length", delay_s=0.05)
     with OpenAIServer([step]) as server:
-        [reply] = client(server).complete(ASK, 1)
+        [reply] = complete(client(server), ASK, 1)
     assert (reply.text, reply.reasoning, reply.finish_reason) == ("code", "hmm", "length")
     assert (reply.prompt_tokens, reply.completion_tokens) == (11, 7)
     assert reply.seconds >= 0.05
@@ -39,7 +39,7 @@ def test_a_reply_carries_text_reasoning_tokens_and_why_it_ended() -> None:
 
 def test_n_choices_of_one_request_share_its_tokens() -> None:
     with OpenAIServer(["a", "b", "c"]) as server:
-        replies = client(server).complete(ASK, 3)
+        replies = complete(client(server), ASK, 3)
     assert len(server.requests) == 1
     assert [reply.text for reply in replies] == ["a", "b", "c"]
     assert sum(reply.prompt_tokens for reply in replies) == 11
@@ -48,7 +48,7 @@ def test_n_choices_of_one_request_share_its_tokens() -> None:
 
 def test_a_server_that_ignores_n_is_asked_again_for_the_rest() -> None:
     with OpenAIServer(["a", "b", "c"], honours_n=False) as server:
-        replies = client(server).complete(ASK, 3)
+        replies = complete(client(server), ASK, 3)
     assert sorted(reply.text for reply in replies) == ["a", "b", "c"]
     assert [request.body.get("n") for request in server.requests] == [3, None, None]
 
@@ -56,26 +56,26 @@ def test_a_server_that_ignores_n_is_asked_again_for_the_rest() -> None:
 @pytest.mark.parametrize("status", [400, 422])
 def test_a_server_that_refuses_n_is_asked_one_by_one(status: int) -> None:
     with OpenAIServer([Step("n must be 1", status=status), "a", "b"]) as server:
-        replies = client(server).complete(ASK, 2)
+        replies = complete(client(server), ASK, 2)
     assert sorted(reply.text for reply in replies) == ["a", "b"]
 
 
 def test_a_sparse_answer_is_still_a_reply() -> None:
     step = Step(body='{"choices": [{"message": {"content": null}}]}')
     with OpenAIServer([step]) as server:
-        assert client(server).complete(ASK, 1)[0].text == ""
+        assert complete(client(server), ASK, 1)[0].text == ""
 
 
 def test_the_text_of_an_answer_in_parts_is_what_counts() -> None:
     parts = '[{"type": "thinking", "thinking": []}, {"type": "text", "text": "co"}, '
     parts += '{"type": "text", "text": "de"}]'
     with OpenAIServer([Step(body=f'{{"choices": [{{"message": {{"content": {parts}}}}}]}}')]) as s:
-        assert client(s).complete(ASK, 1)[0].text == "code"
+        assert complete(client(s), ASK, 1)[0].text == "code"
 
 
 def test_requests_in_flight_stay_within_the_limit() -> None:
     with OpenAIServer([Step("a", delay_s=0.05)] * 9, honours_n=False) as server:
-        client(server, concurrency=3).complete(ASK, 9)
+        complete(client(server, concurrency=3), ASK, 9)
     assert server.most_in_flight == 3
 
 
@@ -96,7 +96,7 @@ def test_one_failed_prompt_does_not_lose_the_others() -> None:
 
 def test_no_prompts_and_no_replies_wanted_ask_nothing() -> None:
     with OpenAIServer([]) as server:
-        assert client(server).complete(ASK, 0) == []
+        assert complete(client(server), ASK, 0) == []
         assert client(server).complete_each([]) == []
     assert server.requests == []
 
@@ -104,7 +104,7 @@ def test_no_prompts_and_no_replies_wanted_ask_nothing() -> None:
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_busy_server_is_tried_again(status: int) -> None:
     with OpenAIServer([Step("busy", status=status), "a"]) as server:
-        [reply] = client(server, retries=1).complete(ASK, 1)
+        [reply] = complete(client(server, retries=1), ASK, 1)
     assert reply.text == "a"
     assert len(server.requests) == 2
 
@@ -115,7 +115,7 @@ def test_a_busy_server_is_tried_again(status: int) -> None:
 def test_whatever_retry_after_says_the_server_is_tried_again(asked: str) -> None:
     script = [Step("busy", status=429), "a"]
     with OpenAIServer(script, retry_after=asked) as server:
-        [reply] = client(server, retries=1).complete(ASK, 1)
+        [reply] = complete(client(server, retries=1), ASK, 1)
     assert reply.text == "a"
 
 
@@ -126,7 +126,7 @@ def test_what_is_no_number_of_tokens_is_none(count: str) -> None:
     choice = '{"index": 0, "finish_reason": "stop", "message": {"content": "a"}}'
     step = Step(body=f'{{"choices": [{choice}], "usage": {usage}}}')
     with OpenAIServer([step]) as server:
-        [reply] = client(server).complete(ASK, 1)
+        [reply] = complete(client(server), ASK, 1)
     assert (reply.text, reply.prompt_tokens, reply.completion_tokens) == ("a", 0, 0)
 
 
@@ -135,7 +135,7 @@ def test_an_answer_nested_beyond_reading_is_one_line() -> None:
         OpenAIServer([Step(body="[" * 100_000)]) as server,
         pytest.raises(ModelError, match="not a chat completion") as raised,
     ):
-        client(server).complete(ASK, 1)
+        complete(client(server), ASK, 1)
     assert "\n" not in str(raised.value)
 
 
@@ -163,7 +163,7 @@ def test_a_failure_is_one_line_that_says_what_to_do(step: Step, words: str) -> N
         OpenAIServer([step]) as server,
         pytest.raises(ModelError) as raised,
     ):
-        client(server, timeout_s=0.2).complete(ASK, 1)
+        complete(client(server, timeout_s=0.2), ASK, 1)
     assert words in str(raised.value)
     assert server.url in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -172,25 +172,25 @@ def test_a_failure_is_one_line_that_says_what_to_do(step: Step, words: str) -> N
 def test_a_model_that_is_closed_lets_go_of_those_who_wait_for_it_and_asks_nothing_more() -> None:
     with OpenAIServer([Step("late", delay_s=60)]) as server, ThreadPoolExecutor() as pool:
         model = client(server)
-        waiting = pool.submit(model.complete, ASK, 1)
+        waiting = pool.submit(complete, model, ASK, 1)
         while not server.requests:
             time.sleep(0.01)
         model.close()
         with pytest.raises(ModelError, match="closed before it answered"):
             waiting.result(timeout=10)
         with pytest.raises(ModelError, match="closed before it was asked"):
-            model.complete(ASK, 1)
+            complete(model, ASK, 1)
         assert len(server.requests) == 1
 
 
 def test_blank_lines_keep_a_request_alive_until_its_time_is_over() -> None:
     with OpenAIServer(["a", "b"], blank_lines=3) as server:
-        [reply] = client(server, timeout_s=0.2).complete(ASK, 1)
+        [reply] = complete(client(server, timeout_s=0.2), ASK, 1)
         assert reply.text == "a"
         server.blank_lines = 100
         began_s = time.monotonic()
         with pytest.raises(ModelError, match=r"no reply within 0.2 s, after 1 tries"):
-            client(server, timeout_s=0.2).complete(ASK, 1)
+            complete(client(server, timeout_s=0.2), ASK, 1)
     assert time.monotonic() - began_s < 5
 
 
@@ -207,7 +207,7 @@ def test_a_server_that_answers_oddly_was_reached(
     with OpenAIServer([Step("a", status=status)] * 30) as server:
         server.headers = headers
         with pytest.raises(ModelError, match=re.escape(f"{server.url}: {words}")):
-            client(server).complete(ASK, 1)
+            complete(client(server), ASK, 1)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_server_that_answers_oddly_was_reached(
 )
 def test_what_is_of_one_request_alone_says_nothing_of_the_next(step: Step, lasting: bool) -> None:
     with OpenAIServer([step]) as server, pytest.raises(ModelError) as raised:
-        client(server, timeout_s=0.2).complete(ASK, 1)
+        complete(client(server, timeout_s=0.2), ASK, 1)
     assert isinstance(raised.value, Unavailable) is lasting
 
 
@@ -232,28 +232,28 @@ def test_an_unreachable_server_is_named() -> None:
         url = f"http://127.0.0.1:{held.getsockname()[1]}/v1"
         model = OpenAIModel("m", url, api_key="k", retries=0)
         with pytest.raises(Unavailable, match=f"{url}: cannot be reached"):
-            model.complete(ASK, 1)
+            complete(model, ASK, 1)
 
 
 def test_an_unknown_model_is_answered_with_those_there_are() -> None:
     with OpenAIServer([], model="qwen") as server:
         model = OpenAIModel("qwem", server.url, api_key="k", retries=0)
         with pytest.raises(ModelError, match=r"no such model or address .*; it serves: qwen"):
-            model.complete(ASK, 1)
+            complete(model, ASK, 1)
 
 
 def test_a_bad_key_is_refused_and_never_shown() -> None:
     with OpenAIServer([], key="right") as server:
         model = client(server, api_key="sk-very-secret")
         with pytest.raises(ModelError, match="check OPENAI_API_KEY") as raised:
-            model.complete(ASK, 1)
+            complete(model, ASK, 1)
     assert "sk-very-secret" not in f"{raised.value} {model!r}"
 
 
 def test_a_key_echoed_by_the_server_is_not_repeated() -> None:
     step = Step("bad request by sk-very-secret", status=400)
     with OpenAIServer([step]) as server, pytest.raises(ModelError, match="by <key>"):
-        client(server, api_key="sk-very-secret").complete(ASK, 1)
+        complete(client(server, api_key="sk-very-secret"), ASK, 1)
 
 
 def test_a_missing_key_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_address_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPat
     with OpenAIServer(["a"], key="from-environment") as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
-        assert OpenAIModel(server.model).complete(ASK, 1)[0].text == "a"
+        assert complete(OpenAIModel(server.model), ASK, 1)[0].text == "a"
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/v1", "http://"])
@@ -277,8 +277,8 @@ def test_an_address_that_is_no_url_is_refused(url: str) -> None:
 
 def test_sampling_settings_are_sent_only_where_given() -> None:
     with OpenAIServer(["a", "b"]) as server:
-        client(server).complete(ASK, 1)
-        client(server, temperature=0.7, max_tokens=99).complete(ASK, 1)
+        complete(client(server), ASK, 1)
+        complete(client(server, temperature=0.7, max_tokens=99), ASK, 1)
     first, second = (request.body for request in server.requests)
     assert first == {"model": "scripted", "messages": ASK}
     assert (second["temperature"], second["max_tokens"]) == (0.7, 99)
@@ -286,7 +286,7 @@ def test_sampling_settings_are_sent_only_where_given() -> None:
 
 def test_a_model_works_inside_a_running_event_loop() -> None:
     async def inside() -> list[Reply]:
-        return model.complete(ASK, 1)
+        return complete(model, ASK, 1)
 
     with OpenAIServer(["a"]) as server:
         model = client(server)
@@ -314,24 +314,17 @@ def test_the_server_double_also_runs_as_a_program(tmp_path: Path) -> None:
         try:
             assert server.stdout is not None
             url = server.stdout.readline().split()[-1]
-            assert OpenAIModel("scripted", url, api_key="k").complete(ASK, 1)[0].text == "a"
+            assert complete(OpenAIModel("scripted", url, api_key="k"), ASK, 1)[0].text == "a"
         finally:
             server.kill()
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [lambda m: m.complete(ASK, 2), lambda m: m.complete_each([ASK, ASK])],
-    ids=["complete", "complete_each"],
-)
-def test_the_scripted_model_answers_in_order_then_ends(
-    ask: Callable[[ScriptedModel], list[Reply]],
-) -> None:
+def test_the_scripted_model_answers_in_order_then_ends() -> None:
     model = ScriptedModel(["a", Reply("b", finish_reason="length")])
-    assert [(reply.text, reply.finish_reason) for reply in ask(model)] == [
+    assert [(reply.text, reply.finish_reason) for reply in complete(model, ASK, 2)] == [
         ("a", "stop"),
         ("b", "length"),
     ]
     assert model.prompts == [ASK, ASK]
     with pytest.raises(ModelError, match="ends after 2 replies"):
-        model.complete(ASK, 1)
+        complete(model, ASK, 1)

@@ -31,6 +31,7 @@ from agent.strategies.portfolio import Portfolio
 from sandbox.errors import ConfigError
 from sandbox.types import Evaluation, Task
 from tests.agent.scripts import hashed_reply, local_engine, make_task
+from tests.asked import complete
 from tests.doubles.openai_server import OpenAIServer, completion
 
 ASK: list[Message] = [Message(role="user", content="Write a kernel.")]
@@ -205,7 +206,7 @@ def books(tmp_path: Path) -> Books:
 
 def ask(books: Books, outbox: Outbox, n: int = 1, **settings: Any) -> list[str]:
     model = batch_model(ModelConfig("scripted", **settings), CONFIG, books, outbox)
-    return [reply.text for reply in model.complete(ASK, n)]
+    return [reply.text for reply in complete(model, ASK, n)]
 
 
 def exported(books: Books, n: int, **settings: Any) -> list[dict[str, Any]]:
@@ -364,7 +365,7 @@ def test_what_waits_in_a_file_counts_until_its_reply_is_used(tmp_path):
     a, _ = (line["custom_id"] for line in exported(books, 2))
     model = batch_model(ModelConfig("scripted"), CONFIG, books, Outbox())
     with pytest.raises(CapReached, match="max_requests"):
-        model.complete(ASK, 1, "another round")
+        complete(model, ASK, 1, "another round")
     _, outbox = imported(books, tmp_path, reply_line(a, "yes"))
     ask(books, outbox, 2)
     with Ledger(tmp_path / "l") as again:

@@ -21,6 +21,7 @@ from agent.models.prices import Price
 from agent.models.store import ReplyStore
 from agent.prompts.message import Message
 from sandbox.errors import ConfigError
+from tests.asked import complete
 from tests.doubles.openai_server import OpenAIServer, Step
 
 ROOT = Path(__file__).parents[2]
@@ -36,8 +37,8 @@ def client(server: OpenAIServer, **settings: Any) -> OpenAIModel:
 def test_a_kept_reply_is_not_asked_for_again(tmp_path):
     store = ReplyStore(tmp_path)
     with OpenAIServer(["a", "b", "c"]) as server:
-        first = client(server, store=store).complete(ASK, 3)
-        again = client(server, store=store).complete(ASK, 3)
+        first = complete(client(server, store=store), ASK, 3)
+        again = complete(client(server, store=store), ASK, 3)
     assert first == again
     assert len(server.requests) == 1
 
@@ -48,15 +49,15 @@ def test_a_kept_reply_is_not_asked_for_again(tmp_path):
 def test_another_seed_or_setting_is_another_request(tmp_path, other):
     store = ReplyStore(tmp_path)
     with OpenAIServer(["a", "b"]) as server:
-        client(server, store=store).complete(ASK, 1)
-        [reply] = client(server, store=store, **other).complete(ASK, 1)
+        complete(client(server, store=store), ASK, 1)
+        [reply] = complete(client(server, store=store, **other), ASK, 1)
     assert reply.text == "b"
 
 
 def test_another_draw_of_the_same_prompt_is_another_request(tmp_path):
     with OpenAIServer(["a", "b"]) as server:
         model = client(server, store=ReplyStore(tmp_path))
-        texts = [model.complete(ASK, 1, draw)[0].text for draw in ("0", "1", "0")]
+        texts = [complete(model, ASK, 1, draw)[0].text for draw in ("0", "1", "0")]
     assert texts == ["a", "b", "a"]
 
 
@@ -64,8 +65,8 @@ def test_only_what_is_missing_is_asked_for(tmp_path):
     store = ReplyStore(tmp_path)
     with OpenAIServer(["a", "b", "c"]) as server:
         model = client(server, store=store)
-        model.complete(ASK, 1)
-        texts = [reply.text for reply in model.complete(ASK, 3)]
+        complete(model, ASK, 1)
+        texts = [reply.text for reply in complete(model, ASK, 3)]
     assert texts == ["a", "b", "c"]
     assert [request.body.get("n") for request in server.requests] == [None, 2]
 
@@ -73,10 +74,10 @@ def test_only_what_is_missing_is_asked_for(tmp_path):
 def test_a_damaged_kept_reply_is_asked_for_again(tmp_path):
     with OpenAIServer(["a", "b"]) as server:
         model = client(server, store=ReplyStore(tmp_path))
-        model.complete(ASK, 1)
+        complete(model, ASK, 1)
         [kept] = tmp_path.rglob("*.json")
         kept.write_text("{")
-        assert model.complete(ASK, 1)[0].text == "b"
+        assert complete(model, ASK, 1)[0].text == "b"
 
 
 def test_where_no_reply_can_be_kept_none_is_asked_for(tmp_path, monkeypatch):
@@ -96,7 +97,7 @@ def test_where_no_reply_can_be_kept_none_is_asked_for(tmp_path, monkeypatch):
 def test_a_store_that_cannot_be_written_is_an_error_before_the_reply_is_used(tmp_path):
     (tmp_path / "file").write_text("")
     with OpenAIServer(["a"]) as server, pytest.raises(ModelError, match="cannot be kept"):
-        client(server, store=ReplyStore(tmp_path / "file")).complete(ASK, 1)
+        complete(client(server, store=ReplyStore(tmp_path / "file")), ASK, 1)
 
 
 def test_every_try_counts_and_a_cap_on_requests_is_exact():
@@ -104,9 +105,9 @@ def test_every_try_counts_and_a_cap_on_requests_is_exact():
     busy = [Step("busy", status=429), Step("boom", status=500)]
     with OpenAIServer([*busy, "a", *busy, "b"], honours_n=False) as server:
         model = client(server, ledger=ledger, retries=4, concurrency=1)
-        assert [reply.text for reply in model.complete(ASK, 1)] == ["a"]
+        assert [reply.text for reply in complete(model, ASK, 1)] == ["a"]
         with pytest.raises(CapReached, match="max_requests"):
-            model.complete(ASK, 1)
+            complete(model, ASK, 1)
     assert len(server.requests) == 5
     assert ledger.spent == Spend(5, 18)
 
@@ -114,7 +115,7 @@ def test_every_try_counts_and_a_cap_on_requests_is_exact():
 def test_a_cap_leaves_what_still_fits_and_in_flight_requests_never_exceed_it():
     ledger = Ledger(caps=Caps(max_requests=4))
     with OpenAIServer([Step("a", delay_s=0.05)] * 9, honours_n=False) as server:
-        replies = client(server, ledger=ledger).complete(ASK, 9)
+        replies = complete(client(server, ledger=ledger), ASK, 9)
     assert len(server.requests) == 4
     assert len(replies) == 4
 
@@ -123,7 +124,7 @@ def test_a_cap_on_tokens_holds_for_the_most_that_requests_in_flight_may_use():
     one = most_of(ASK, 1, 50, None).tokens
     ledger = Ledger(caps=Caps(max_tokens=2 * one))
     with OpenAIServer([Step("a", delay_s=0.1)] * 20, honours_n=False) as server:
-        replies = client(server, ledger=ledger, max_tokens=50).complete(ASK, 20)
+        replies = complete(client(server, ledger=ledger, max_tokens=50), ASK, 20)
     assert server.most_in_flight <= 2
     assert ledger.spent.tokens == 18 * len(replies) <= 2 * one
     assert ledger.spent.tokens + one > 2 * one, "another request did fit"
@@ -143,7 +144,7 @@ def test_a_cap_on_money_is_kept_and_costs_reach_the_replies():
 
 def spend_all(model: OpenAIModel, costs: list[float]) -> None:
     for draw in range(50):
-        costs += [reply.cost_usd for reply in model.complete(ASK, 1, str(draw))]
+        costs += [reply.cost_usd for reply in complete(model, ASK, 1, str(draw))]
 
 
 def test_a_cap_that_cannot_be_kept_is_refused_before_anything_is_sent():
@@ -170,7 +171,7 @@ def test_an_answer_that_was_lost_counts_in_full_and_a_refusal_does_not(step, tok
     with OpenAIServer([step]) as server:
         model = client(server, ledger=ledger, timeout_s=0.3, max_tokens=50)
         with suppress(ModelError):
-            model.complete(ASK, 1)
+            complete(model, ASK, 1)
     assert ledger.spent == Spend(1, tokens)
 
 
@@ -180,7 +181,7 @@ def test_a_spent_quota_is_not_tried_again():
         OpenAIServer([Step(status=429, body=body)] * 3) as server,
         pytest.raises(ModelError, match="quota"),
     ):
-        client(server, retries=2).complete(ASK, 1)
+        complete(client(server, retries=2), ASK, 1)
     assert len(server.requests) == 1
 
 
@@ -188,7 +189,7 @@ def test_the_limit_on_requests_in_flight_holds_over_all_callers():
     with OpenAIServer([Step("a", delay_s=0.05)] * 12, honours_n=False) as server:
         model = client(server, concurrency=2)
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda draw: model.complete(ASK, 3, str(draw)), range(4)))
+            list(pool.map(lambda draw: complete(model, ASK, 3, str(draw)), range(4)))
     assert server.most_in_flight == 2
 
 

@@ -31,6 +31,7 @@ from agent.strategies.types import Strategy
 from agent.types import Measured
 from sandbox.errors import ConfigError
 from tests.agent.scripts import hashed_reply, local_engine, make_task
+from tests.asked import complete
 from tests.doubles.openai_server import OpenAIServer, Step
 
 ASK: list[Message] = [Message(role="user", content="Write a kernel.")]
@@ -100,9 +101,6 @@ class Named:
         self.name = name
         self.inner = ScriptedModel([] if fails else [Reply(name, model=name)] * 10_000)
 
-    def complete(self, messages: Sequence[Message], n: int, draw: str = "") -> list[Reply]:
-        return self.inner.complete(messages, n, draw)
-
     def complete_each(
         self, prompts: Sequence[Sequence[Message]], draw: str = ""
     ) -> list[Reply | None]:
@@ -111,9 +109,9 @@ class Named:
 
 def test_models_get_requests_by_their_weights_and_the_same_again():
     mixture = Mixture([Named("a"), Named("b")], [3.0, 1.0])
-    replies = [r.text for draw in range(100) for r in mixture.complete(ASK, 10, str(draw))]
+    replies = [r.text for draw in range(100) for r in complete(mixture, ASK, 10, str(draw))]
     assert Counter(replies)["a"] == pytest.approx(750, abs=60)
-    assert replies == [r.text for draw in range(100) for r in mixture.complete(ASK, 10, str(draw))]
+    assert replies == [r.text for draw in range(100) for r in complete(mixture, ASK, 10, str(draw))]
 
 
 def test_two_models_share_a_campaign_by_weight_under_one_cap(tmp_path, monkeypatch):
@@ -154,12 +152,12 @@ class Absent(Named):
 
 def test_replies_of_all_models_together_are_awaited():
     with pytest.raises(AwaitingReplies, match="awaiting 40 replies"):
-        Mixture([Absent("a"), Absent("b")], [1.0, 1.0]).complete(ASK, 40)
+        complete(Mixture([Absent("a"), Absent("b")], [1.0, 1.0]), ASK, 40)
 
 
 def test_a_model_that_fails_loses_its_share_alone_and_is_named(caplog):
     mixture = Mixture([Named("a"), Named("b", fails=True)], [1.0, 1.0])
-    replies = mixture.complete(ASK, 40)
+    replies = complete(mixture, ASK, 40)
     assert {reply.text for reply in replies} == {"a"}
     assert 0 < len(replies) < 40
     assert "one model's replies are missing: scripted: the script ends" in caplog.text
@@ -247,7 +245,7 @@ def test_where_all_models_are_gone_each_call_fails_and_one_line_is_told():
     mixture = Mixture(models, [1.0, 1.0], tell=told.append)
     for _ in range(2):
         with pytest.raises(ModelError, match=r"model '[ab]' at .* cannot be reached"):
-            mixture.complete(ASK, 5)
+            complete(mixture, ASK, 5)
     assert len(told) == 1
     for model in models:
         model.close()

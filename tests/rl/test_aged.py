@@ -13,6 +13,7 @@ from agent.prompts.message import Message
 from rl.config import GrpoConfig, SamplingConfig, TrainConfig
 from rl.grpo import GrpoLearner
 from rl.written import Written
+from tests.asked import complete
 from tests.rl.test_grpo import CONFIG, PROMPT, REPLIES, generation, start, weights
 
 __all__ = ["start"]
@@ -85,10 +86,10 @@ def test_a_server_is_not_asked_how_likely_its_replies_were():
 def test_an_update_waits_for_what_is_being_sampled_and_what_is_asked_later_for_it(start, tmp_path):
     learner = GrpoLearner(tmp_path, start, AHEAD, "cpu")
     messages = [Message(role="user", content="faster")]
-    first = learner.model.complete(messages, 4)
+    first = complete(learner.model, messages, 4)
     lesson = learner.learn(generation(0), generation(0))
     assert lesson is not None
-    later = learner.model.complete(messages, 4)
+    later = complete(learner.model, messages, 4)
     assert {reply.policy_version for reply in first} == {0}
     assert {reply.policy_version for reply in later} == {1}
     for version, replies in ((0, first), (1, later)):

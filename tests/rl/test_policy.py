@@ -20,6 +20,7 @@ from rl.policy import Policy, load_policy, new_policy
 from rl.replica import with_adapters
 from rl.written import TokenStore, Written
 from sandbox.errors import ConfigError
+from tests.asked import complete
 
 SOURCE = 'for (long i = 0; i < n; ++i) {\n\tout[i] = x[i] + 1.0f;  // é\n}\n\n\nreturn "π";\n'
 PROMPT = [Message(role="system", content="write"), Message(role="user", content="faster")]
@@ -62,7 +63,7 @@ def test_a_sample_says_whether_it_came_to_its_end(policy):
 
 def test_equal_draws_give_equal_replies_and_others_differ(policy):
     model = LocalModel(policy, SAMPLING)
-    first, again, other = (model.complete(PROMPT, 3, draw) for draw in ("t 0", "t 0", "t 1"))
+    first, again, other = (complete(model, PROMPT, 3, draw) for draw in ("t 0", "t 0", "t 1"))
     assert [r.text for r in first] == [r.text for r in again]
     assert [r.text for r in first] != [r.text for r in other]
     assert {(r.model, r.policy_version) for r in first} == {("toy@0", 0)}
@@ -71,7 +72,7 @@ def test_equal_draws_give_equal_replies_and_others_differ(policy):
 def test_who_asks_at_once_is_answered_at_once_and_as_if_alone(policy, monkeypatch):
     model = LocalModel(policy, replace(SAMPLING, batch=4))
     draws = [f"t {i}" for i in range(6)]
-    alone = [[r.text for r in model.complete(PROMPT, 2, draw)] for draw in draws]
+    alone = [[r.text for r in complete(model, PROMPT, 2, draw)] for draw in draws]
     batches: list[int] = []
     sample = policy.sample
 
@@ -81,7 +82,7 @@ def test_who_asks_at_once_is_answered_at_once_and_as_if_alone(policy, monkeypatc
 
     monkeypatch.setattr(policy, "sample", counted)
     with ThreadPoolExecutor(6) as pool:
-        together = list(pool.map(lambda draw: model.complete(PROMPT, 2, draw), draws))
+        together = list(pool.map(lambda draw: complete(model, PROMPT, 2, draw), draws))
     assert [[r.text for r in replies] for replies in together] == alone
     assert len(batches) < 6
     assert sum(batches) == 12
@@ -100,8 +101,8 @@ def test_who_has_all_replies_does_not_wait_for_others(policy, monkeypatch):
 
     monkeypatch.setattr(policy, "sample", one_by_one)
     with ThreadPoolExecutor(2) as pool:
-        long = pool.submit(model.complete, PROMPT, 3, "long")
-        short = pool.submit(model.complete, PROMPT[1:], 2, "short")
+        long = pool.submit(complete, model, PROMPT, 3, "long")
+        short = pool.submit(complete, model, PROMPT[1:], 2, "short")
         try:
             assert len(short.result(20)) == 2
             assert held.wait(20)
@@ -130,7 +131,7 @@ def test_a_prompt_that_cannot_be_written_fails_for_all_who_asked(policy, monkeyp
 
     monkeypatch.setattr(policy, "prompt_ids", refused)
     with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(model.complete, PROMPT, 1, str(i)) for i in range(3)]
+        asked = [pool.submit(complete, model, PROMPT, 1, str(i)) for i in range(3)]
         assert [str(each.exception(20)) for each in asked] == ["no system role"] * 3
 
 
@@ -142,7 +143,7 @@ def test_a_sampling_that_fails_fails_for_all_who_asked(policy, monkeypatch):
 
     monkeypatch.setattr(policy, "sample", broken)
     with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(model.complete, PROMPT, 1, str(i)) for i in range(3)]
+        asked = [pool.submit(complete, model, PROMPT, 1, str(i)) for i in range(3)]
     assert [str(each.exception()) for each in asked] == ["out of memory"] * 3
 
 
@@ -159,13 +160,13 @@ def test_draws_follow_the_probabilities(policy):
 
 def test_a_prompt_without_room_for_a_reply_is_refused(policy):
     with pytest.raises(ModelError, match="leaves room in a context of 64"):
-        LocalModel(policy, SAMPLING).complete([Message(role="user", content="x" * 500)], 1)
+        complete(LocalModel(policy, SAMPLING), [Message(role="user", content="x" * 500)], 1)
 
 
 def test_sampled_tokens_outlive_the_process_and_a_torn_line(policy, tmp_path):
     path = tmp_path / "tokens.jsonl"
     model = LocalModel(policy, SAMPLING, tokens=TokenStore(path, versions=2))
-    [reply] = model.complete(PROMPT, 1)
+    [reply] = complete(model, PROMPT, 1)
     with path.open("a") as stream:
         stream.write('{"key": "torn')
     prompt = json.dumps(PROMPT, ensure_ascii=False)
@@ -178,7 +179,7 @@ def test_sampled_tokens_outlive_the_process_and_a_torn_line(policy, tmp_path):
 
 def test_how_likely_a_reply_was_is_kept_only_where_later_weights_learn_from_it(policy, tmp_path):
     path = tmp_path / "tokens.jsonl"
-    LocalModel(policy, SAMPLING, tokens=TokenStore(path)).complete(PROMPT, 1)
+    complete(LocalModel(policy, SAMPLING, tokens=TokenStore(path)), PROMPT, 1)
     assert "log_probabilities" not in path.read_text()
 
 

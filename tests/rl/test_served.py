@@ -22,6 +22,7 @@ from rl.grpo import GrpoLearner, versions
 from rl.policy import base_of, new_policy
 from sandbox.errors import ConfigError
 from sandbox.types import Candidate, EvalConfig, Language, Status
+from tests.asked import complete
 from tests.doubles.vllm_server import VllmServer
 
 ASKED = [Message(role="user", content="faster")]
@@ -50,7 +51,7 @@ def served_by(server: VllmServer, **changes: object) -> TrainConfig:
 
 
 def sampled(learner: GrpoLearner) -> list[Reply]:
-    return learner.model.complete(ASKED, 4, f"draw {learner.version}")
+    return complete(learner.model, ASKED, 4, f"draw {learner.version}")
 
 
 def rollouts(learner: GrpoLearner, replies: list[Reply]) -> list[Rollout]:
@@ -117,9 +118,9 @@ def test_the_gradient_is_of_the_tokens_that_the_server_said(start, tmp_path):
 
 def test_a_request_leaves_no_choice_to_the_servers_defaults(start, tmp_path):
     with VllmServer(base=start) as server:
-        GrpoLearner(tmp_path, start, served_by(server), "cpu").model.complete(ASKED, 2)
+        complete(GrpoLearner(tmp_path, start, served_by(server), "cpu").model, ASKED, 2)
         greedy = served_by(server, greedy=True)
-        GrpoLearner(tmp_path / "greedy", start, greedy, "cpu").model.complete(ASKED, 1)
+        complete(GrpoLearner(tmp_path / "greedy", start, greedy, "cpu").model, ASKED, 1)
     *drawn, likeliest = [r.body for r in server.requests if r.path == "/v1/completions"]
     assert len(drawn) == 2
     assert drawn[0]["seed"] != drawn[1]["seed"]
@@ -196,7 +197,7 @@ def test_a_prompt_without_room_in_either_context_has_no_reply(start, tmp_path):
         assert [sample is None for sample in found] == [True, False, False]
         assert len(found[1].ids) <= 2
         with pytest.raises(ModelError, match="a context of 40 tokens"):
-            learner.model.complete([Message(role="user", content="faster " * 40)], 1)
+            complete(learner.model, [Message(role="user", content="faster " * 40)], 1)
 
 
 def test_a_server_without_the_base_model_is_refused(start, tmp_path):
@@ -252,7 +253,7 @@ def test_fixed_weights_are_sampled_without_being_held(start, tmp_path):
             policy = open_policy(campaign, config, tmp_path / folder.name)
             assert policy.learner is None
             assert policy.model.policy.model is None
-            [reply] = policy.model.complete(ASKED, 1)
+            [reply] = complete(policy.model, ASKED, 1)
             assert (reply.model, reply.policy_version) == ("toy@0", 0)
     assert server.told[-1] == "ask served"
 

@@ -27,6 +27,7 @@ from rl.policy import load_policy, new_policy
 from rl.sft import sft
 from sandbox.errors import ConfigError
 from sandbox.types import EvalConfig, Status
+from tests.asked import complete
 
 REFUSED = "evaluation suite's, and never trained on"
 SHAPE = ShapeConfig(vocabulary=400, hidden=32, layers=1, heads=2, feed_forward=32, context=128)
@@ -122,7 +123,7 @@ def test_a_policy_that_was_trained_on_them_says_so_in_every_row_for_good(tmp_pat
     assert policy.transductive
     model = LocalModel(policy, CONFIG.sampling)
     assert model.name == "toy-transductive"
-    assert [r.model for r in model.complete(PROMPT, 1)] == ["toy-transductive@0"]
+    assert [r.model for r in complete(model, PROMPT, 1)] == ["toy-transductive@0"]
 
 
 def test_what_learns_with_such_a_config_says_so_in_its_checkpoints(tmp_path):
