@@ -157,10 +157,9 @@ class LocalEngine(LaneEngine):
         *,
         lanes: int = 1,
         depth: int = 1,
-        builders: int | None = None,
     ) -> None:
         openers = [partial(LocalLane.open, make_evaluator, i) for i in range(lanes)]
-        super().__init__("local", openers, depth=depth, builders=builders or os.cpu_count() or 1)
+        super().__init__("local", openers, depth=depth, builders=os.cpu_count() or 1)
         self._build = build
 
     def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:

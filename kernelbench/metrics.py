@@ -222,19 +222,19 @@ def best_figure(summary: Summary) -> str:
     return f"{shown}, {left}" if (left := summary.best_left_out) else shown
 
 
-def bootstrap(logs: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+def bootstrap(logs: Sequence[float]) -> Interval:
     """exp(mean) and its percentile interval under resampling of the entries, at least one."""
     values = np.asarray(logs, dtype=np.float64)
     draws = np.random.default_rng(SEED).integers(0, len(values), (RESAMPLES, len(values)))
     means = values[draws].mean(axis=1)
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     low, high = (float(x) for x in np.quantile(means, (tail, 1 - tail)))
     middle = float(values.mean())
     return Interval(
         math.exp(middle),
         math.exp(min(low, middle)),
         math.exp(max(high, middle)),
-        confidence,
+        CONFIDENCE,
     )
 
 

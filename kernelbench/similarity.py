@@ -42,8 +42,8 @@ class Known:
         """From pairs of a name and a source."""
         return cls([(name, shape_of(source)) for name, source in named])
 
-    def too_alike(self, source: str, bound: float = TOO_ALIKE) -> str | None:
-        """The name of one that is more alike than the bound, if there is one: twice what the trees
+    def too_alike(self, source: str) -> str | None:
+        """The name of one that is more than `TOO_ALIKE`, if there is one: twice what the trees
         share over their lengths, 1 for equal ones, 0 for nothing in common.
         """
         shape = shape_of(source)
@@ -51,7 +51,7 @@ class Known:
             matcher = SequenceMatcher(None, shape, other, autojunk=False)
             # Upper bounds first: nearly all pairs end there.
             quick = min(matcher.real_quick_ratio(), matcher.quick_ratio())
-            if quick > bound and matcher.ratio() > bound:
+            if quick > TOO_ALIKE and matcher.ratio() > TOO_ALIKE:
                 return name
         return None
 

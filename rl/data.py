@@ -261,23 +261,23 @@ def refuse_existing(folder: Path) -> None:
         raise ConfigError(f"{folder}: exists already; name another folder")
 
 
-def load_examples(folder: Path, split: str = TRAIN) -> list[Example]:
-    """Raises ConfigError where the folder holds no such data."""
+def load_examples(folder: Path) -> list[Example]:
+    """Those to train on; raises ConfigError where the folder holds no such data."""
     try:
         found = load_from_disk(str(folder))
     # Of files that say otherwise than they did, and of no rows, its reader raises the latter.
     except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder}: no training data; `warpsmith data` makes it") from error
-    if not isinstance(found, DatasetDict) or split not in found:
-        raise ConfigError(f"{folder}: has no split {split!r}")
+    if not isinstance(found, DatasetDict) or TRAIN not in found:
+        raise ConfigError(f"{folder}: has no split {TRAIN!r}")
     wanted = {f.name for f in fields(Example)}
-    if set(found[split].column_names) != wanted:
+    if set(found[TRAIN].column_names) != wanted:
         raise ConfigError(f"{folder}: made by another version of `warpsmith data`; make it again")
-    rows = list(found[split])
+    rows = list(found[TRAIN])
     wrong = next((number for number, row in enumerate(rows) if not _is_example(row)), None)
     if wrong is not None:
         raise ConfigError(
-            f"{folder}: row {wrong} of {split} is no example; `warpsmith data` makes it again"
+            f"{folder}: row {wrong} of {TRAIN} is no example; `warpsmith data` makes it again"
         )
     examples = [Example(**row) for row in rows]
     return [replace(e, messages=[Message(**m) for m in e.messages]) for e in examples]

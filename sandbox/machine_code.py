@@ -29,14 +29,14 @@ HEADER, SECTION = struct.Struct("<40xQ10xHHH"), struct.Struct("<II16xQQ24x")
 size). Tool Interface Standard, Executable and Linking Format 1.2; little-endian."""
 
 
-def digest_of(folders: list[Path], characters: int = 16) -> str:
+def digest_of(folders: list[Path]) -> str:
     """Of all binaries below; empty where there is none, or too much."""
     paths = (path for folder in folders for kind in BINARIES for path in folder.rglob(kind))
     files = list(itertools.islice((path for path in paths if path.is_file()), MOST_FILES + 1))
     if len(files) > MOST_FILES or sum(path.stat().st_size for path in files) > MOST_BYTES:
         return ""
     found = sorted({_digest(path.read_bytes()) for path in files})
-    return hashlib.sha256("".join(found).encode()).hexdigest()[:characters] if found else ""
+    return hashlib.sha256("".join(found).encode()).hexdigest()[:16] if found else ""
 
 
 def _digest(binary: bytes) -> str:

@@ -23,13 +23,12 @@ class Rival:
         wrap: str | None,
         config: EvalConfig,
         ready: deque[Subject] | None = None,
-        *,
-        waits: bool = False,
     ) -> None:
-        """`ready`: workers of it, which are used up. `waits`: none is made but those."""
+        """`ready`: workers of it, which are used up."""
         self.wrap = wrap
         self.ready = deque[Subject]() if ready is None else ready
-        self.waits = waits
+        self.waits = False
+        """No worker is made but those that are ready."""
         self.left = set(range(config.min_pairs))
         """Pairs that are still to be timed."""
         self.rounds: list[RoundObservation] = []

@@ -256,7 +256,9 @@ class Subject:
         self.request("rouse", self.config.run_timeout_s, set=index, awake_s=self.awake_s)
 
     def restate(self, awake_s: float = 0.0) -> None:
-        """Give the model the state arena's parameters and buffers; `awake_s` as in `go`."""
+        """Give the model the state arena's parameters and buffers; for `awake_s` seconds it then
+        waits awake, since something is timed next.
+        """
         self.request("restate", self.config.run_timeout_s, awake_s=awake_s)
 
     def grow_old(self, sets: list[int]) -> None:
@@ -266,7 +268,6 @@ class Subject:
     def go(
         self,
         sets: list[int],
-        awake_s: float = 0.0,
         *,
         hasty: int | None = None,
         drops: bool = False,
@@ -275,15 +276,14 @@ class Subject:
     ) -> float:
         """Seconds from "go", or an earlier moment `since`, to "done" by the supervisor's clock.
 
-        `awake_s`: for so long the worker will wait awake, since something is timed next. `hasty`:
-        then call on the last set's values once more, in the place of this set, and deliver what
-        the caller's stream finds at once. `drops`: outputs are let go of one by one. `turned`: the
-        first call begins once the GPU has turned to this worker.
+        `hasty`: then call on the last set's values once more, in the place of this set, and deliver
+        what the caller's stream finds at once. `drops`: outputs are let go of one by one. `turned`:
+        the first call begins once the GPU has turned to this worker.
         """
         limit_s = self.config.run_timeout_s
         more: dict[str, Any] = {"hasty": hasty, "drops": drops, "turned": turned}
         start = time.perf_counter() if since is None else since
-        self.worker.send("go", stage=self.stage, sets=sets, awake_s=awake_s, **more)
+        self.worker.send("go", stage=self.stage, sets=sets, **more)
         told = self.worker.reply(stage=self.stage, timeout_s=limit_s, awake_s=self.awake_s)
         seconds = time.perf_counter() - start
         if self.worker.trusted and sets and hasty is None:

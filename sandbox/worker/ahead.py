@@ -26,6 +26,8 @@ from sandbox.worker import models
 
 logger = logging.getLogger(__name__)
 
+BEGUN_WITHIN_S = 45.0
+"""Of the 60 s for which the supervisor waits (sandbox/build.py)."""
 LIKELY_GPU = {
     "name": "NVIDIA GPU",
     "multi_processor_count": 132,
@@ -105,16 +107,15 @@ def compile_ahead(
     dtype: torch.dtype,
     capability: int,
     folder: Path,
-    seconds: float = 45.0,
 ) -> tuple[int, str]:
-    """Make these calls (`described`), beginning no new compilation after so many seconds.
+    """Make these calls (`described`), beginning no new compilation after `BEGUN_WITHIN_S`.
 
     `capability`: 90 for sm_90. Returns how many kernels were compiled, and why no more were where
     the candidate could not be called to its end.
     """
     compiled: list[Any] = []
     problem = ""
-    with elsewhere(capability, compiled, time.monotonic() + seconds):
+    with elsewhere(capability, compiled, time.monotonic() + BEGUN_WITHIN_S):
         try:
             module = models.load_module(source, "candidate", folder)
             for asked in calls:

@@ -74,7 +74,7 @@ def test_a_spec_that_is_wrong_is_told_the_right_form(spec):
 
 def test_names_constants_and_the_way_of_calling_do_not_tell_references_apart():
     known = Known.of([("a", FORWARD.format("return torch.tanh(x) * 2.0"))])
-    assert known.too_alike(FORWARD.format("return torch.tanh(z) * 7"), 0.999) == "a"
+    assert known.too_alike(FORWARD.format("return torch.tanh(z) * 7")) == "a"
     assert known.too_alike(FORWARD.format("return z.sort()")) is None
     assert known.too_alike(FORWARD.format("return torch.sort(z) - z.mean()")) is None
 

@@ -179,10 +179,8 @@ class Site:
 class Patch:
     """The operators of a library in one model; `unpatch` takes them out again."""
 
-    def __init__(
-        self, model: torch.nn.Module, customs: Mapping[str, Custom], package: str = ""
-    ) -> None:
-        self.model, self.package = model, package
+    def __init__(self, model: torch.nn.Module, customs: Mapping[str, Custom]) -> None:
+        self.model = model
         self.variants: list[Variant] = []
         self.missing: dict[str, str] = {}
         """Operators that have no graph to look for here, and why."""
