@@ -40,7 +40,7 @@ def node_seconds(unit: Unit, device: str) -> dict[fx.Node, float]:
     with torch.no_grad(), profile(activities=activities) as seen:
         for _ in range(runs):
             run()
-            _synchronise(device)
+            synchronise(device)
     taken: dict[str, list[float]] = defaultdict(list)
     for event in seen.events():
         # On a GPU each range appears twice: where it was entered, and on the device's time line.
@@ -59,13 +59,13 @@ def latency_s(run: Callable[[], Any], device: str, most: int = MOST) -> float:
     with torch.no_grad():
         for _ in range(WARM):
             run()
-        _synchronise(device)
+        synchronise(device)
         begun = time.perf_counter()
         taken: list[float] = []
         while len(taken) < most and (len(taken) < LEAST or time.perf_counter() - begun < SECONDS):
             start = time.perf_counter()
             run()
-            _synchronise(device)
+            synchronise(device)
             taken.append(time.perf_counter() - start)
     return statistics.median(taken)
 
@@ -74,7 +74,8 @@ def _runs(once_s: float) -> int:
     return min(MOST, max(LEAST, int(SECONDS / max(once_s, 1e-6))))
 
 
-def _synchronise(device: str) -> None:
+def synchronise(device: str) -> None:
+    """Waits for what was launched."""
     if device == "cuda":
         torch.cuda.synchronize()
 

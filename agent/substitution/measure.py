@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from agent.extraction.model import UserModel
+from agent.extraction.profile import synchronise
 from agent.substitution.report import Latency
 from sandbox.figures import Pair
 from sandbox.statistics import Null, interval
@@ -92,20 +93,15 @@ def _timed(model: Call, patch: Any, sets: Sequence[Any], calls: int, device: str
         patch.on()
     try:
         model(*sets[-1])
-        _synchronise(device)
+        synchronise(device)
         start = time.perf_counter()
         for i in range(calls):
             model(*sets[i % len(sets)])
-        _synchronise(device)
+        synchronise(device)
         return (time.perf_counter() - start) / calls
     finally:
         if patch is not None:
             patch.off()
-
-
-def _synchronise(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def summarise(processes: Sequence[Process], variant: str) -> Latency:
