@@ -18,7 +18,7 @@ import torch
 from transformers import StaticCache
 from transformers.cache_utils import StaticLayer
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 GRAIN = 256
 """Tokens to which the cache's length is rounded up: like batches then use memory that there is."""
@@ -116,7 +116,7 @@ class _Steps:
         except RuntimeError as error:
             torch.cuda.set_stream(usual)  # A capture that fails does not come back from its own.
             _refused.add(self.model)
-            logger.warning("sampling goes on without a CUDA graph: %s", error)
+            log.warning("sampling goes on without a CUDA graph: %s", error)
             return None
 
         def replay() -> torch.Tensor:
