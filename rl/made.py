@@ -110,6 +110,9 @@ class _Lesson:
         return [e for task, count in tasks for e in self.of(task, count * times_of(task))]
 
     def of(self, task: Task, count: int) -> list[Example]:
+        """`count` proposals, and of one task in `CONTRASTED` a contrast of further ones; fewer
+        where the feature proposer has no more. The same for equal arguments.
+        """
         dice = random.Random(digest(f"contrast {task.id}"))
         most = min(self.exemplars, len(self.figures))
         contrasted = most > 0 and dice.randrange(CONTRASTED) == 0

@@ -314,6 +314,9 @@ class _CaseMaker:
             )
 
     def state_after(self) -> torch.Tensor | None:
+        """(bytes,) uint8: what the last call left in the model's parameters and buffers; None where
+        calls move none of them.
+        """
         if not self.signature.moves_state:
             return None
         arena = self.subject.arenas["state"].bytes

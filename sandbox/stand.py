@@ -186,6 +186,9 @@ class Stand:
         return self._subject("reference", task, config, task.source, preload)
 
     def open_reference(self, subject: Subject, opening: Opening) -> Signature:
+        """What its calls take and return, by the worker's word; as known, where it was opened
+        before. Raises WorkerFailed where the reference fails.
+        """
         task, limit = subject.task, subject.config.run_timeout_s
         seed = secrets.randbits(31) if opening.known is None else opening.known.seed
         opened = subject.request(

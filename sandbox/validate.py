@@ -113,6 +113,7 @@ class _Examiner:
             self.subject.close()
 
     def examine(self, shape: int) -> ShapeFigures:
+        """Of the task's shape with this index; raises InvalidReference as `build_pool` does."""
         subject, signature = self.open(shape)
         seen: list[_Seen] = []
         free = free_bytes(self.task.device)

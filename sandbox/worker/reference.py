@@ -320,6 +320,7 @@ class ReferenceSession(Session):
     oracle = Layout((), 0)
 
     def flat_arguments(self, index: int) -> list[torch.Tensor]:
+        """Copies of the input leaves of set `index`, in the tree's order."""
         arena = self.arenas["inputs"].bytes
         return [
             memory.leaf_view(arena, self.inputs, index, leaf).clone()
@@ -369,6 +370,7 @@ class ReferenceSession(Session):
 
 
 def restore(tensors: list[torch.Tensor], kept: list[torch.Tensor]) -> None:
+    """In place, so that what holds the tensors sees it."""
     for tensor, old in zip(tensors, kept, strict=True):
         tensor.copy_(old)
 

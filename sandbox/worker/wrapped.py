@@ -96,6 +96,9 @@ class GraphReplay:
         return trees.unflatten(tree, [t.clone() for t in outputs])
 
     def capture(self, tree: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+        """The graph of one call, with inputs of its own; after three calls, since what a first one
+        allocates or tunes cannot be captured (torch.cuda.graph).
+        """
         self.static = [t.clone() for t in tensors]
         arguments = trees.unflatten(tree, self.static)
         stream = torch.cuda.Stream()
