@@ -28,6 +28,8 @@ load_timeout_s: 20
 with few of those honest code may pass for merged calls on a busy machine."""
 
 
+SINGLE = ("kernelbench", "rl")
+"""Folders of tests that learn or compute with torch itself, on one thread beside each other."""
 LONGEST = ("test_cli_bad_input.py", "test_end_to_end_killed.py")
 """Begun first, so that no process of a parallel run is left alone with them, and none measures
 beside the interpreters that they start.
@@ -52,6 +54,22 @@ def _imported() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Of torch in each process of a parallel run: teams of two spin against the other process.
+    Elsewhere generated kernels are called here, whose threads are part of what is tested.
+    """
+    torch = sys.modules.get("torch")
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    if torch is None or "PYTEST_XDIST_WORKER" not in os.environ or folder not in SINGLE:
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 class Done(NamedTuple):
