@@ -31,6 +31,7 @@ from accelerate.utils import parse_flag_from_env
 from rl.config import GrpoConfig, SamplingConfig, TrainConfig
 from rl.policy import Sample
 from rl.replica import Replica
+from rl.spread import refuse_older
 from rl.trainers import Group
 from sandbox.cores import common_cores
 from sandbox.errors import ConfigError, WarpsmithError
@@ -186,6 +187,8 @@ def joined(config: TrainConfig, device: str) -> Iterator[Ranks]:
         yield Ranks(replica)
         return
     refuse_uneven(config.rl, size)
+    if config.rl.spread:
+        refuse_older()
     # Not the gradients' group, whose time-out is to be minutes. And not NCCL: a rank that waits in
     # it keeps its GPU busy, on which a lane measures.
     ranks = Ranks(replica, size, dist.new_group(backend="gloo", timeout=IDLE))

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -21,7 +23,20 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from sandbox.errors import ConfigError
+
+NEEDED = "5.23"
+"""Of transformers: older trainers wrap a model that is spread once more, or reduce every batch."""
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def refuse_older() -> None:
+    """Raises ConfigError where the installed transformers cannot train what is spread."""
+    if Version(found := version("transformers")) < Version(NEEDED):
+        raise ConfigError(
+            f"rl.spread needs transformers {NEEDED} or newer, and {found} is installed; upgrade "
+            "it, or leave rl.spread out"
+        )
 
 
 def is_spread(model: Any) -> bool:

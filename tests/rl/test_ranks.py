@@ -14,6 +14,7 @@ import torch
 from rl.config import GrpoConfig, TrainConfig
 from rl.policy import load_policy
 from rl.ranks import joined, refuse_uneven
+from rl.spread import refuse_older
 from sandbox.errors import ConfigError
 from tests.doubles.vllm_server import VllmServer
 from tests.rl import ranked
@@ -135,3 +136,9 @@ def test_spread_weights_are_refused(monkeypatch):
         joined(TrainConfig(), "cpu"),
     ):
         pass
+
+
+def test_an_older_transformers_is_told_of_before_weights_are_spread(monkeypatch):
+    monkeypatch.setattr("rl.spread.version", lambda name: "5.22.1")
+    with pytest.raises(ConfigError, match=r"needs transformers 5\.23 or newer, and 5\.22\.1"):
+        refuse_older()
