@@ -92,7 +92,7 @@ class Replica:
         """Rank 0 writes; the others give it their parts of what is spread."""
         model = self.policy.model
         state = optimizer_state(model, self.optimizer)
-        if PartialState().is_main_process:
+        if PartialState(cpu=self.device == "cpu").is_main_process:
             self.policy.save(folder)
             torch.save(state, folder / OPTIMIZER)
         elif is_spread(model):

@@ -70,9 +70,8 @@ def optimizer_state(model: Any, optimizer: Any) -> dict[str, Any]:
         return state
     found: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer, options=WHOLE))
     for group in found.get("param_groups", ()):  # nothing where it is gathered in another rank
-        group.pop(
-            "initial_lr", None
-        )  # A schedule's; no new optimizer has one, nor can be given it.
+        # Of a schedule: a new optimizer has none, and torch gives back only what that has.
+        group.pop("initial_lr", None)
     return found
 
 

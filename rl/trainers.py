@@ -224,7 +224,8 @@ def update(
     )
     # A process trains on its own device, whatever others it sees: lanes measure on those.
     arguments._n_gpu = 1
-    hooks = dict(policy.model.get_input_embeddings()._forward_hooks)
+    embeddings = policy.model.get_input_embeddings()
+    hooks = {} if embeddings is None else dict(embeddings._forward_hooks)
     if anchor is not None:
         anchor.before(policy.model)
     trainer = Aged(
