@@ -9,8 +9,9 @@ checkpoint before it as after a kill, memory, and that a checkpoint gives the sa
     python -m benchmarks.train_size --preset qwen2.5-coder-1.5b --out FILE
     torchrun --nproc-per-node 3 -m benchmarks.train_size --preset qwen2.5-coder-7b --out FILE
 
-In several processes each has the whole policy on a GPU of its own, samples its share of the
-replies and takes its share of each update; seconds and memory are those of the first.
+In several processes each has the whole policy on a GPU of its own, or with --spread its part of it,
+samples its share of the replies and takes its share of each update; seconds and memory are those of
+the first. With --all-weights no adapters are trained but the model.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from agent.journal import Journal
@@ -75,14 +77,21 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=2)
     parser.add_argument("--groups", type=int, default=8, help="of an update")
     parser.add_argument("--new-tokens", type=int, default=512, help="sampled of each reply")
+    parser.add_argument("--spread", action="store_true", help="as rl.spread")
+    parser.add_argument("--all-weights", action="store_true", help="in the place of adapters")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     asked = Asked(given.updates, given.groups, given.new_tokens)
+    config = load_train(given.preset)
+    config = replace(config, rl=replace(config.rl, spread=given.spread))
+    if given.all_weights:
+        config = replace(config, lora=None)
     shape = Qwen2Config(**SIZES[given.preset], max_position_embeddings=CONTEXT, rope_theta=1e6)
     with tempfile.TemporaryDirectory() as folder:
-        row = run(load_train(given.preset), shape, Path(folder), asked)
+        row = run(config, shape, Path(folder), asked)
     head = {"schema_version": 1, **header("train_size"), "preset": given.preset}
-    record = {**head, "asked": asdict(asked), **row}
+    changed = {"spread": given.spread, "all_weights": given.all_weights}
+    record = {**head, "asked": {**asdict(asked), **changed}, **row}
     print(json.dumps(record, indent=1))
     if given.out:
         keep_json(given.out, record)
@@ -129,7 +138,7 @@ def measured(
     with clock("sample"):
         replies = ranks.sample(prompts, sampling, seeds)
     drawn = sum(len(reply.ids) for reply in replies if reply is not None)
-    losses, resumed = [], True
+    losses, resumed, first = [], True, trained(policy)
     for number in range(asked.updates):
         if number:
             checkpoint, held = folder / str(number), trained(policy)
@@ -147,6 +156,7 @@ def measured(
     with clock("save"):
         ranks.save(folder / "end")
     parameters, learned = policy.parameters, trained(policy)
+    changing = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
     del policy
     ranks.replica.close()
     with clock("load again"):
@@ -156,7 +166,7 @@ def measured(
         "environment": {"torch": torch.__version__, "device": name_of(device)},
         "ranks": ranks.size,
         "parameters": parameters,
-        "trained_parameters": sum(tensor.numel() for tensor in learned.values()),
+        "trained_parameters": changing,
         "dtype": config.dtype,
         "update": {
             "rollouts": sum(len(g.replies) for g in mine),
@@ -170,8 +180,8 @@ def measured(
         "seconds": {key: round(value, 2) for key, value in seconds.items()},
         "peak_gib": {key: round(value / 2**30, 2) for key, value in clock.peak_bytes.items()},
         "losses": losses,
-        "moved": any(bool(t.any()) for name, t in learned.items() if "lora_B" in name),
-        "same_after_loading": equal(learned, trained(again)),
+        "moved": not equal(learned, first),
+        "same_after_loading": equal(learned, parts(again, learned)),
         "same_after_resuming": resumed,
         f"hours_of_{STEPS}_updates": hours(seconds, rollouts, config, asked, len(prompts)),
     }
@@ -199,9 +209,16 @@ def hours(
 
 
 def trained(policy: Policy) -> dict[str, torch.Tensor]:
-    """What updates change, by name."""
-    found = policy.model.named_parameters()
-    return {name: p.detach().cpu().clone() for name, p in found if p.requires_grad}
+    """What updates change, by name; of what is spread this rank's part."""
+    found = ((name, p.detach()) for name, p in policy.model.named_parameters() if p.requires_grad)
+    held = ((name, p.to_local() if isinstance(p, DTensor) else p) for name, p in found)
+    return {name: p.cpu().clone() for name, p in held}
+
+
+def parts(policy: Policy, held: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Of a policy that is whole, those parameters, as far as rank 0 holds them."""
+    found = dict(policy.model.named_parameters())
+    return {name: found[name].detach()[: len(part)].cpu() for name, part in held.items()}
 
 
 def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
