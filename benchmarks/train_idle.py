@@ -20,6 +20,7 @@ import itertools
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ from rl.local import LocalModel, Sampler
 from rl.opening import local_policy
 from rl.policy import FILE, Policy, Sample
 from sandbox.doctor import resolve_device
-from sandbox.types import Task
+from sandbox.types import Evaluation, Task
 
 DRAWN = 64
 """Kernels of a task, whose features are drawn by chance; what more is asked for repeats them."""
@@ -134,6 +135,7 @@ def run(made: Made, suite: str, count: int, **options: object) -> dict[str, Any]
         max_updates=train.rl.updates,
         max_candidates_per_task=most,
         confirm=False,
+        search_figures=True,
         device=train.device,
         **options,
     )
@@ -155,9 +157,18 @@ def told(name: str) -> dict[str, Any]:
         return {
             "updates": [json.loads(detail) for detail in journal.events(LEARN)],
             "pulse": [json.loads(detail) for detail in journal.last_of_calls(EVENT)],
+            "mean_stage_s": mean_seconds([a.evaluation for a in attempts]),
             "statuses": _counted(a.evaluation.status.value for a in attempts),
             "devices": _counted(str(a.evaluation.environment.get("gpu")) for a in attempts),
         }
+
+
+def mean_seconds(found: Sequence[Evaluation]) -> dict[str, float]:
+    """Of each stage, over all evaluations."""
+    total: Counter[str] = Counter()
+    for evaluation in found:
+        total.update(evaluation.seconds)
+    return {stage: round(seconds / len(found), 4) for stage, seconds in total.items()}
 
 
 def _counted(names: Iterator[str]) -> dict[str, int]:

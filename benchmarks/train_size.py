@@ -85,7 +85,7 @@ def main() -> None:
     config = load_train(given.preset)
     config = replace(config, rl=replace(config.rl, spread=given.spread))
     if given.all_weights:
-        config = replace(config, lora=None)
+        config = replace(config, lora=None, dtype="float32")
     shape = Qwen2Config(**SIZES[given.preset], max_position_embeddings=CONTEXT, rope_theta=1e6)
     with tempfile.TemporaryDirectory() as folder:
         row = run(config, shape, Path(folder), asked)

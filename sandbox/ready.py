@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
+from sandbox import queues
 from sandbox.cleanup import on_failure
 from sandbox.errors import SandboxFault
 from sandbox.handle import Worker, WorkerFailed
+from sandbox.queues import SEARCHED
 from sandbox.quiet import Quiet
 from sandbox.spawn import Zygote
 from sandbox.types import EvalConfig
@@ -29,7 +31,7 @@ which is then not the candidate's to spend."""
 
 def side_of(role: str) -> str:
     """What a worker of this role is on: the reference's side or the candidate's."""
-    return "candidate" if role == PROFILED else role
+    return "candidate" if role in (PROFILED, SEARCHED) else role
 
 
 class Ready:
@@ -146,7 +148,10 @@ class Ready:
 
     def _make(self, role: str) -> Worker:
         worker = self._zygote.spawn(
-            side_of(role), memory_limit_bytes=EvalConfig().memory_limit_bytes, quiet=self._quiet
+            side_of(role),
+            memory_limit_bytes=EvalConfig().memory_limit_bytes,
+            environment=queues.environment(role),
+            quiet=self._quiet,
         )
         with on_failure(worker.close), self._noted(worker), self._quiet.beside(worker):
             worker.request(

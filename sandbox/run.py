@@ -26,6 +26,7 @@ from sandbox.observation import (
 from sandbox.plan import Plan
 from sandbox.prepare import Preparation
 from sandbox.provenance import provenance
+from sandbox.queues import role_of
 from sandbox.ready import PROFILED
 from sandbox.room import SHORTAGE, blame, own_bytes
 from sandbox.static.scan import scan
@@ -54,12 +55,17 @@ class Run(Timed):
             self.build()
             if self.observation.failure is None:
                 with self.stage("load"):
-                    self.loaded = self.started(first, then_stop=True)
+                    self.loaded = self.started(first, role=self.role, then_stop=True)
         except WorkerFailed as failed:
             self.dismiss()
             self.starved = self.task.device == "cuda" and SHORTAGE in failed.failure.types
             if not self.starved:
                 self.note(failure=failed.failure)
+
+    @property
+    def role(self) -> str:
+        """Of the worker that is loaded: no figure that is reported is timed in it."""
+        return role_of(self.candidate.source, self.task.device)
 
     def measure(self, preparation: Preparation, to_beat: float | None) -> None:
         """Verify and time what was loaded, if anything, up to the first failure."""
@@ -136,7 +142,7 @@ class Run(Timed):
         self.preparer.warm.rest()
         self.stand.settle()
         with self.stage("load"), self.beside(None, self.pools[0].signature, 1, early=True):
-            self.loaded = self.started(self.preparation.first)
+            self.loaded = self.started(self.preparation.first, role=self.role)
 
     def build(self) -> None:
         with self.stage("build"):

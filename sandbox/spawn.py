@@ -75,16 +75,20 @@ class Zygote:
         log_limit_bytes: int = 16 << 10,
         preload: Sequence[tuple[Path, str]] = (),
         readable: Sequence[Path] = (),
+        environment: Mapping[str, str] | None = None,
         quiet: Quiet | None = None,
     ) -> Worker:
         """Fork a worker with walls up; raises SandboxFault when that fails.
 
         `preload` are folders to copy into its scratch folder, each with its place there;
-        `readable` are folders it may read where they are. `quiet`: where others may be timed
-        meanwhile; raising the walls takes 0.05 s here and 0.4 s on a GPU's host.
+        `readable` are folders it may read where they are; `environment` is set in it. `quiet`:
+        where others may be timed meanwhile; raising the walls takes 0.05 s here and 0.4 s on a
+        GPU's host.
         """
         with nullcontext() if quiet is None else quiet.noise():
-            worker = self._fork(role, memory_limit_bytes, log_limit_bytes, preload, readable)
+            worker = self._fork(
+                role, memory_limit_bytes, log_limit_bytes, preload, readable, environment or {}
+            )
         with nullcontext() if quiet is None else quiet.beside(worker, on_host=True):
             worker.greet()
         return worker
@@ -96,6 +100,7 @@ class Zygote:
         log_limit_bytes: int,
         preload: Sequence[tuple[Path, str]],
         readable: Sequence[Path],
+        environment: Mapping[str, str],
     ) -> Worker:
         """A worker that raises its walls and will say so."""
         with self._lock:
@@ -117,7 +122,7 @@ class Zygote:
                     "uid": uid,
                     "devices": [] if role == "build" else list(map(str, self.devices)),
                     "readable": [*readable_folders(), *map(str, readable)],
-                    "environment": scratch_environment(scratch),
+                    "environment": {**scratch_environment(scratch), **environment},
                     "limits": {"cpu_seconds": 3600, "file_bytes": 2 << 30, "processes": 512},
                 }
                 try:
@@ -224,8 +229,8 @@ def zygote_environment(gpu: str, threads: int) -> dict[str, str]:
         # As we number them ourselves: else unlike GPUs of one host would be taken for each other.
         "CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "FASTEST_FIRST"),
         # Queues for copies to and from the host, of which CUDA makes eight: contexts, of which a
-        # host makes a few a second for all its GPUs, take 0.46 s instead of 0.62 (two H100s). Those
-        # for kernels stay as many: with one, what overlaps streams would seem slower than it is.
+        # host makes a few a second for all its GPUs, take 0.46 s instead of 0.62 (two H100s). How
+        # many there are for kernels, sandbox/queues.py says.
         "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "1",
         "OMP_NUM_THREADS": str(threads),
         # Idle OpenMP threads spin for about 150 us, not libgomp's 5 ms and more: one side's would

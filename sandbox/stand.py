@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from sandbox import cores, pages, proc, processes
+from sandbox import cores, pages, proc, processes, queues
 from sandbox.channel import FRAME_LIMIT
 from sandbox.cleanup import on_failure
 from sandbox.gpu_state import GpuWatch, undisturbed
@@ -240,7 +240,8 @@ class Stand:
         then_stop: bool = False,
     ) -> Subject:
         """A fresh worker with the candidate loaded, and frozen if it is to wait; raises
-        WorkerFailed for its faults. `role` may be `profiled` (sandbox/ready.py). `first`: what it
+        WorkerFailed for its faults. `role` may be `profiled` (sandbox/ready.py) or `searched`
+        (sandbox/queues.py). `first`: what it
         will be opened for, so that it constructs its model already.
         """
         return self._subject(
@@ -292,6 +293,7 @@ class Stand:
                 memory_limit_bytes=limit_bytes,
                 log_limit_bytes=config.log_limit_bytes,
                 preload=preload,
+                environment=queues.environment(role),
                 quiet=self.quiet,
             )
         subject = Subject(worker, task, config, "reference" if role == "reference" else "load")

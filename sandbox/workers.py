@@ -101,9 +101,11 @@ class Workers:
         if subject is not None:
             self.end(subject)
 
-    def started(self, first: Signature | None, *, then_stop: bool = False) -> Subject:
+    def started(
+        self, first: Signature | None, *, role: str = "candidate", then_stop: bool = False
+    ) -> Subject:
         """A worker with the candidate, which has left memory to others."""
-        subject = self.start(first=first, then_stop=then_stop)
+        subject = self.start(role=role, first=first, then_stop=then_stop)
         with on_failure(lambda: self.end(subject)), self.stand.quiet.noise():
             refuse_hoard(subject, self.stand.gpu, self.facts.memory_bytes)
         return subject

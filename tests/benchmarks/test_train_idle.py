@@ -29,6 +29,8 @@ def test_its_kernels_are_judged_and_learned_from(tmp_path: Path, monkeypatch) ->
     made = prepared(tmp_path / "idle", "qwen2.5-coder-1.5b", changes, TINY)
     row = run(made, "problems", 2, proposals_per_round=2, tasks_at_once=2)
     assert row["statuses"]["PASSED"] == row["sampled"]["replies"] >= 8, row["statuses"]
+    assert "time" in row["mean_stage_s"]
+    assert "profile" not in row["mean_stage_s"], "rewards are made of a search's figures"
     assert row["sampled"]["tokens"] == 3 * row["sampled"]["replies"]
     assert [update["version"] for update in row["updates"]] == [1, 2]
     assert all(0 < update["figures"]["idle"] < 1 for update in row["updates"])

@@ -1,0 +1,37 @@
+"""How many of a GPU's queues a search's worker has for its kernels: fewer make its context sooner.
+
+Every candidate has a process of its own, and so a CUDA context, which the driver makes for one
+process of the host at a time. With two queues (CUDA_DEVICE_MAX_CONNECTIONS) instead of CUDA's eight
+two H200s had 10.0 of them a second, not 6.3, and whoever asked the driver for memory meanwhile
+waited for 6 ms, not 10 (benchmarks/contexts.py). Kernels on more streams than there are queues wait
+for each other. So what may make streams, or graphs, whose branches run on them, has all eight, and
+so has every worker of a figure that is reported.
+"""
+
+from __future__ import annotations
+
+import re
+
+FEW = 2
+"""Two streams still run side by side."""
+SEARCHED = "searched"
+"""The role of a candidate whose worker is verified, and timed in a search alone."""
+VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+MANY = re.compile(
+    r"(?<![A-Za-z])(?:External)?Stream\b|StreamCreate|StreamFrom|StreamPerThread|per.thread"
+    r"|reduce-overhead|(?i:graph|lstm|gru|rnn)"
+)
+"""What a source says that makes streams itself, or has a library make them: cuDNN's recurrent
+layers do."""
+
+
+def role_of(source: str, device: str) -> str:
+    """Of the worker in which a candidate is loaded first. Who makes streams and hides it slows down
+    itself alone.
+    """
+    return "candidate" if device == "cpu" or MANY.search(source) else SEARCHED
+
+
+def environment(role: str) -> dict[str, str]:
+    """What the worker of a role is told beside what all are."""
+    return {VARIABLE: str(FEW)} if role == SEARCHED else {}
