@@ -17,6 +17,7 @@ from rl.grpo import GrpoLearner
 from rl.local import LocalModel
 from rl.policy import load_policy
 from rl.ranks import Ranks
+from rl.replica import Replica
 from rl.served import ServedPolicy
 from sandbox.doctor import resolve_device
 from sandbox.errors import ConfigError
@@ -165,7 +166,7 @@ def open_policy(
     config: OptimizeConfig, train: TrainConfig, run: Path, ranks: Ranks | None = None
 ) -> LocalPolicy:
     """The config's local policy; its learner's checkpoints lie in the run's folder. `ranks`: who
-    learns, as GrpoLearner takes it.
+    samples and learns, as GrpoLearner takes it.
     """
     if config.local is None:
         raise ConfigError("expected a model local:FOLDER")
@@ -190,6 +191,12 @@ def open_policy(
         return LocalPolicy(learner.model, learner, learner.ranks.here, apart)
     sampling, folder = replace(train.sampling, greedy=config.greedy), config.local
     here = sampling.engine == "hf"
-    policy = load_policy(folder, "", config.device, train.dtype, weights=here)
-    sampler = policy if here else ServedPolicy(policy, sampling, run, lambda: folder)
-    return LocalPolicy(LocalModel(policy, sampling, config.seed, sampler=sampler), apart=here)
+    if not here:
+        policy = load_policy(folder, "", config.device, train.dtype, weights=False)
+        served = ServedPolicy(policy, sampling, run, lambda: folder)
+        return LocalPolicy(LocalModel(policy, sampling, config.seed, sampler=served), apart=False)
+    ranks = ranks or Ranks(Replica(train, config.device))
+    ranks.load(folder)
+    policy, size = ranks.replica.policy, ranks.size
+    model = LocalModel(policy, sampling, config.seed, sampler=ranks, replicas=size)
+    return LocalPolicy(model, gpus=ranks.here)

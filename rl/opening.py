@@ -50,9 +50,7 @@ def local_policy(
     from rl.campaign import learning, open_policy
     from rl.ranks import joined
 
-    with joined(train, config.device) as ranks:
+    with joined(train, config.device, learns=config.learn) as ranks:
         if config.learn:
             config = learning(config, train)
-        elif ranks.size > 1:
-            raise ConfigError("several processes are for learning; add --learn, or start one")
         yield config, partial(open_policy, config, train, ranks=ranks)

@@ -1,9 +1,10 @@
 """The ranks of one training: processes that a launcher (`accelerate launch`, `torchrun`) starts,
 each with a replica of the policy, or its part of one (rl/spread.py), on a device of its own.
 
-Rank 0 runs the campaign, and hands every rank, itself among them, its part of a sampling or of an
-update. The others do these parts and nothing else, so that none computes while a lane measures on
-its device. One process is a world of one: its part is a call, without torch.distributed.
+Rank 0 runs the campaign, and hands every rank, itself among them, its part of a sampling or, where
+the policy learns, of an update. The others do these parts and nothing else, so that none computes
+while a lane measures on its device. One process is a world of one: its part is a call, without
+torch.distributed.
 Where a server samples (rl/served.py) rank 0 alone asks it, and the parts are updates.
 Whoever samples needs whole weights, which accelerate's FSDP and DeepSpeed would not leave it: they
 are refused. A rank that fails ends them all; which one did, and why, is on its own stderr.
@@ -11,6 +12,7 @@ are refused. A rank that fails ends them all; which one did, and why, is on its 
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -71,7 +73,12 @@ class Ranks:
     def context(self) -> int:
         return self.replica.policy.context
 
+    def load(self, folder: Path) -> None:
+        """Weights that are only sampled."""
+        self._each([methodcaller("load", folder)] * self.size)
+
     def open(self, start: Path | str, newest: Path | None, scratch: Path) -> None:
+        """Weights that are updated."""
         self._each([methodcaller("open", start, newest, scratch)] * self.size)
 
     def sample(
@@ -137,7 +144,7 @@ class Ranks:
                 if self.lost is None:
                     try:
                         dist.scatter_object_list([None], [None] * self.size, 0, self._group)
-                        dist.destroy_process_group()
+                        dist.destroy_process_group(self._group)
                     except RuntimeError:
                         self.lost = self._loss()
 
@@ -170,47 +177,83 @@ def _rank_0() -> Iterator[None]:
 
 
 @contextmanager
-def joined(config: TrainConfig, device: str) -> Iterator[Ranks]:
+def joined(config: TrainConfig, device: str, *, learns: bool = True) -> Iterator[Ranks]:
     """In rank 0, all ranks, told to stop at the end. In any other does not return: it follows, and
-    SystemExit ends it. Raises RankLost at the end where a rank was lost on the way.
+    SystemExit ends it. Raises RankLost at the end where a rank was lost on the way. `learns`: they
+    are updated too.
     """
-    for kind in ("FSDP", "DEEPSPEED"):
-        if parse_flag_from_env(f"ACCELERATE_USE_{kind}"):
-            raise ConfigError(
-                f"{kind} spreads the weights, and each rank samples with all of them; expected "
-                "distributed_type MULTI_GPU and, where all are too many, rl.spread in the config"
-            )
-    state = PartialState(cpu=device == "cpu")  # On GPUs, makes LOCAL_RANK's the current one.
-    size = state.num_processes
-    replica = Replica(config, device, size)
-    if size == 1:
-        yield Ranks(replica)
+    ranks = _made(config, device, learns)
+    if ranks.size == 1:
+        yield ranks
         return
-    refuse_uneven(config.rl, size)
-    if config.rl.spread:
-        refuse_older()
-    # Not the gradients' group, whose time-out is to be minutes. And not NCCL: a rank that waits in
-    # it keeps its GPU busy, on which a lane measures.
-    ranks = Ranks(replica, size, dist.new_group(backend="gloo", timeout=IDLE))
-    # Launchers pass signals on to all ranks. A campaign hears them, and finishes what is under way,
-    # for which rank 0 needs the others; before and after it the end of a rank is told another way.
-    signal.signal(signal.SIGTERM, _unheard)
-    if not state.is_main_process:
-        signal.signal(signal.SIGINT, _unheard)
-        if device == "cuda":  # off the cores that launch what lanes measure
-            confine(os.getpid(), common_cores())
+    if not _state(device).is_main_process:
         try:
-            with _quiet():
-                ranks.follow()
+            _follow(ranks, device)
         finally:
             dist.destroy_process_group()
         raise SystemExit
+    # Launchers pass signals on to all ranks. A campaign hears them, and finishes what is under way,
+    # for which rank 0 needs the others; before and after it the end of a rank is told another way.
+    signal.signal(signal.SIGTERM, _unheard)
     try:
         yield ranks
     finally:
         ranks.stop()
     if ranks.lost is not None:
         raise ranks.lost
+    atexit.register(_leave)
+
+
+def followed(config: TrainConfig, device: str) -> bool:
+    """In any rank but 0, whose campaign only samples: does its parts of that, and True. Whatever
+    comes next, all ranks do.
+    """
+    if _state(device).is_main_process:
+        return False
+    _follow(_made(config, device, learns=False), device)
+    return True
+
+
+def _state(device: str) -> PartialState:
+    return PartialState(cpu=device == "cpu")  # On GPUs, makes LOCAL_RANK's the current one.
+
+
+def _made(config: TrainConfig, device: str, learns: bool) -> Ranks:
+    """In every rank, as often."""
+    for kind in ("FSDP", "DEEPSPEED"):
+        if parse_flag_from_env(f"ACCELERATE_USE_{kind}"):
+            raise ConfigError(
+                f"{kind} spreads the weights, and each rank samples with all of them; expected "
+                "distributed_type MULTI_GPU and, where all are too many, rl.spread in the config"
+            )
+    size = _state(device).num_processes
+    replica = Replica(config, device, size)
+    if size == 1:
+        return Ranks(replica)
+    if learns:
+        refuse_uneven(config.rl, size)
+    if config.rl.spread:
+        refuse_older()
+    # Not the gradients' group, whose time-out is to be minutes. And not NCCL: a rank that waits in
+    # it keeps its GPU busy, on which a lane measures.
+    return Ranks(replica, size, dist.new_group(backend="gloo", timeout=IDLE))
+
+
+def _follow(ranks: Ranks, device: str) -> None:
+    heard = {each: signal.signal(each, _unheard) for each in (signal.SIGTERM, signal.SIGINT)}
+    if device == "cuda":  # off the cores that launch what lanes measure
+        confine(os.getpid(), common_cores())
+    try:
+        with _quiet():
+            ranks.follow()
+    finally:
+        for each, handler in heard.items():
+            signal.signal(each, handler)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _unheard(number: int, frame: FrameType | None) -> None:

@@ -34,15 +34,18 @@ class Replica:
         """`ranks`: how many there are."""
         self.config, self.device, self.ranks = config, device, ranks
 
+    def load(self, folder: Path | str) -> None:
+        """The weights in it, to sample alone."""
+        over = self.ranks if self.config.rl.spread else 1
+        self.policy = load_policy(folder, "", self.device, self.config.dtype, ranks=over)
+
     def open(self, start: Path | str, newest: Path | None, scratch: Path) -> None:
         """The weights in `start`, or where there is one the run's newest checkpoint; trainers keep
         in `scratch` what they must.
         """
         config, self.scratch = self.config, scratch
-        first = newest or start
-        over = self.ranks if config.rl.spread else 1
-        loaded = load_policy(first, "", self.device, config.dtype, ranks=over)
-        self.policy = with_adapters(loaded, config)
+        self.load(newest or start)
+        self.policy = with_adapters(self.policy, config)
         self.policy.transductive |= config.transductive
         self.anchor = None
         if config.rl.beta:

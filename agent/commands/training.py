@@ -5,6 +5,7 @@ What training needs is looked for before a module of `rl` that imports it: see r
 
 from __future__ import annotations
 
+import signal
 import sys
 from contextlib import closing, nullcontext, redirect_stdout
 from pathlib import Path
@@ -149,13 +150,18 @@ def train_self(
         float | None, typer.Option(help="Of a round's sampling.", callback=bounded(ABOVE_0))
     ] = None,
 ) -> None:
-    """Stage 2: sample, evaluate, keep what passes, fine-tune; again."""
+    """Stage 2: sample, evaluate, keep what passes, fine-tune; again; on several devices, by
+    `torchrun`.
+    """
     from agent.runs import find_run
     from rl.opening import open_training
     from sandbox.doctor import resolve_device
 
     settings = open_training(config)
+    from accelerate import PartialState
+
     from rl.campaign import sampling
+    from rl.ranks import followed
     from rl.self_supervised import round_of, self_supervised
     from rl.sft import has_begun
 
@@ -163,19 +169,27 @@ def train_self(
         run = f"{name}-{number}"
         if has_begun(round_of(to, number)):  # on what there was then, whatever time is left
             return find_run(run)
+        if followed(settings, device):
+            return find_run(run)
         chosen = sampling(config, settings, policy, max_seconds)
+        ends = signal.getsignal(signal.SIGTERM)
         result = warpsmith.optimize(config=chosen, name=run)
         if result.interrupted:  # Else it would be fine-tuned on what there is so far.
             say_how_to_go_on(result, name)
         exit_if_interrupted(result)
+        signal.signal(signal.SIGTERM, ends)  # which a campaign of several ranks does not hear
         return find_run(run)
+
+    def tell(words: object) -> None:
+        if PartialState().is_main_process:
+            typer.echo(words)
 
     device = resolve_device(settings.device)
     with going_on(f"the same command with --name {name}"):
         last = self_supervised(
-            start, sample, settings, to, device, lambda number, fitted: typer.echo(fitted)
+            start, sample, settings, to, device, lambda number, fitted: tell(fitted)
         )
-    typer.echo(last)
+    tell(last)
 
 
 def train_rl(
