@@ -136,15 +136,17 @@ class Ranks:
             "why); the same command goes on from the newest checkpoint"
         )
 
-    def stop(self) -> None:
-        """Let the others end; where they cannot hear it, they do with this process."""
+    def stop(self, *, over: bool = True) -> None:
+        """Let the others end; where they cannot hear it, they do with this process. `over`: nothing
+        else is done together.
+        """
 
         def tell() -> None:
             with self._lock:
                 if self.lost is None:
                     try:
                         dist.scatter_object_list([None], [None] * self.size, 0, self._group)
-                        dist.destroy_process_group(self._group)
+                        dist.destroy_process_group(None if over else self._group)
                     except RuntimeError:
                         self.lost = self._loss()
 
@@ -198,10 +200,11 @@ def joined(config: TrainConfig, device: str, *, learns: bool = True) -> Iterator
     try:
         yield ranks
     finally:
-        ranks.stop()
+        ranks.stop(over=learns)
     if ranks.lost is not None:
         raise ranks.lost
-    atexit.register(_leave)
+    if not learns:  # A stage that only samples may fine-tune next.
+        atexit.register(_leave)
 
 
 def followed(config: TrainConfig, device: str) -> bool:
@@ -211,6 +214,7 @@ def followed(config: TrainConfig, device: str) -> bool:
     if _state(device).is_main_process:
         return False
     _follow(_made(config, device, learns=False), device)
+    atexit.register(_leave)
     return True
 
 

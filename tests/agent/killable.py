@@ -13,9 +13,11 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+LOOK_S = 0.01
 
 
 class Killable:
@@ -40,17 +42,26 @@ class Killable:
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
-    def run(self, *arguments: str, kill_after_s: float) -> bool:
-        """True if `main` returned before it could be killed; it may not raise."""
+    def run(
+        self, *arguments: str, kill_after_s: float, begun: Callable[[], bool] = lambda: True
+    ) -> bool:
+        """True if `main` returned before it could be killed, so long after it has `begun`; it may
+        not raise.
+        """
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(arguments).encode() + b"\n")
         pid = self._told()
-        ended, _, _ = select.select([self._process.stdout], [], [], kill_after_s)
-        if not ended:
+        ended = self._has_ended(0.0)
+        while not ended and not begun():
+            ended = self._has_ended(LOOK_S)
+        if not ended and not self._has_ended(kill_after_s):
             os.kill(pid, signal.SIGKILL)
         code = self._told()
         assert code in (0, -signal.SIGKILL)
         return code == 0
+
+    def _has_ended(self, within_s: float) -> bool:
+        return bool(select.select([self._process.stdout], [], [], within_s)[0])
 
     def _told(self) -> int:
         assert self._process.stdout is not None

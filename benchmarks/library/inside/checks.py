@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.func import functional_call
 
 from .exchange import told
 from .subject import Subject, error, floating, listed, synchronise
@@ -68,10 +69,15 @@ class Heard(logging.Handler):
 def double(subject: Subject, inputs: Sequence[Any]) -> list[torch.Tensor] | None:
     """The reference's results in float64; None where it does not run there."""
     try:
-        model = copy.deepcopy(subject.layer.model).double()
-        return listed(model(*(i.double() if floating(i) else i for i in inputs)))
+        named = {name: widened(tensor.detach()) for name, tensor in subject.named.items()}
+        model = copy.deepcopy(subject.model).double()
+        return listed(functional_call(model, named, tuple(map(widened, inputs))))
     except Exception:  # noqa: BLE001  whatever a reference raises in another dtype
         return None
+
+
+def widened(value: Any) -> Any:
+    return value.double() if floating(value) else value
 
 
 def fallback(subject: Subject) -> str:

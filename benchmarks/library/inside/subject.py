@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.func import functional_call
 
 
 class Subject:
@@ -24,8 +25,12 @@ class Subject:
         vars(self.source).update(request["constants"])
         torch.manual_seed(self.seed)
         self.layer = self.package.layer(self.name).to(self.device)
-        named = dict([*self.layer.model.named_parameters(), *self.layer.model.named_buffers()])
-        self.state = [named[name].detach() for name in self.op.operator.state]
+        self.named = dict([*self.layer.named_parameters(), *self.layer.named_buffers()])
+        self.state = [self.named[name].detach() for name in self.op.operator.state]
+        # A layer is the reference's module but for its forward, and is constructed like it.
+        runtime = sys.modules[type(self.layer).__module__]
+        init = runtime.models.init_values(self.op.operator.init)
+        self.model = self.op.reference(*init).to(self.device)
         self.room = self.bound
 
     def inputs(self, seed: int) -> list[Any]:
@@ -47,7 +52,8 @@ class Subject:
         return listed(self.op(*everything))
 
     def reference(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        return listed(self.layer.model(*inputs))
+        """With the layer's own parameters and buffers."""
+        return listed(functional_call(self.model, self.named, tuple(inputs)))
 
     def count(self, what: str = "kernel") -> int:
         return int(self.package.counts()[self.name].get(what, 0))
