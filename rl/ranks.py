@@ -208,14 +208,20 @@ def joined(config: TrainConfig, device: str, *, learns: bool = True) -> Iterator
 
 
 def followed(config: TrainConfig, device: str) -> bool:
-    """In any rank but 0, whose campaign only samples: does its parts of that, and True. Whatever
-    comes next, all ranks do.
+    """In any rank but 0, whose campaign only samples: does its parts of that, and True. What comes
+    next all ranks do, once they have met.
     """
     if _state(device).is_main_process:
         return False
     _follow(_made(config, device, learns=False), device)
     atexit.register(_leave)
     return True
+
+
+def meet(device: str) -> None:
+    """All ranks, after a campaign that was not interrupted. Raises RankLost where rank 0 ends."""
+    with _rank_0():
+        _state(device).wait_for_everyone()
 
 
 def _state(device: str) -> PartialState:
@@ -244,15 +250,15 @@ def _made(config: TrainConfig, device: str, learns: bool) -> Ranks:
 
 
 def _follow(ranks: Ranks, device: str) -> None:
-    heard = {each: signal.signal(each, _unheard) for each in (signal.SIGTERM, signal.SIGINT)}
+    ends = signal.signal(signal.SIGTERM, _unheard)
+    signal.signal(signal.SIGINT, _unheard)  # for good: rank 0 says how to go on
     if device == "cuda":  # off the cores that launch what lanes measure
         confine(os.getpid(), common_cores())
     try:
         with _quiet():
             ranks.follow()
     finally:
-        for each, handler in heard.items():
-            signal.signal(each, handler)
+        signal.signal(signal.SIGTERM, ends)
 
 
 def _leave() -> None:

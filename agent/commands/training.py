@@ -161,24 +161,26 @@ def train_self(
     from accelerate import PartialState
 
     from rl.campaign import sampling
-    from rl.ranks import followed
+    from rl.ranks import followed, meet
     from rl.self_supervised import round_of, self_supervised
     from rl.sft import has_begun
 
     def sample(policy: Path, number: int) -> Path:
         run = f"{name}-{number}"
-        if has_begun(round_of(to, number)):  # on what there was then, whatever time is left
-            return find_run(run)
-        if followed(settings, device):
-            return find_run(run)
-        chosen = sampling(config, settings, policy, max_seconds)
+        if not has_begun(round_of(to, number)):  # on what there was then, whatever time is left
+            if not followed(settings, device):
+                sampled(run, policy)
+            meet(device)
+        return find_run(run)
+
+    def sampled(run: str, policy: Path) -> None:
         ends = signal.getsignal(signal.SIGTERM)
+        chosen = sampling(config, settings, policy, max_seconds)
         result = warpsmith.optimize(config=chosen, name=run)
         if result.interrupted:  # Else it would be fine-tuned on what there is so far.
             say_how_to_go_on(result, name)
         exit_if_interrupted(result)
         signal.signal(signal.SIGTERM, ends)  # which a campaign of several ranks does not hear
-        return find_run(run)
 
     def tell(words: object) -> None:
         if PartialState().is_main_process:
