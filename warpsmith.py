@@ -85,7 +85,7 @@ def optimize(
     `config` is an OptimizeConfig, a preset's name or a YAML file; `overrides` are fields of
     OptimizeConfig. Ctrl-C ends it cleanly; the same call with the same name goes on. With a file to
     export requests to, or files to import replies from, nothing is sent to a model's endpoint. Of
-    several processes that a launcher started for one that learns, only the first returns.
+    several processes that a launcher started for a local policy, only the first returns.
     """
     from agent.config import OptimizeConfig, load_optimize
     from agent.device import resolved

@@ -146,13 +146,27 @@ class Ranks:
                 if self.lost is None:
                     try:
                         dist.scatter_object_list([None], [None] * self.size, 0, self._group)
-                        dist.destroy_process_group(None if over else self._group)
+                        if over:
+                            dist.destroy_process_group()
                     except RuntimeError:
                         self.lost = self._loss()
 
         thread = threading.Thread(target=tell, daemon=True)
         thread.start()
         thread.join(STOP_S)
+
+    def tell(self) -> None:
+        """In rank 0, to the others that follow no more: what comes next all do."""
+        dist.scatter_object_list([None], [True] * self.size, 0, self._group)
+
+    def told(self) -> bool:
+        """In any other: whether rank 0 said so, or has ended."""
+        told: list[bool | None] = [None]
+        try:
+            dist.scatter_object_list(told, None, 0, self._group)
+        except RuntimeError:
+            return False
+        return bool(told[0])
 
     def follow(self) -> None:
         """In any rank but 0: do each part, until told to stop. Raises RankLost where rank 0 ends
@@ -196,7 +210,7 @@ def joined(config: TrainConfig, device: str, *, learns: bool = True) -> Iterator
         raise SystemExit
     # Launchers pass signals on to all ranks. A campaign hears them, and finishes what is under way,
     # for which rank 0 needs the others; before and after it the end of a rank is told another way.
-    signal.signal(signal.SIGTERM, _unheard)
+    ends = signal.signal(signal.SIGTERM, _unheard)
     try:
         yield ranks
     finally:
@@ -204,24 +218,33 @@ def joined(config: TrainConfig, device: str, *, learns: bool = True) -> Iterator
     if ranks.lost is not None:
         raise ranks.lost
     if not learns:  # A stage that only samples may fine-tune next.
+        signal.signal(signal.SIGTERM, ends)
+        _sampled.append(ranks)
         atexit.register(_leave)
 
 
 def followed(config: TrainConfig, device: str) -> bool:
-    """In any rank but 0, whose campaign only samples: does its parts of that, and True. What comes
-    next all ranks do, once they have met.
+    """In any rank but 0, whose campaign only samples: does its parts of that, and True once rank 0
+    has said so (`go_on`). What comes next all ranks do. SystemExit where rank 0 ends instead.
     """
     if _state(device).is_main_process:
         return False
-    _follow(_made(config, device, learns=False), device)
+    ranks = _made(config, device, learns=False)
+    _follow(ranks, device)
+    if not ranks.told():  # Why not, rank 0 says.
+        raise SystemExit(1)
     atexit.register(_leave)
     return True
 
 
-def meet(device: str) -> None:
-    """All ranks, after a campaign that was not interrupted. Raises RankLost where rank 0 ends."""
-    with _rank_0():
-        _state(device).wait_for_everyone()
+def go_on() -> None:
+    """In rank 0, after a campaign that only sampled and was not interrupted: the others go on."""
+    while _sampled:
+        _sampled.pop().tell()
+
+
+_sampled: list[Ranks] = []
+"""Those that wait for a word of rank 0."""
 
 
 def _state(device: str) -> PartialState:
@@ -250,15 +273,15 @@ def _made(config: TrainConfig, device: str, learns: bool) -> Ranks:
 
 
 def _follow(ranks: Ranks, device: str) -> None:
-    ends = signal.signal(signal.SIGTERM, _unheard)
-    signal.signal(signal.SIGINT, _unheard)  # for good: rank 0 says how to go on
+    heard = {each: signal.signal(each, _unheard) for each in (signal.SIGTERM, signal.SIGINT)}
     if device == "cuda":  # off the cores that launch what lanes measure
         confine(os.getpid(), common_cores())
     try:
         with _quiet():
             ranks.follow()
     finally:
-        signal.signal(signal.SIGTERM, ends)
+        for each, handler in heard.items():
+            signal.signal(each, handler)
 
 
 def _leave() -> None:

@@ -38,8 +38,8 @@ class Ready:
     """Keeps up to `count` workers of each role that was asked for; safe for several threads."""
 
     def __init__(self, zygote: Zygote, quiet: Quiet, count: int, used: int = 0) -> None:
-        """`count`, and `used` ones that may come back, are bounded by the device's memory: a CUDA
-        context takes about 0.5 GB.
+        """`count` of each role that is asked for, and `used` ones that may come back, are bounded
+        by the device's memory: a CUDA context takes about 0.5 GB.
         """
         self._zygote, self._quiet, self._count, self._most_used = zygote, quiet, count, used
         self._changed = threading.Condition()

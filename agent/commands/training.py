@@ -5,7 +5,6 @@ What training needs is looked for before a module of `rl` that imports it: see r
 
 from __future__ import annotations
 
-import signal
 import sys
 from contextlib import closing, nullcontext, redirect_stdout
 from pathlib import Path
@@ -161,26 +160,24 @@ def train_self(
     from accelerate import PartialState
 
     from rl.campaign import sampling
-    from rl.ranks import followed, meet
+    from rl.ranks import followed, go_on
     from rl.self_supervised import round_of, self_supervised
     from rl.sft import has_begun
 
     def sample(policy: Path, number: int) -> Path:
         run = f"{name}-{number}"
-        if not has_begun(round_of(to, number)):  # on what there was then, whatever time is left
-            if not followed(settings, device):
-                sampled(run, policy)
-            meet(device)
+        # What has begun learns from what there was then, whatever time is left.
+        if not has_begun(round_of(to, number)) and not followed(settings, device):
+            sampled(run, policy)
+            go_on()
         return find_run(run)
 
     def sampled(run: str, policy: Path) -> None:
-        ends = signal.getsignal(signal.SIGTERM)
         chosen = sampling(config, settings, policy, max_seconds)
         result = warpsmith.optimize(config=chosen, name=run)
         if result.interrupted:  # Else it would be fine-tuned on what there is so far.
             say_how_to_go_on(result, name)
         exit_if_interrupted(result)
-        signal.signal(signal.SIGTERM, ends)  # which a campaign of several ranks does not hear
 
     def tell(words: object) -> None:
         if PartialState().is_main_process:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,7 @@ import torch
 
 from sandbox import memory, trees
 from sandbox.bell import Bell
+from sandbox.queues import VARIABLE
 from sandbox.trees import Layout, Leaf
 from sandbox.worker import counters, facts, lone, models, profile, reserve
 
@@ -88,6 +90,8 @@ class Session:
         elif self.usual is not None:
             models.apply_precision(*self.usual)
         self.synchronize()
+        # The context is made, and a candidate need not know its role.
+        os.environ.pop(VARIABLE, None)
         return {}
 
     def do_attach(self, request: Request, fds: list[int]) -> Request:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kernelbench.suite import load_tasks
 from sandbox.evaluator import LocalEvaluator
+from sandbox.queues import SEARCHED, role_of
+from sandbox.stand import Stand
+from sandbox.subject import Subject
 from sandbox.types import Candidate, EvalConfig, Language, Status, Task
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
-TELLS = "import os\nprint(os.environ.get('CUDA_DEVICE_MAX_CONNECTIONS'), flush=True)\n"
 SIDES = """
 import torch
 
@@ -18,7 +22,8 @@ import torch
 class ModelNew(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.sides = [torch.cuda.Stream() for _ in range(4)]
+        made = getattr(torch.cuda, "Str" + "eam")
+        self.sides = [made() for _ in range(4)]
 
     def forward(self, x):
         out, here = torch.empty_like(x), torch.cuda.current_stream()
@@ -43,20 +48,31 @@ def of(task: Task, source: str) -> Candidate:
 
 
 def test_a_search_has_few_queues_and_a_reported_figure_all(
-    evaluator: LocalEvaluator, config: EvalConfig, softmax: Task
+    evaluator: LocalEvaluator, config: EvalConfig, softmax: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = TELLS + softmax.source.replace("class Model(", "class ModelNew(")
-    for to_beat, said in ((1.0, "2"), (None, "None")):
-        found = evaluator.evaluate(softmax, of(softmax, source), config, to_beat=to_beat)
+    used: list[str] = []
+    candidate = Stand.candidate
+
+    def noted(self: Stand, *arguments: Any, role: str = "candidate", **options: Any) -> Subject:
+        used.append(role)
+        return candidate(self, *arguments, role=role, **options)
+
+    monkeypatch.setattr(Stand, "candidate", noted)
+    source = softmax.source.replace("class Model(", "class ModelNew(")
+    for number, (to_beat, comment) in enumerate(((1.0, ""), (None, ""), (1.0, "a graph"))):
+        used.clear()
+        told = f"{source}\n# {number} {comment}"
+        found = evaluator.evaluate(softmax, of(softmax, told), config, to_beat=to_beat)
         assert found.status is Status.PASSED, found.detail
-        assert found.stdout.split() == [said]
-    graphs = source + "\n# as a graph"
-    found = evaluator.evaluate(softmax, of(softmax, graphs), config, to_beat=1.0)
-    assert found.stdout.split() == ["None"]
+        first, *further = used
+        assert first == ("candidate" if comment else SEARCHED)
+        assert SEARCHED not in further
+        assert further or to_beat is not None
 
 
-def test_work_on_several_streams_is_verified_and_timed_in_a_search(
+def test_work_on_more_streams_than_queues_is_verified_and_timed_in_a_search(
     evaluator: LocalEvaluator, config: EvalConfig, softmax: Task
 ) -> None:
+    assert role_of(SIDES, "cuda") == SEARCHED, "it hides that it makes streams"
     found = evaluator.evaluate(softmax, of(softmax, SIDES), config, to_beat=1.0)
     assert found.status is Status.PASSED, found.detail

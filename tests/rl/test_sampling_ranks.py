@@ -1,6 +1,7 @@
 """Stages under a launcher that sample and learn nothing meanwhile: `train judge`, `train self`."""
 
 import itertools
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -83,4 +84,40 @@ def test_two_ranks_sample_and_fine_tune_in_every_round(folder: Path) -> None:
     ]
     for before, after in itertools.pairwise(weights):
         assert any(not torch.equal(before[name], after[name]) for name in before)
-    assert all(replies(folder / "runs" / f"self-{number}") for number in (0, 1))
+    for number in (0, 1):
+        assert all(
+            texts and texts[0] for texts in replies(folder / "runs" / f"self-{number}").values()
+        )
+
+
+def test_who_is_interrupted_while_ranks_sample_goes_on_with_the_same_command(folder: Path) -> None:
+    words = (
+        "self",
+        "--start",
+        "policy",
+        "--to",
+        "again",
+        "--name",
+        "again",
+        "--config",
+        "toy.yaml",
+    )
+    process = subprocess.Popen(
+        [*LAUNCH, "train", *words],
+        cwd=folder,
+        env=environment_of(folder, PYTHONPATH=str(ROOT), PYTHONUNBUFFERED="1", **toy.ONE_THREAD),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    next(line for line in process.stdout if line.startswith("run: "))
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode != 0
+    assert "to go on: the same command with --name again" in err
+    assert "nothing passed" not in err
+    assert "has ended" not in err
+    said = trained(folder, *words, launcher=LAUNCH)
+    assert said.splitlines()[-1] == "again/round-1"
