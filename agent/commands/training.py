@@ -149,9 +149,7 @@ def train_self(
         float | None, typer.Option(help="Of a round's sampling.", callback=bounded(ABOVE_0))
     ] = None,
 ) -> None:
-    """Stage 2: sample, evaluate, keep what passes, fine-tune; again; on several devices, by
-    `torchrun`.
-    """
+    """Stage 2: sample, evaluate, keep what passes, fine-tune; again; by `torchrun` on many GPUs."""
     from agent.runs import find_run
     from rl.opening import open_training
     from sandbox.doctor import resolve_device
