@@ -64,7 +64,7 @@ class Run(Timed):
 
     @property
     def role(self) -> str:
-        """Of the worker that is loaded: no figure that is reported is timed in it."""
+        """Of the worker that is loaded: nothing but a search is timed in it."""
         return role_of(self.candidate.source, self.task.device)
 
     def measure(self, preparation: Preparation, to_beat: float | None) -> None:

@@ -241,8 +241,8 @@ class Stand:
     ) -> Subject:
         """A fresh worker with the candidate loaded, and frozen if it is to wait; raises
         WorkerFailed for its faults. `role` may be `profiled` (sandbox/ready.py) or `searched`
-        (sandbox/queues.py). `first`: what it
-        will be opened for, so that it constructs its model already.
+        (sandbox/queues.py). `first`: what it will be opened for, so that it constructs its model
+        already.
         """
         return self._subject(
             role, task, config, candidate.source, preload, first=first, then_stop=then_stop
