@@ -153,6 +153,15 @@ def child(write: int, devices: Sequence[Path]) -> None:
     os._exit(0)
 
 
+def allocation_s() -> float:
+    """Seconds to have memory of the driver and give it back."""
+    start = time.monotonic()
+    held = torch.empty(NEIGHBOUR_BYTES, dtype=torch.uint8, device="cuda")
+    del held
+    torch.cuda.empty_cache()
+    return time.monotonic() - start
+
+
 def neighbour(seconds: float, gate: Any, told: Any, asks: bool) -> None:
     """Has a context; one that `asks` has its allocations take their turn with the makers."""
     torch.zeros(1, device="cuda")
@@ -161,13 +170,8 @@ def neighbour(seconds: float, gate: Any, told: Any, asks: bool) -> None:
     rows = []
     while time.monotonic() < until:
         time.sleep(0.01)
-        if not asks:
-            continue
-        start = time.monotonic()
-        held = torch.empty(NEIGHBOUR_BYTES, dtype=torch.uint8, device="cuda")
-        del held
-        torch.cuda.empty_cache()
-        rows.append([time.monotonic() - start])
+        if asks:
+            rows.append([allocation_s()])
     told.put(("allocated", rows))
 
 
