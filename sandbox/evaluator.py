@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from sandbox import judge, memory
+from sandbox import arenas, judge, memory
 from sandbox.admission import Admission
 from sandbox.beforehand import Begun
 from sandbox.build import Builder
@@ -40,7 +40,7 @@ from sandbox.quiet import Quiet, Turns
 from sandbox.run import Run
 from sandbox.spawn import Zygote
 from sandbox.stand import Stand
-from sandbox.subject import Subject
+from sandbox.subject import NONE, Signature, Subject
 from sandbox.types import Candidate, EvalConfig, Evaluation, Status, Task
 from sandbox.validate import validate
 from sandbox.workers import Bench
@@ -322,15 +322,14 @@ class LocalEvaluator:
         start = time.monotonic()
         key = f"{task.hash}-{config.id}"
         another = self._preparing.get(key)
-        # Its cases are gigabytes, which are not to be held here.
-        first = self.prepare(task, config).first if another is None else None
+        first, room = self._told(task, config, to_beat) if another is None else (None, NONE)
         begin = time.monotonic()
         seconds = {"prepare": begin - start}
         with self._turns.under_way():
             seconds["wait"] = time.monotonic() - begin
             run = Run(self._bench, task, candidate, config, again=again)
             try:
-                run.load(first)
+                run.load(first, room)
                 begin = time.monotonic()
                 if another is not None:
                     another.wait()
@@ -347,6 +346,18 @@ class LocalEvaluator:
         result = judge.judge(observation, null, config)
         baselines = baselines if result.timing is not None else ()
         return replace(result, baselines=baselines, seconds={**seconds, **result.seconds})
+
+    def _told(
+        self, task: Task, config: EvalConfig, to_beat: float | None
+    ) -> tuple[Signature, Mapping[str, int]]:
+        """What a candidate is loaded for, and bytes of the arenas that it can have with that: of
+        the preparation no more, whose cases are gigabytes.
+        """
+        prepared = self.prepare(task, config)
+        if self.device == "cpu" or to_beat is None or config.verify_only:
+            return prepared.first, NONE
+        most = arenas.EARLY_SHARE * self._facts.memory_bytes
+        return prepared.first, arenas.needed(prepared.pools, prepared.search_plan, most)
 
     def _settle(self) -> None:
         """The last one out sees that every worker is gone."""

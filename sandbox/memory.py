@@ -100,7 +100,7 @@ class DeviceArena:
     """One `cuMemAlloc` in the current context, shareable by CUDA IPC."""
 
     def __init__(self, size: int) -> None:
-        size = (size + PAGE - 1) // PAGE * PAGE
+        size = _whole_pages(size)
         torch.zeros(1, device="cuda")  # binds torch's primary context to this thread
         pointer = ctypes.c_uint64()
         try:
@@ -124,13 +124,21 @@ class DeviceArena:
         return []
 
     def fit(self, size: int) -> bool:
-        return False  # a GPU's memory is planned to the byte
+        size = _whole_pages(size)
+        if size > _sizes[self._pointer.value or 0]:
+            return False
+        self.bytes = _view(self._pointer.value, size)
+        return True
 
     def close(self, *, unshared: bool = False) -> None:
         self.bytes = torch.empty(0, dtype=torch.uint8)
         driver().call("cuCtxSetCurrent", self._context)  # the closing thread may be another
         driver().call("cuMemFree_v2", self._pointer)
         _sizes.pop(self._pointer.value or 0, None)
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
 
 
 _sizes: dict[int, int] = {}
@@ -225,11 +233,14 @@ class OpenedArena:
         driver().call(
             "cuIpcOpenMemHandle_v2", ctypes.byref(self._pointer), handle, ctypes.c_uint(1)
         )
-        self.bytes = _view(self._pointer.value, ticket["size"])
+        self.fit(ticket["size"])
 
     def fit(self, size: int) -> None:
         """Be of another size, as the supervisor's end is now."""
-        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8, count=size)
+        if self._pointer is not None:
+            self.bytes = _view(self._pointer.value, size)
+        else:
+            self.bytes = torch.frombuffer(self._map, dtype=torch.uint8, count=size)
 
     def close(self) -> None:
         """Unmap: the supervisor's free takes effect only when no process maps the memory."""

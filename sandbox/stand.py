@@ -8,7 +8,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from sandbox import cores, pages, proc, processes, queues
+from sandbox import cores, memory, pages, proc, processes, queues
 from sandbox.channel import FRAME_LIMIT
 from sandbox.cleanup import on_failure
 from sandbox.gpu_state import GpuWatch, undisturbed
@@ -25,7 +25,7 @@ from sandbox.observation import Failure, FailureKind
 from sandbox.quiet import Quiet
 from sandbox.ready import PROFILED, Ready, side_of
 from sandbox.spawn import Zygote
-from sandbox.subject import Opening, Signature, Subject
+from sandbox.subject import NONE, Opening, Signature, Subject
 from sandbox.trees import CLAIM_ERRORS, Leaf
 from sandbox.types import Candidate, EvalConfig, Task
 
@@ -237,15 +237,23 @@ class Stand:
         *,
         role: str = "candidate",
         first: Signature | None = None,
+        room: Mapping[str, int] = NONE,
         then_stop: bool = False,
     ) -> Subject:
         """A fresh worker with the candidate loaded, and frozen if it is to wait; raises
         WorkerFailed for its faults. `role` may be `profiled` (sandbox/ready.py) or `searched`
         (sandbox/queues.py). `first`: what it will be opened for, so that it constructs its model
-        already.
+        already. `room`: bytes of arenas that it has already, if there is memory for them.
         """
         return self._subject(
-            role, task, config, candidate.source, preload, first=first, then_stop=then_stop
+            role,
+            task,
+            config,
+            candidate.source,
+            preload,
+            first=first,
+            room=room,
+            then_stop=then_stop,
         )
 
     def open_candidate(self, subject: Subject, signature: Signature) -> str:
@@ -274,6 +282,7 @@ class Stand:
         preload: Sequence[tuple[Path, str]],
         *,
         first: Signature | None = None,
+        room: Mapping[str, int] = NONE,
         then_stop: bool = False,
         used: Worker | None = None,
     ) -> Subject:
@@ -307,7 +316,24 @@ class Stand:
             subject.load(source)
             if first is not None:
                 subject.request("construct", config.load_timeout_s, **made_from(first))
+            if room:
+                self._give(subject, room)
         return subject
+
+    def _give(self, subject: Subject, room: Mapping[str, int]) -> None:
+        """Arenas before it is their turn, unless memory is short. The driver's calls go on beside
+        what a search times, as others' contexts do; filling memory does not.
+        """
+        self._use_device()
+        try:
+            with self.quiet.murmur():
+                subject.take_room(room)
+        except memory.OutOfMemoryError:
+            subject.leave_room()
+            return
+        with self.quiet.noise():
+            subject.blank_room()
+        subject.share_room()
 
 
 def memory_limit(role: str, config: EvalConfig, first: Signature | None) -> int:

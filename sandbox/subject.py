@@ -7,7 +7,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,6 +38,10 @@ BEYOND_KEPT = 9
 POISON = -1
 """Eight bytes 0xFF, written over output slots and used inputs: NaN in every float type, -1 in every
 integer."""
+BLANK = 0xFF
+"""A byte of it."""
+NONE: Mapping[str, int] = MappingProxyType({})
+"""No arena."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,15 @@ class Opening:
     """From an earlier worker: spares another examination."""
 
 
+def layouts(signature: Signature, sets: int, slots: int) -> dict[str, Layout]:
+    """Of the arenas for so many sets of inputs and slots of one shape."""
+    return {
+        "inputs": Layout(signature.inputs, sets),
+        "slots": Layout(signature.outputs, slots),
+        "state": Layout(tuple(leaf for _, leaf in signature.state), 1),
+    }
+
+
 class Subject:
     """Requests to one worker at one shape; closes its arenas with it."""
 
@@ -117,6 +132,8 @@ class Subject:
         """Seconds of the last batch, of one that is trusted, in which none of its calls ran."""
         self.beyond = deque[float](maxlen=BEYOND_KEPT)
         """The same of the last timed ones."""
+        self.room: Mapping[str, int] = NONE
+        """Bytes that arenas are made with, as far as they will be needed later."""
         self._bell: Bell | None = None
         self._rung = 0
         self._mapped: dict[str, int] = {}
@@ -143,10 +160,43 @@ class Subject:
         """
         if self.layouts.get(name) == layout and name in self.arenas:
             return
-        same = name in self.arenas and self.arenas[name].fit(max(layout.bytes, 1))
+        size = max(layout.bytes, 1)
+        # Else a GPU's memory is planned to the byte.
+        able = name in self.arenas and (self.task.device == "cpu" or name in self.room)
+        same = able and self.arenas[name].fit(size)
         if not same:
             self.detach(name)
-            self.arenas[name] = self.allocate(layout.bytes, self.task.device)
+            self.arenas[name] = self.allocate(max(size, self.room.get(name, 0)), self.task.device)
+            self.arenas[name].fit(size)
+        self._share(name, layout, tree or {}, same=same)
+
+    def take_room(self, room: Mapping[str, int]) -> None:
+        """Memory for arenas of these bytes, which the worker has no part in yet. Raises
+        OutOfMemoryError.
+        """
+        self.room = room
+        for name, size in room.items():
+            self.arenas[name] = self.allocate(size, self.task.device)
+
+    def blank_room(self) -> None:
+        """Leave nothing there of what others had in it: its worker may look for long."""
+        for arena in self.arenas.values():
+            arena.bytes.fill_(BLANK)
+        self.finish_ours()
+
+    def share_room(self) -> None:
+        """Let the worker map it."""
+        for name in self.room:
+            self._share(name, Layout((), 0), {}, same=False)
+
+    def leave_room(self) -> None:
+        """Do without."""
+        for name in list(self.arenas):
+            self.detach(name)
+        self.room = NONE
+
+    def _share(self, name: str, layout: Layout, tree: dict[str, Any], *, same: bool) -> None:
+        """`same`: the worker has this arena, and learns how it is used now."""
         arena, self.layouts[name] = self.arenas[name], layout
         self.solo = ()
         self.worker.arena_bytes = self.arena_bytes
@@ -159,7 +209,7 @@ class Subject:
             ticket={"kind": "same", "size": arena.bytes.numel()} if same else arena.ticket(),
             leaves=[leaf.to_json() for leaf in layout.leaves],
             sets=layout.sets,
-            tree=tree or {},
+            tree=tree,
         )
 
     def allocate(self, size: int, device: str) -> Arena:
@@ -172,17 +222,21 @@ class Subject:
 
     def attach_all(self, signature: Signature, sets: int, slots: int) -> None:
         """Inputs, output slots and state for one shape."""
-        self.attach("inputs", Layout(signature.inputs, sets), signature.input_tree)
-        self.attach("slots", Layout(signature.outputs, slots))
-        self.attach("state", Layout(tuple(leaf for _, leaf in signature.state), 1))
+        for name, layout in layouts(signature, sets, slots).items():
+            self.attach(name, layout, signature.input_tree if name == "inputs" else None)
 
     def rest(self) -> None:
         """Keep the worker and its model, free its arenas and what it has cached."""
         self._vacate("rest")
 
     def release(self) -> None:
-        """Drop the worker's model and arenas, keep the worker."""
-        self._vacate("release")
+        """Drop the worker's model, and its arenas unless they were made for later; keep the
+        worker.
+        """
+        if self.room:
+            self.request("close", self.config.load_timeout_s)
+        else:
+            self._vacate("release")
 
     def leave(self) -> list[str]:
         """Drop the task as well; what is left of it in the process, which is then for no other."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from sandbox.prepare import ROOM_SHARE, Preparer
 from sandbox.room import own_bytes, refuse_hoard, room_beside
 from sandbox.stages import Stages
 from sandbox.stand import Stand
-from sandbox.subject import Signature, Subject
+from sandbox.subject import NONE, Signature, Subject
 from sandbox.types import Candidate, EvalConfig, Task
 
 
@@ -102,10 +102,15 @@ class Workers:
             self.end(subject)
 
     def started(
-        self, first: Signature | None, *, role: str = "candidate", then_stop: bool = False
+        self,
+        first: Signature | None,
+        *,
+        role: str = "candidate",
+        room: Mapping[str, int] = NONE,
+        then_stop: bool = False,
     ) -> Subject:
         """A worker with the candidate, which has left memory to others."""
-        subject = self.start(role=role, first=first, then_stop=then_stop)
+        subject = self.start(role=role, first=first, room=room, then_stop=then_stop)
         with on_failure(lambda: self.end(subject)), self.stand.quiet.noise():
             refuse_hoard(subject, self.stand.gpu, self.facts.memory_bytes)
         return subject
@@ -115,6 +120,7 @@ class Workers:
         *,
         role: str = "candidate",
         first: Signature | None = None,
+        room: Mapping[str, int] = NONE,
         then_stop: bool = False,
     ) -> Subject:
         subject = self.stand.candidate(
@@ -124,6 +130,7 @@ class Workers:
             self.preload,
             role=role,
             first=first,
+            room=room,
             then_stop=then_stop,
         )
         self.walls = str(subject.worker.walls.get("grade", ""))

@@ -11,7 +11,7 @@ import gc
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -128,11 +128,21 @@ class Session:
         self.model = self.call = None
         return self.do_rest(request, fds)
 
+    def do_close(self, request: Request, fds: list[int]) -> Request:
+        """Drop results and the model; arenas stay for the next one's."""
+        self.state_tensors = []
+        self.model = self.call = None
+        return self.give_back([])
+
     def do_rest(self, request: Request, fds: list[int]) -> Request:
         """Keep the model, give all other memory back."""
+        return self.give_back(list(self.arenas))
+
+    def give_back(self, arenas: Sequence[str]) -> Request:
+        """These, results, and what is cached."""
         self.kept, self.spent = [], []
         self.results.clear()
-        for name in list(self.arenas):
+        for name in arenas:
             self.drop(name)
         gc.collect()
         if self.device == "cuda":
