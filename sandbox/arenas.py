@@ -1,31 +1,66 @@
 """Which arenas a search's candidate needs on a GPU: they are made once, and small ones before its
 turn.
 
-Each costs calls of the driver, which serves one process of the host after the other. While four
-GPUs' workers make their contexts, a candidate that waits for such calls keeps its GPU waiting.
+Each costs calls of the driver, as outputs do, and it serves one process of the host after the
+other. While four GPUs' workers make their contexts, a candidate that waits for such calls keeps its
+GPU waiting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from sandbox.plan import Plan
 from sandbox.pool import Pool
-from sandbox.subject import layouts
+from sandbox.subject import Signature, layouts
+from sandbox.trees import Layout
+from sandbox.worker.reserve import cut
 
 ONCE_SHARE = 1 / 8
 """Of a GPU's memory: arenas that a candidate is verified in take no more, unless it needs them for
 that."""
-EARLY_SHARE = 1 / 128
-"""What each of those that wait for their turn may take."""
+EARLY_SHARE, EACH_SHARE = 1 / 12, 1 / 24
+"""What all that wait for their turn may take, and each of them: tasks are planned to leave a
+quarter of what is free."""
+MORE_CALLS = 2
+"""Of a batch that verifies: one is repeated, and that again in haste (sandbox/verify.py)."""
 
 
-def needed(pools: Sequence[Pool], plan: Plan, most_bytes: float) -> Mapping[str, int]:
-    """Bytes of each arena of a worker in which every shape is verified and the first one timed;
-    none where they are more than `most_bytes` together.
+@dataclass(frozen=True)
+class Early:
+    """What a worker has before its turn."""
+
+    sizes: Mapping[str, int]
+    """Bytes of each arena."""
+    outputs: int
+    """Bytes that torch's allocator has for them."""
+    first: Signature
+    calls: int
+    """What it will be verified with first."""
+    within: int
+    """Bytes that all may have who wait."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes.values()) + self.outputs
+
+
+def early(pools: Sequence[Pool], first: Pool, plan: Plan, memory_bytes: int) -> Early | None:
+    """Arenas for all of it, else for being verified; none where these are large."""
+    outputs = max((len(p.cases) + MORE_CALLS) * cut(Layout(p.signature.outputs, 1)) for p in pools)
+    most = EACH_SHARE * memory_bytes - outputs
+    sizes = needed(pools, plan, most) or needed(pools, None, most)
+    within = int(EARLY_SHARE * memory_bytes)
+    return Early(sizes, outputs, first.signature, len(first.cases), within) if sizes else None
+
+
+def needed(pools: Sequence[Pool], plan: Plan | None, most_bytes: float) -> Mapping[str, int]:
+    """Bytes of each arena of a worker in which every shape is verified and, if there is a plan, the
+    first one timed; none where they are more than `most_bytes` together.
     """
-    timed = pools[0].signature
-    wanted = [layouts(timed, plan.sets + plan.warm, plan.slots)]
-    wanted += [layouts(pool.signature, len(pool.cases), len(pool.cases)) for pool in pools]
+    wanted = [layouts(pool.signature, len(pool.cases), len(pool.cases)) for pool in pools]
+    if plan is not None:
+        wanted.append(layouts(pools[0].signature, plan.sets + plan.warm, plan.slots))
     most = {name: max(max(each[name].bytes, 1) for each in wanted) for name in wanted[0]}
     return most if sum(most.values()) <= most_bytes else {}

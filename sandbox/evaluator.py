@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -16,8 +16,9 @@ from typing import TypeVar
 
 import torch
 
-from sandbox import arenas, judge, memory
+from sandbox import judge, memory
 from sandbox.admission import Admission
+from sandbox.arenas import Early
 from sandbox.beforehand import Begun
 from sandbox.build import Builder
 from sandbox.cache import cache_root
@@ -40,7 +41,7 @@ from sandbox.quiet import Quiet, Turns
 from sandbox.run import Run
 from sandbox.spawn import Zygote
 from sandbox.stand import Stand
-from sandbox.subject import NONE, Signature, Subject
+from sandbox.subject import Signature, Subject
 from sandbox.types import Candidate, EvalConfig, Evaluation, Status, Task
 from sandbox.validate import validate
 from sandbox.workers import Bench
@@ -322,14 +323,14 @@ class LocalEvaluator:
         start = time.monotonic()
         key = f"{task.hash}-{config.id}"
         another = self._preparing.get(key)
-        first, room = self._told(task, config, to_beat) if another is None else (None, NONE)
+        told = (None, None) if another else self._told(task, config, None if again else to_beat)
         begin = time.monotonic()
         seconds = {"prepare": begin - start}
         with self._turns.under_way():
             seconds["wait"] = time.monotonic() - begin
             run = Run(self._bench, task, candidate, config, again=again)
             try:
-                run.load(first, room)
+                run.load(*told)
                 begin = time.monotonic()
                 if another is not None:
                     another.wait()
@@ -349,15 +350,14 @@ class LocalEvaluator:
 
     def _told(
         self, task: Task, config: EvalConfig, to_beat: float | None
-    ) -> tuple[Signature, Mapping[str, int]]:
-        """What a candidate is loaded for, and bytes of the arenas that it can have with that: of
-        the preparation no more, whose cases are gigabytes.
+    ) -> tuple[Signature, Early | None]:
+        """What a candidate is loaded for, and the memory that it can have with that: of the
+        preparation no more, whose cases are gigabytes.
         """
         prepared = self.prepare(task, config)
         if self.device == "cpu" or to_beat is None or config.verify_only:
-            return prepared.first, NONE
-        most = arenas.EARLY_SHARE * self._facts.memory_bytes
-        return prepared.first, arenas.needed(prepared.pools, prepared.search_plan, most)
+            return prepared.first, None
+        return prepared.first, prepared.early(self._facts.memory_bytes)
 
     def _settle(self) -> None:
         """The last one out sees that every worker is gone."""

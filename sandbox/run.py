@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sandbox import arenas, copying, layers
+from sandbox.arenas import Early
 from sandbox.build import CACHE_LIMIT
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault
 from sandbox.handle import WorkerFailed
@@ -31,7 +32,7 @@ from sandbox.queues import role_of
 from sandbox.ready import PROFILED
 from sandbox.room import SHORTAGE, blame, own_bytes
 from sandbox.static.scan import scan
-from sandbox.subject import NONE, Signature, Subject
+from sandbox.subject import Signature, Subject
 from sandbox.timing import Timed
 from sandbox.types import Status
 from sandbox.verify import counted, profiled, verify
@@ -46,10 +47,10 @@ UNMATCHED = (
 class Run(Timed):
     """One evaluation: `load`, then `measure` while the device is held, then `finish`."""
 
-    def load(self, first: Signature | None = None, room: Mapping[str, int] = NONE) -> None:
+    def load(self, first: Signature | None = None, early: Early | None = None) -> None:
         """Static scan, build, and a worker with the candidate imported, and its model constructed
-        where it is known what for, and with the arenas of a GPU that it is known to need: `room`,
-        their bytes by name. Host work, for any thread.
+        where it is known what for, with what it needs of a GPU's memory `early`: host work, for any
+        thread.
         """
         if self.note(source=scan(self.candidate.source)).source.refused:
             return
@@ -57,7 +58,7 @@ class Run(Timed):
             self.build()
             if self.observation.failure is None:
                 with self.stage("load"):
-                    self.loaded = self.started(first, role=self.role, room=room, then_stop=True)
+                    self.loaded = self.started(first, role=self.role, early=early, then_stop=True)
         except WorkerFailed as failed:
             self.dismiss()
             self.starved = self.task.device == "cuda" and SHORTAGE in failed.failure.types
@@ -107,8 +108,9 @@ class Run(Timed):
                 self.load_again()
             if self.loaded is None:
                 return
+            self.looking = self.stand.look()
             self.loaded.worker.thaw()
-            self.stand.allow(self.loaded, preparation.first)
+            self.stand.begin(self.loaded, preparation.first)
             self.check(self.loaded, Path(self.kept.name))
             right = self.loaded is not None and self.sound() and self.unmasked()
             if right and not self.config.verify_only:
@@ -160,7 +162,7 @@ class Run(Timed):
         worker the first pair of a search. Where it is refused, nothing is loaded any more.
         """
         cases: list[CaseObservation] = []
-        subject.room = self.room()
+        subject.room = self.room() or subject.room
         for number in self.preparation.order:
             signature, count = self.pools[number].signature, len(self.pools[number].cases)
             with self.stage("open"), self.beside(subject, signature, count, early=True):
@@ -195,7 +197,7 @@ class Run(Timed):
     def room(self) -> Mapping[str, int]:
         """Bytes of the arenas of a GPU that its worker will both be verified and timed in."""
         if self.task.device == "cpu" or self.to_beat is None or self.config.verify_only:
-            return NONE
+            return {}
         return arenas.needed(self.pools, self.plan, arenas.ONCE_SHARE * self.facts.memory_bytes)
 
     def reseed(self, subject: Subject) -> str:

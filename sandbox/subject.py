@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -40,8 +39,6 @@ POISON = -1
 integer."""
 BLANK = 0xFF
 """A byte of it."""
-NONE: Mapping[str, int] = MappingProxyType({})
-"""No arena."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ class Subject:
         """Seconds of the last batch, of one that is trusted, in which none of its calls ran."""
         self.beyond = deque[float](maxlen=BEYOND_KEPT)
         """The same of the last timed ones."""
-        self.room: Mapping[str, int] = NONE
+        self.room: Mapping[str, int] = {}
         """Bytes that arenas are made with, as far as they will be needed later."""
         self._bell: Bell | None = None
         self._rung = 0
@@ -168,35 +165,7 @@ class Subject:
             self.detach(name)
             self.arenas[name] = self.allocate(max(size, self.room.get(name, 0)), self.task.device)
             self.arenas[name].fit(size)
-        self._share(name, layout, tree or {}, same=same)
-
-    def take_room(self, room: Mapping[str, int]) -> None:
-        """Memory for arenas of these bytes, which the worker has no part in yet. Raises
-        OutOfMemoryError.
-        """
-        self.room = room
-        for name, size in room.items():
-            self.arenas[name] = self.allocate(size, self.task.device)
-
-    def blank_room(self) -> None:
-        """Leave nothing there of what others had in it: its worker may look for long."""
-        for arena in self.arenas.values():
-            arena.bytes.fill_(BLANK)
-        self.finish_ours()
-
-    def share_room(self) -> None:
-        """Let the worker map it."""
-        for name in self.room:
-            self._share(name, Layout((), 0), {}, same=False)
-
-    def leave_room(self) -> None:
-        """Do without."""
-        for name in list(self.arenas):
-            self.detach(name)
-        self.room = NONE
-
-    def _share(self, name: str, layout: Layout, tree: dict[str, Any], *, same: bool) -> None:
-        """`same`: the worker has this arena, and learns how it is used now."""
+        same = same and name in self._mapped
         arena, self.layouts[name] = self.arenas[name], layout
         self.solo = ()
         self.worker.arena_bytes = self.arena_bytes
@@ -209,8 +178,28 @@ class Subject:
             ticket={"kind": "same", "size": arena.bytes.numel()} if same else arena.ticket(),
             leaves=[leaf.to_json() for leaf in layout.leaves],
             sets=layout.sets,
-            tree=tree,
+            tree=tree or {},
         )
+
+    def take_room(self, room: Mapping[str, int]) -> None:
+        """Memory for arenas of these bytes, which the worker has no part in yet. Raises
+        OutOfMemoryError where there is none; then it does without.
+        """
+        self.room = room
+        try:
+            for name, size in room.items():
+                self.arenas[name] = self.allocate(size, self.task.device)
+        except memory.OutOfMemoryError:
+            self.room = {}
+            for name in list(self.arenas):
+                self.detach(name)
+            raise
+
+    def blank_room(self) -> None:
+        """Leave nothing there of what others had in it: its worker may look for long."""
+        for arena in self.arenas.values():
+            arena.bytes.fill_(BLANK)
+        self.finish_ours()
 
     def allocate(self, size: int, device: str) -> Arena:
         """An arena for this worker."""
@@ -300,6 +289,10 @@ class Subject:
     def reserve(self, count: int) -> None:
         """Have memory for so many sets' outputs."""
         self.request("reserve", self.config.run_timeout_s, count=count)
+
+    def reserve_bytes(self, size: int) -> None:
+        """Have so much memory for outputs."""
+        self.request("reserve", self.config.run_timeout_s, bytes=size)
 
     def warm(self, sets: list[int]) -> None:
         """Warm up for the "go" that follows."""

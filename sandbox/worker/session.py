@@ -11,7 +11,7 @@ import gc
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,20 +129,21 @@ class Session:
         return self.do_rest(request, fds)
 
     def do_close(self, request: Request, fds: list[int]) -> Request:
-        """Drop results and the model; arenas stay for the next one's."""
+        """Drop results and the model. Memory stays: arenas for the next one's, and what torch's
+        allocator holds.
+        """
         self.state_tensors = []
         self.model = self.call = None
-        return self.give_back([])
+        self.kept, self.spent = [], []
+        self.results.clear()
+        gc.collect()
+        return {}
 
     def do_rest(self, request: Request, fds: list[int]) -> Request:
         """Keep the model, give all other memory back."""
-        return self.give_back(list(self.arenas))
-
-    def give_back(self, arenas: Sequence[str]) -> Request:
-        """These, results, and what is cached."""
         self.kept, self.spent = [], []
         self.results.clear()
-        for name in arenas:
+        for name in list(self.arenas):
             self.drop(name)
         gc.collect()
         if self.device == "cuda":
@@ -174,7 +175,12 @@ class Session:
         return {}
 
     def do_reserve(self, request: Request, fds: list[int]) -> Request:
-        """Let there be memory for the outputs of `count` sets."""
+        """Let there be memory for the outputs of `count` sets, or for so many `bytes` of them on a
+        GPU.
+        """
+        if "bytes" in request:
+            reserve.segment(request["bytes"])
+            return {}
         make_room = reserve.on_device if self.device == "cuda" else reserve.on_host
         make_room(self.slots, request["count"])
         return {}

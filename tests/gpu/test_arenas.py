@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
 @pytest.fixture
 def config() -> EvalConfig:
-    return EvalConfig(baselines=("eager",))
+    return EvalConfig(baselines=())
 
 
 @pytest.fixture
@@ -66,7 +66,8 @@ def test_a_searchs_candidate_has_its_arenas_before_its_turn(
     made: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(arenas, "EARLY_SHARE", 1 / 8)
+    monkeypatch.setattr(arenas, "EARLY_SHARE", 1 / 4)
+    monkeypatch.setattr(arenas, "EACH_SHARE", 1 / 4)
     passes(evaluator, config, softmax, "first")
     made.clear()
     passes(evaluator, config, softmax, "again")
@@ -80,7 +81,7 @@ def test_large_ones_it_has_in_its_turn_and_once(
     made: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(arenas, "EARLY_SHARE", 0.0)
+    monkeypatch.setattr(arenas, "EACH_SHARE", 0.0)
     passes(evaluator, config, softmax, "large first")
     made.clear()
     passes(evaluator, config, softmax, "large again")
