@@ -36,8 +36,9 @@ from agent.journal import Journal
 from benchmarks.keeping import header, keep_json
 from rewards.terms import score
 from rl.config import TrainConfig, load_train
+from rl.joining import joined
 from rl.policy import Policy, load_policy
-from rl.ranks import Ranks, joined
+from rl.ranks import Ranks
 from rl.tokens import END, PAD, START, TEMPLATE
 from rl.trainers import Group
 from sandbox.doctor import resolve_device

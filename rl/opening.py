@@ -35,7 +35,7 @@ def local_policy(
 ) -> Iterator[tuple[OptimizeConfig, OpenPolicy | None]]:
     """The campaign as its local policy samples or learns in it, and what opens that policy; the
     campaign itself and None where it asks no such one. Raises ConfigError where it is no folder.
-    Of several ranks one alone gets here: the others follow it (rl/ranks.py).
+    Of several ranks one alone gets here: the others follow it (rl/joining.py).
     """
     if config.local is None:
         yield config, None
@@ -48,7 +48,7 @@ def local_policy(
         if train.sampling.greedy:
             raise ConfigError("sampling.greedy makes all replies of a group equal; leave it out")
     from rl.campaign import learning, open_policy
-    from rl.ranks import joined
+    from rl.joining import joined
 
     with joined(train, config.device, learns=config.learn) as ranks:
         if config.learn:

@@ -5,44 +5,31 @@ Rank 0 runs the campaign, and hands every rank, itself among them, its part of a
 the policy learns, of an update. The others do these parts and nothing else, so that none computes
 while a lane measures on its device. One process is a world of one: its part is a call, without
 torch.distributed.
-Where a server samples (rl/served.py) rank 0 alone asks it, and the parts are updates.
-Whoever samples needs whole weights, which accelerate's FSDP and DeepSpeed would not leave it: they
-are refused. A rank that fails ends them all; which one did, and why, is on its own stderr.
+Where a server samples (rl/served.py) rank 0 alone asks it, and the parts are updates. How they
+become ranks is rl/joining.py's.
 """
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import signal
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from datetime import timedelta
+from contextlib import contextmanager
 from operator import methodcaller
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
-from accelerate import PartialState
-from accelerate.utils import parse_flag_from_env
 
-from rl.config import GrpoConfig, SamplingConfig, TrainConfig
+from rl.config import SamplingConfig
 from rl.policy import Sample
 from rl.replica import Replica
-from rl.spread import refuse_older
 from rl.trainers import Group
-from sandbox.cores import common_cores
-from sandbox.errors import ConfigError, WarpsmithError
-from sandbox.processes import confine
+from sandbox.errors import WarpsmithError
 
 log = logging.getLogger(__name__)
 
-IDLE = timedelta(days=365)
-"""How long a rank may wait for its next part: for as long as a campaign judges."""
 STOP_S = 10.0
 """In which a rank that waits hears that it is to stop; one that hangs is the launcher's to end."""
 Part = Callable[[Replica], Any]
@@ -190,126 +177,3 @@ def _rank_0() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise RankLost("rank 0 has ended") from error
-
-
-@contextmanager
-def joined(config: TrainConfig, device: str, *, learns: bool = True) -> Iterator[Ranks]:
-    """In rank 0, all ranks, told to stop at the end. In any other does not return: it follows, and
-    SystemExit ends it. Raises RankLost at the end where a rank was lost on the way. `learns`: they
-    are updated too.
-    """
-    ranks = _made(config, device, learns)
-    if ranks.size == 1:
-        yield ranks
-        return
-    if not _state(device).is_main_process:
-        try:
-            _follow(ranks, device)
-        finally:
-            dist.destroy_process_group()
-        raise SystemExit
-    # Launchers pass signals on to all ranks. A campaign hears them, and finishes what is under way,
-    # for which rank 0 needs the others; before and after it the end of a rank is told another way.
-    ends = signal.signal(signal.SIGTERM, _unheard)
-    try:
-        yield ranks
-    finally:
-        ranks.stop(over=learns)
-    if ranks.lost is not None:
-        raise ranks.lost
-    if not learns:  # A stage that only samples may fine-tune next.
-        signal.signal(signal.SIGTERM, ends)
-        _sampled.append(ranks)
-        atexit.register(_leave)
-
-
-def followed(config: TrainConfig, device: str) -> bool:
-    """In any rank but 0, whose campaign only samples: does its parts of that, and True once rank 0
-    has said so (`go_on`). What comes next all ranks do. SystemExit where rank 0 ends instead.
-    """
-    if _state(device).is_main_process:
-        return False
-    ranks = _made(config, device, learns=False)
-    _follow(ranks, device)
-    if not ranks.told():  # Why not, rank 0 says.
-        raise SystemExit(1)
-    atexit.register(_leave)
-    return True
-
-
-def go_on() -> None:
-    """In rank 0, after a campaign that only sampled and was not interrupted: the others go on."""
-    while _sampled:
-        _sampled.pop().tell()
-
-
-_sampled: list[Ranks] = []
-"""Those that wait for a word of rank 0."""
-
-
-def _state(device: str) -> PartialState:
-    return PartialState(cpu=device == "cpu")  # On GPUs, makes LOCAL_RANK's the current one.
-
-
-def _made(config: TrainConfig, device: str, learns: bool) -> Ranks:
-    """In every rank, as often."""
-    for kind in ("FSDP", "DEEPSPEED"):
-        if parse_flag_from_env(f"ACCELERATE_USE_{kind}"):
-            raise ConfigError(
-                f"{kind} spreads the weights, and each rank samples with all of them; expected "
-                "distributed_type MULTI_GPU and, where all are too many, rl.spread in the config"
-            )
-    size = _state(device).num_processes
-    replica = Replica(config, device, size)
-    if size == 1:
-        return Ranks(replica)
-    if learns:
-        refuse_uneven(config.rl, size)
-    if config.rl.spread:
-        refuse_older()
-    # Not the gradients' group, whose time-out is to be minutes. And not NCCL: a rank that waits in
-    # it keeps its GPU busy, on which a lane measures.
-    return Ranks(replica, size, dist.new_group(backend="gloo", timeout=IDLE))
-
-
-def _follow(ranks: Ranks, device: str) -> None:
-    heard = {each: signal.signal(each, _unheard) for each in (signal.SIGTERM, signal.SIGINT)}
-    if device == "cuda":  # off the cores that launch what lanes measure
-        confine(os.getpid(), common_cores())
-    try:
-        with _quiet():
-            ranks.follow()
-    finally:
-        for each, handler in heard.items():
-            signal.signal(each, handler)
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def _unheard(number: int, frame: FrameType | None) -> None:
-    """Not SIG_IGN, which this process's children would inherit."""
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """What trainers say, rank 0 says; errors are heard from every rank."""
-    with (
-        open(os.devnull, "w") as nowhere,
-        redirect_stdout(nowhere),
-        warnings.catch_warnings(action="ignore"),
-    ):
-        yield
-
-
-def refuse_uneven(rl: GrpoConfig, size: int) -> None:
-    """Raises ConfigError where so many ranks would not take the step that one takes."""
-    if rl.loss == "bnpo":
-        raise ConfigError("loss bnpo is normalised by batch, and ranks have their own; take dapo")
-    if rl.loss != "dapo" and rl.group % size:
-        raise ConfigError(
-            f"loss {rl.loss} is a mean over replies, and rl.group ({rl.group}) is no multiple of "
-            f"{size} ranks; change either, or take dapo"
-        )

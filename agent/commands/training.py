@@ -158,7 +158,7 @@ def train_self(
     from accelerate import PartialState
 
     from rl.campaign import sampling
-    from rl.ranks import followed, go_on
+    from rl.joining import followed, go_on
     from rl.self_supervised import round_of, self_supervised
     from rl.sft import has_begun
 

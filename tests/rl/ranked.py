@@ -21,8 +21,9 @@ from agent.prompts.message import Message
 from agent.scripted import scripted_evaluation
 from rl.config import GrpoConfig, LoraConfig, SamplingConfig, ShapeConfig, TrainConfig
 from rl.grpo import GrpoLearner
+from rl.joining import joined
 from rl.policy import new_policy
-from rl.ranks import Ranks, joined
+from rl.ranks import Ranks
 from rl.replica import Replica
 from rl.spread import full
 from sandbox.errors import WarpsmithError

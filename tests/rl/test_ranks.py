@@ -12,8 +12,8 @@ pytest.importorskip("trl", reason="needs the train extra")
 import torch
 
 from rl.config import GrpoConfig, TrainConfig
+from rl.joining import joined, refuse_uneven
 from rl.policy import load_policy
-from rl.ranks import joined, refuse_uneven
 from rl.spread import refuse_older
 from sandbox.errors import ConfigError
 from tests.doubles.vllm_server import VllmServer
