@@ -114,6 +114,7 @@ def test_a_file_that_is_no_problem_is_one_line_and_code_2(folder, cli, text, wor
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.slow
 def test_problems_that_cannot_be_scored_are_named_each_and_code_2(folder):
     with OpenAIServer(["no code"], cycle=True) as server:
         done = optimize(folder, "problems", "--model", "scripted", url=server.url)

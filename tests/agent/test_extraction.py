@@ -382,6 +382,7 @@ def test_a_folder_with_other_files_is_not_touched(tmp_path):
         extract(written(tmp_path, CNN), tmp_path / "tasks", "cpu", 3)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_or_prints_is_told_in_one_line(tmp_path):
     crash = "\nimport ctypes\nctypes.string_at(0)\n"
     with pytest.raises(ConfigError, match="ended by SIGSEGV"):

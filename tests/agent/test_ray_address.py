@@ -33,6 +33,7 @@ def test_something_else_listens_at_the_address(tmp_path: Path, dashboard: str) -
     assert (done.code, done.err) == (2, f"warpsmith: {line}\n")
 
 
+@pytest.mark.slow
 def test_the_cluster_of_this_node_is_gone(tmp_path: Path) -> None:
     done = join(tmp_path, "auto", RAY_ADDRESS=NOWHERE)
     line = "no Ray cluster answers at auto: [Errno 111] Connection refused"

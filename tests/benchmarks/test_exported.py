@@ -94,6 +94,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, checkout: Path) -> dict[s
     return found
 
 
+@pytest.mark.slow
 def test_every_kernel_has_the_checkers_and_the_evaluations_word(
     tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -361,6 +361,7 @@ def test_what_is_built_when_a_model_is_constructed_or_called_is_built_ahead(
     assert not builder.build(source, FAST, replace(TASK, dtype="float64")).cached
 
 
+@pytest.mark.slow
 def test_an_extension_with_torchs_headers_is_built_ahead(builder: Builder) -> None:
     found = builder.build(late(given=WITH_TENSORS), FAST, TASK)
     assert (found.failure, found.artifacts is not None) == (None, True)

@@ -151,6 +151,7 @@ def test_limits_and_folders_reach_a_worker_kept_ready(zygote: Zygote, tmp_path: 
     assert "bytes left out" in waiting.stdout()
 
 
+@pytest.mark.slow
 def test_parameters_come_on_top_of_what_a_candidate_may_hold(evaluate: Evaluate) -> None:
     """KernelBench's level3/2 has 8 GiB of them, as much as a worker may hold by default."""
     large = LINEAR.replace("torch.randn(n, n) / n**0.5", "torch.zeros(1 << 24)").replace(
