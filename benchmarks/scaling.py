@@ -115,6 +115,7 @@ def run(
         "lanes": engine.lanes,
         "candidates": len(found),
         "not_judged": len(samples) - len(found),
+        "why_not": [why_not(f) for f in futures if not has_verdict(f)],
         "wall_s": round(wall_s, 2),
         "per_minute": round(60 * len(found) / wall_s, 1),
         "busy_share": round(held / wall_s / engine.lanes, 3),
@@ -122,6 +123,14 @@ def run(
         "unexpected": wrong,
         "statuses": dict(Counter(e.status.value for e in found)),
     }
+
+
+def why_not(future: Future[Evaluation]) -> str:
+    """Of one without a verdict."""
+    if not future.done() or future.cancelled():
+        return "not done in time"
+    error = future.exception()
+    return future.result().detail if error is None else f"{type(error).__name__}: {error}"
 
 
 def has_verdict(future: Future[Evaluation]) -> bool:
