@@ -20,9 +20,9 @@ from sandbox.worker.reserve import cut
 ONCE_SHARE = 1 / 8
 """Of a GPU's memory: arenas that a candidate is verified in take no more, unless it needs them for
 that."""
-EARLY_SHARE, EACH_SHARE = 1 / 12, 1 / 24
-"""What all that wait for their turn may take, and each of them: tasks are planned to leave a
-quarter of what is free."""
+EARLY_SHARE, EACH_SHARE, FREE_SHARE = 1 / 12, 1 / 24, 1 / 2
+"""What all that wait for their turn may take, and each of them, while so much is free: a large task
+is planned to leave a quarter of that to what its candidates need beside the plan."""
 MORE_CALLS = 2
 """Of a batch that verifies: one is repeated, and that again in haste (sandbox/verify.py)."""
 
@@ -34,12 +34,14 @@ class Early:
     sizes: Mapping[str, int]
     """Bytes of each arena."""
     outputs: int
-    """Bytes that torch's allocator has for them."""
+    """Bytes for its calls' outputs, in torch's allocator."""
     first: Signature
     calls: int
     """What it will be verified with first."""
     within: int
-    """Bytes that all may have who wait."""
+    """Bytes that all who wait may have together,"""
+    least_free: int
+    """and that are free then, or none is given."""
 
     @property
     def bytes(self) -> int:
@@ -51,8 +53,10 @@ def early(pools: Sequence[Pool], first: Pool, plan: Plan, memory_bytes: int) -> 
     outputs = max((len(p.cases) + MORE_CALLS) * cut(Layout(p.signature.outputs, 1)) for p in pools)
     most = EACH_SHARE * memory_bytes - outputs
     sizes = needed(pools, plan, most) or needed(pools, None, most)
-    within = int(EARLY_SHARE * memory_bytes)
-    return Early(sizes, outputs, first.signature, len(first.cases), within) if sizes else None
+    if not sizes:
+        return None
+    within, least_free = int(EARLY_SHARE * memory_bytes), int(FREE_SHARE * memory_bytes)
+    return Early(sizes, outputs, first.signature, len(first.cases), within, least_free)
 
 
 def needed(pools: Sequence[Pool], plan: Plan | None, most_bytes: float) -> Mapping[str, int]:

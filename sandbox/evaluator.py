@@ -323,7 +323,7 @@ class LocalEvaluator:
         start = time.monotonic()
         key = f"{task.hash}-{config.id}"
         another = self._preparing.get(key)
-        told = (None, None) if another else self._told(task, config, None if again else to_beat)
+        told = (None, None) if another is not None else self._told(task, config, to_beat, again)
         begin = time.monotonic()
         seconds = {"prepare": begin - start}
         with self._turns.under_way():
@@ -349,13 +349,13 @@ class LocalEvaluator:
         return replace(result, baselines=baselines, seconds={**seconds, **result.seconds})
 
     def _told(
-        self, task: Task, config: EvalConfig, to_beat: float | None
+        self, task: Task, config: EvalConfig, to_beat: float | None, again: bool
     ) -> tuple[Signature, Early | None]:
         """What a candidate is loaded for, and the memory that it can have with that: of the
         preparation no more, whose cases are gigabytes.
         """
         prepared = self.prepare(task, config)
-        if self.device == "cpu" or to_beat is None or config.verify_only:
+        if self.device == "cpu" or to_beat is None or config.verify_only or again:
             return prepared.first, None
         return prepared.first, prepared.early(self._facts.memory_bytes)
 

@@ -108,7 +108,8 @@ class Run(Timed):
                 self.load_again()
             if self.loaded is None:
                 return
-            self.looking = self.stand.look()
+            if to_beat is not None and not self.config.verify_only:
+                self.looking = self.stand.look()
             self.loaded.worker.thaw()
             self.stand.begin(self.loaded, preparation.first)
             self.check(self.loaded, Path(self.kept.name))
@@ -196,7 +197,9 @@ class Run(Timed):
 
     def room(self) -> Mapping[str, int]:
         """Bytes of the arenas of a GPU that its worker will both be verified and timed in."""
-        if self.task.device == "cpu" or self.to_beat is None or self.config.verify_only:
+        if self.task.device == "cpu" or self.to_beat is None or self.again:
+            return {}
+        if self.config.verify_only:
             return {}
         return arenas.needed(self.pools, self.plan, arenas.ONCE_SHARE * self.facts.memory_bytes)
 

@@ -20,6 +20,7 @@ from sandbox import cores, memory, pages, proc, processes, queues
 from sandbox.arenas import Early
 from sandbox.channel import FRAME_LIMIT
 from sandbox.cleanup import on_failure
+from sandbox.device import free_bytes
 from sandbox.gpu_state import GpuState, GpuWatch, undisturbed
 from sandbox.handle import Worker, WorkerFailed
 from sandbox.observation import Failure, FailureKind
@@ -107,9 +108,11 @@ class Stand:
         return closing
 
     def _close(self, subject: Subject) -> None:
-        self._early.pop(subject, None)
-        with self.quiet.murmur():
-            subject.close()
+        try:
+            with self.quiet.murmur():
+                subject.close()
+        finally:
+            self._gone(subject)
 
     def _leave(self, subject: Subject) -> None:
         with self.quiet.murmur():
@@ -280,7 +283,7 @@ class Stand:
         """The turn of a candidate that was loaded. The memory that its worker may hold is for this
         model: it may have been loaded before the reference told of its parameters.
         """
-        self._early.pop(subject, None)
+        self._gone(subject)
         subject.worker.memory_limit_bytes = memory_limit("candidate", subject.config, first)
 
     def _subject(
@@ -341,15 +344,24 @@ class Stand:
         self._use_device()
         try:
             with self.quiet.murmur():
+                if free_bytes(subject.task.device) < early.least_free:
+                    raise memory.OutOfMemoryError("a large task may need what there is")
                 subject.take_room(early.sizes)
-        except memory.OutOfMemoryError:
-            self._early.pop(subject, None)
+        except (memory.OutOfMemoryError, torch.OutOfMemoryError):
+            self._gone(subject)
             return
+        subject.given_bytes = early.bytes
         with self.quiet.noise():
             subject.blank_room()
-        subject.attach_all(early.first, early.calls, early.calls)
-        if early.outputs:
-            subject.reserve_bytes(early.outputs)
+        with self.quiet.murmur():
+            subject.attach_all(early.first, early.calls, early.calls)
+            if early.outputs:
+                subject.reserve_bytes(early.outputs)
+
+    def _gone(self, subject: Subject) -> None:
+        """From those who wait with memory of a GPU."""
+        with self._lock:
+            self._early.pop(subject, None)
 
 
 def memory_limit(role: str, config: EvalConfig, first: Signature | None) -> int:

@@ -131,6 +131,8 @@ class Subject:
         """The same of the last timed ones."""
         self.room: Mapping[str, int] = {}
         """Bytes that arenas are made with, as far as they will be needed later."""
+        self.given_bytes = 0
+        """Of a GPU's memory, before its turn."""
         self._bell: Bell | None = None
         self._rung = 0
         self._mapped: dict[str, int] = {}
@@ -164,12 +166,13 @@ class Subject:
         if not same:
             self.detach(name)
             self.arenas[name] = self.allocate(max(size, self.room.get(name, 0)), self.task.device)
+            self._blank(self.arenas[name])
             self.arenas[name].fit(size)
         same = same and name in self._mapped
         arena, self.layouts[name] = self.arenas[name], layout
         self.solo = ()
         self.worker.arena_bytes = self.arena_bytes
-        self._mapped[name] = arena.bytes.numel()
+        self._mapped[name] = arena.room
         self.request(
             "attach",
             self.config.load_timeout_s,
@@ -182,24 +185,31 @@ class Subject:
         )
 
     def take_room(self, room: Mapping[str, int]) -> None:
-        """Memory for arenas of these bytes, which the worker has no part in yet. Raises
-        OutOfMemoryError where there is none; then it does without.
+        """Memory for arenas of these bytes, which the worker has no part in yet. Raises an
+        OutOfMemoryError, ours or torch's, where there is none; then it does without.
         """
         self.room = room
         try:
             for name, size in room.items():
                 self.arenas[name] = self.allocate(size, self.task.device)
-        except memory.OutOfMemoryError:
+        except (memory.OutOfMemoryError, torch.OutOfMemoryError):
             self.room = {}
             for name in list(self.arenas):
                 self.detach(name)
             raise
 
     def blank_room(self) -> None:
-        """Leave nothing there of what others had in it: its worker may look for long."""
+        """All that was made for later, before the worker maps it."""
         for arena in self.arenas.values():
-            arena.bytes.fill_(BLANK)
+            self._blank(arena)
         self.finish_ours()
+
+    def _blank(self, arena: Arena) -> None:
+        """Leave nothing there of what others had in it: a candidate sees more of it than it is
+        given. A host's pages that others had are zero (sandbox/pages.py).
+        """
+        if self.task.device == "cuda" and not self.worker.trusted:
+            arena.bytes.fill_(BLANK)
 
     def allocate(self, size: int, device: str) -> Arena:
         """An arena for this worker."""
@@ -223,7 +233,7 @@ class Subject:
         worker.
         """
         if self.room:
-            self.request("close", self.config.load_timeout_s)
+            self.request("drop_model", self.config.load_timeout_s)
         else:
             self._vacate("release")
 
@@ -436,7 +446,8 @@ class Subject:
         """End the worker; where it mapped gigabytes of a GPU, wait until they are free again."""
         mapped = sum(self._mapped.values())
         wait = self.task.device == "cuda" and mapped > SLOWLY_FREED_BYTES
-        left = memory.others_free_bytes() + mapped - self.arena_bytes if wait else 0
+        ours = sum(arena.room for arena in self.arenas.values())
+        left = memory.others_free_bytes() + mapped - ours if wait else 0
         try:
             self.worker.close()
         finally:

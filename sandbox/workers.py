@@ -99,11 +99,15 @@ class Workers:
 
     def make_room(self, reference: Subject | None, needed: int) -> None:
         """A large task has the memory of idle references and of workers that ended."""
-        if self.task.device == "cuda" and needed <= UNASKED_SHARE * self.facts.memory_bytes:
+        if self._unasked(needed):
             return
         if needed > ROOM_SHARE * free_bytes(self.task.device):
             self.preparer.warm.rest(reference)
             self.stand.settle()
+
+    def _unasked(self, needed: int) -> bool:
+        little = needed <= UNASKED_SHARE * self.facts.memory_bytes
+        return little and self.task.device == "cuda" and not self.again
 
     def dismiss(self) -> None:
         """End the worker that was loaded, if it still waits for a pair."""

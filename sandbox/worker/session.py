@@ -124,31 +124,30 @@ class Session:
 
     def do_release(self, request: Request, fds: list[int]) -> Request:
         """Drop arenas, results and the model."""
-        self.state_tensors = []
-        self.model = self.call = None
+        self.do_drop_model(request, fds)
         return self.do_rest(request, fds)
 
-    def do_close(self, request: Request, fds: list[int]) -> Request:
-        """Drop results and the model. Memory stays: arenas for the next one's, and what torch's
-        allocator holds.
-        """
+    def do_drop_model(self, request: Request, fds: list[int]) -> Request:
+        """And its results. Arenas stay for the next one, and what torch's allocator holds."""
         self.state_tensors = []
         self.model = self.call = None
-        self.kept, self.spent = [], []
-        self.results.clear()
-        gc.collect()
+        self.forget()
         return {}
 
     def do_rest(self, request: Request, fds: list[int]) -> Request:
         """Keep the model, give all other memory back."""
-        self.kept, self.spent = [], []
-        self.results.clear()
         for name in list(self.arenas):
             self.drop(name)
-        gc.collect()
+        self.forget()
         if self.device == "cuda":
             torch.cuda.empty_cache()
         return {}
+
+    def forget(self) -> None:
+        """Results, and what is kept of them."""
+        self.kept, self.spent = [], []
+        self.results.clear()
+        gc.collect()
 
     def do_discard(self, request: Request, fds: list[int]) -> Request:
         """Drop one arena, and what was cached of the work in it."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from sandbox import arenas, memory
 from sandbox.arenas import Early, early
+from sandbox.handle import WorkerFailed
 from sandbox.plan import Plan
 from sandbox.pool import Pool
 from sandbox.quiet import Quiet
 from sandbox.spawn import Zygote
 from sandbox.stand import Stand
-from sandbox.subject import BLANK, Signature, Subject
+from sandbox.subject import Signature, Subject
 from sandbox.trees import Layout, Leaf
 from sandbox.types import Candidate, Language
 from tests.sandbox.conftest import FAST, SCALE, forward, task_of
@@ -24,7 +28,7 @@ LEAF = Leaf((1 << 18,), "float32", (1,), 4)
 SIGNATURE = Signature(
     shape=0,
     seed=0,
-    init={"u": []},
+    init={"tree": {"l": [{"v": 2.0}]}, "tensors": []},
     input_tree={"l": [{"t": 0}]},
     inputs=(LEAF,),
     state=(),
@@ -38,7 +42,9 @@ SIGNATURE = Signature(
     latency_s=1e-4,
     fill_s=1e-4,
 )
-EARLY = Early({"inputs": 8 << 20, "slots": 64 << 20, "state": 4096}, 0, SIGNATURE, 2, 100 << 20)
+WIDE = Leaf((1 << 20,), "float32", (1,), 4)
+LARGE = replace(SIGNATURE, inputs=(WIDE,), outputs=(WIDE,))
+EARLY = Early({"inputs": 8 << 20, "slots": 64 << 20, "state": 4096}, 0, SIGNATURE, 2, 100 << 20, 0)
 
 
 @pytest.fixture
@@ -46,10 +52,9 @@ def stand(zygote: Zygote) -> Stand:
     return Stand(zygote, Quiet(same_cores=False))
 
 
-def loaded(stand: Stand, **options: object) -> Subject:
-    task = replace(task_of(SCALE))
-    candidate = Candidate(task.id, Language.TORCH, forward("return y"))
-    return stand.candidate(task, candidate, FAST, **options)  # type: ignore[arg-type]
+def loaded(stand: Stand, source: str = forward("return y"), **options: Any) -> Subject:
+    task = task_of(SCALE)
+    return stand.candidate(task, Candidate(task.id, Language.TORCH, source), FAST, **options)
 
 
 def test_an_arena_that_is_made_for_later_stays_for_another_shape(stand: Stand) -> None:
@@ -61,20 +66,28 @@ def test_an_arena_that_is_made_for_later_stays_for_another_shape(stand: Stand) -
     subject.attach("slots", Layout((LEAF,), 48))
     assert subject.arenas["slots"] is first
     assert subject.set_bytes("slots", 47).numel() == 1 << 20
-    subject.attach("slots", Layout((LEAF,), 80))
+    subject.attach("slots", Layout((LEAF,), 200))
     assert subject.arenas["slots"] is not first
-    for_now(subject)
+    subject.room = {}
+    subject.release()
+    assert not subject.arenas
     stand.retire(subject).result()
 
 
-def for_now(subject: Subject) -> None:
-    subject.room = {}
-    subject.attach("slots", Layout((LEAF,), 2))
+def test_with_the_arenas_the_model_does_not_stay(stand: Stand) -> None:
+    source = forward("return y") + "    def __del__(self):\n        print('gone', flush=True)\n"
+    subject = loaded(stand, source, first=SIGNATURE)
+    subject.room = {"slots": 1 << 20}
+    subject.attach("slots", Layout((LEAF,), 1))
+    stand.open_candidate(subject, SIGNATURE)
+    assert "gone" not in subject.worker.stdout()
     subject.release()
-    assert not subject.arenas
+    assert "gone" in subject.worker.stdout()
+    assert subject.arenas
+    stand.retire(subject).result()
 
 
-def test_a_worker_that_waits_has_blank_arenas_and_later_the_same(
+def test_a_worker_that_waits_has_arenas_and_later_the_same(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -88,10 +101,9 @@ def test_a_worker_that_waits_has_blank_arenas_and_later_the_same(
     subject = loaded(stand, early=EARLY, then_stop=True)
     before = dict(subject.arenas)
     assert asked.count("attach") == 3
+    assert psutil.Process(subject.worker.pid).status() == psutil.STATUS_STOPPED
     for name, size in EARLY.sizes.items():
-        assert before[name].fit(size)
-        assert bool((before[name].bytes == BLANK).all())
-        before[name].fit(subject.layouts[name].bytes)
+        assert before[name].room >= size
     subject.worker.thaw()
     asked.clear()
     subject.attach_all(SIGNATURE, 2, 2)
@@ -99,26 +111,61 @@ def test_a_worker_that_waits_has_blank_arenas_and_later_the_same(
     subject.attach_all(SIGNATURE, 8, 8)
     assert subject.arenas == before
     assert subject.set_bytes("inputs", 7).numel() == LEAF.bytes
-    subject.attach_all(SIGNATURE, 9, 9)
+    subject.attach_all(SIGNATURE, 32, 32)
     assert subject.arenas["inputs"] is not before["inputs"]
     stand.retire(subject).result()
 
 
+@pytest.mark.parametrize("error", [memory.OutOfMemoryError, torch.OutOfMemoryError])
 def test_without_memory_it_is_loaded_without_arenas(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     allocate = memory.allocate
 
     def short(size: int, device: str, **options: bool) -> memory.Arena:
         if size == EARLY.sizes["slots"]:
-            raise memory.OutOfMemoryError("none")
+            raise error("none")
         return allocate(size, device, **options)
 
     monkeypatch.setattr(memory, "allocate", short)
-    subject = loaded(stand, early=EARLY)
-    assert not subject.arenas
-    subject.attach_all(SIGNATURE, 1, 1)
-    stand.retire(subject).result()
+    first = loaded(stand, early=EARLY)
+    assert not first.arenas
+    first.attach_all(SIGNATURE, 1, 1)
+    monkeypatch.undo()
+    second = loaded(stand, early=EARLY)
+    assert second.arenas, "the first one has nothing of what all may have"
+    few = replace(EARLY, least_free=1 << 60, within=1 << 40)
+    third = loaded(stand, early=few)
+    assert not third.arenas
+    for subject in (first, second, third):
+        stand.retire(subject).result()
+
+
+def test_a_candidate_that_ends_meanwhile_leaves_nothing(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[object] = []
+    close = memory.HostArena.close
+
+    def noted(self: memory.HostArena, **options: bool) -> None:
+        closed.append(self)
+        close(self, **options)
+
+    monkeypatch.setattr(memory.HostArena, "close", noted)
+
+    def killed(self: Subject, size: int) -> None:
+        os.kill(self.worker.pid, signal.SIGKILL)
+        self.request("reserve", 10, count=0)
+
+    monkeypatch.setattr(Subject, "reserve_bytes", killed)
+    with pytest.raises(WorkerFailed):
+        loaded(stand, early=replace(EARLY, outputs=1))
+    stand.settle()
+    assert len(closed) == 3
+    monkeypatch.undo()
+    after = loaded(stand, early=EARLY)
+    assert after.arenas
+    stand.retire(after).result()
 
 
 def test_those_that_wait_have_so_much_together(stand: Stand) -> None:
@@ -136,15 +183,17 @@ def test_those_that_wait_have_so_much_together(stand: Stand) -> None:
 
 
 def test_small_ones_are_for_all_of_it_and_larger_ones_for_being_verified() -> None:
-    pools = [pool(SIGNATURE, 3), pool(SIGNATURE, 5)]
+    pools = [pool(LARGE, 3), pool(SIGNATURE, 5)]
     plan = Plan(sets=40, warm=4)
-    whole, verified = 44 * LEAF.bytes, 5 * LEAF.bytes
-    for memory_bytes, inputs in ((1 << 33, whole), (1 << 30, verified), (1 << 24, None)):
+    leaf = LARGE.inputs[0].bytes
+    for memory_bytes, inputs in ((1 << 34, 44 * leaf), (3 << 30, 3 * leaf), (1 << 24, None)):
         found = early(pools, pools[1], plan, memory_bytes)
         assert (found and found.sizes["inputs"]) == inputs
         if found is not None:
-            assert sum(found.sizes.values()) <= arenas.EACH_SHARE * memory_bytes
-            assert found.calls == 5
+            assert found.outputs == (3 + arenas.MORE_CALLS) * leaf, "a MiB is in small segments"
+            assert found.bytes == sum(found.sizes.values()) + found.outputs
+            assert found.bytes <= arenas.EACH_SHARE * memory_bytes
+            assert (found.first, found.calls) == (SIGNATURE, 5)
 
 
 def pool(signature: Signature, cases: int) -> Pool:
