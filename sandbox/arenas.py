@@ -20,7 +20,7 @@ from sandbox.worker.reserve import cut
 ONCE_SHARE = 1 / 8
 """Of a GPU's memory: arenas that a candidate is verified in take no more, unless it needs them for
 that."""
-EARLY_SHARE, EACH_SHARE, FREE_SHARE = 1 / 12, 1 / 24, 1 / 2
+EARLY_SHARE, EACH_SHARE, FREE_SHARE = 1 / 12, 1 / 24, 1 / 3
 """What all that wait for their turn may take, and each of them, while so much is free: a large task
 is planned to leave a quarter of that to what its candidates need beside the plan."""
 MORE_CALLS = 2
