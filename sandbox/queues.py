@@ -2,8 +2,8 @@
 
 Every candidate has a process of its own, and so a CUDA context, which the driver makes for one
 process of the host at a time. With two queues (CUDA_DEVICE_MAX_CONNECTIONS) instead of CUDA's eight
-two H200s had 10.0 of them a second, not 6.3, and whoever asked the driver for memory meanwhile
-waited for 6 ms, not 10 (benchmarks/contexts.py). Kernels on more streams than there are queues
+two H200s had 11.7 of them a second, not 7.8, and whoever asked the driver for memory meanwhile
+waited for 6 ms, not 9 (benchmarks/contexts.py). Kernels on more streams than there are queues
 wait for each other. So what may make streams, or graphs, whose branches run on them, has all eight,
 and so has every worker of a whole measurement. Figures of a search come from the worker that has
 two; rewards are such figures, and those of `train judge`.

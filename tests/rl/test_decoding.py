@@ -21,6 +21,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+import rl.decoding
 import rl.policy
 from rl.config import SamplingConfig, ShapeConfig
 from rl.decoding import able
@@ -68,9 +69,11 @@ def samples(policy: Policy, sampling: SamplingConfig) -> list[list[int]]:
 
 @pytest.mark.parametrize("make", [llama, qwen, adapted])
 @pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("tokens", [rl.decoding.PREFILLED, 40], ids=["at once", "in pieces"])
 def test_a_reply_is_what_generate_writes(
-    make: Any, greedy: bool, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    make: Any, greedy: bool, tokens: int, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rl.decoding, "PREFILLED", tokens)
     torch.manual_seed(1)
     policy = Policy("toy", make().float(), tokenizer)
     sampling = replace(SAMPLING, greedy=greedy)
