@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sandbox import bell
 from sandbox.plan import Plan
 from sandbox.pool import Pool
-from sandbox.subject import Signature, layouts
+from sandbox.subject import SCRAMBLED, Signature, layouts
 from sandbox.trees import Layout
 from sandbox.worker.reserve import cut
 
@@ -38,6 +39,8 @@ class Early:
     first: Signature
     calls: int
     """What it will be verified with first."""
+    rung_for: Signature | None
+    """What lone calls are rung for with, where the bell does not carry inputs."""
     within: int
     """Bytes that all who wait may have together,"""
     least_free: int
@@ -51,12 +54,16 @@ class Early:
 def early(pools: Sequence[Pool], first: Pool, plan: Plan, memory_bytes: int) -> Early | None:
     """Arenas for all of it, else for being verified; none where these are large."""
     outputs = max((len(p.cases) + MORE_CALLS) * cut(Layout(p.signature.outputs, 1)) for p in pools)
-    most = EACH_SHARE * memory_bytes - outputs
+    most = EACH_SHARE * memory_bytes - outputs - pools[0].signature.input_bytes
     sizes = needed(pools, plan, most) or needed(pools, None, most)
     if not sizes:
         return None
     within, least_free = int(EARLY_SHARE * memory_bytes), int(FREE_SHARE * memory_bytes)
-    return Early(sizes, outputs, first.signature, len(first.cases), within, least_free)
+    timed, calls = pools[0].signature, len(first.cases)
+    rung_for = None if bell.carried(timed.input_bytes) else timed
+    if rung_for is not None:
+        sizes = {**sizes, SCRAMBLED: Layout(timed.inputs, 1).bytes}
+    return Early(sizes, outputs, first.signature, calls, rung_for, within, least_free)
 
 
 def needed(pools: Sequence[Pool], plan: Plan | None, most_bytes: float) -> Mapping[str, int]:

@@ -27,8 +27,8 @@ from sandbox.observation import Failure, FailureKind
 from sandbox.quiet import Quiet
 from sandbox.ready import PROFILED, Ready, side_of
 from sandbox.spawn import Zygote
-from sandbox.subject import Opening, Signature, Subject
-from sandbox.trees import CLAIM_ERRORS, Leaf
+from sandbox.subject import SCRAMBLED, Opening, Signature, Subject
+from sandbox.trees import CLAIM_ERRORS, Layout, Leaf
 from sandbox.types import Candidate, EvalConfig, Task
 
 logger = logging.getLogger(__name__)
@@ -355,6 +355,8 @@ class Stand:
             subject.blank_room()
         with self.quiet.murmur():
             subject.attach_all(early.first, early.calls, early.calls)
+            if early.rung_for is not None:
+                subject.attach(SCRAMBLED, Layout(early.rung_for.inputs, 1))
             if early.outputs:
                 subject.reserve_bytes(early.outputs)
 

@@ -37,6 +37,8 @@ BEYOND_KEPT = 9
 POISON = -1
 """Eight bytes 0xFF, written over output slots and used inputs: NaN in every float type, -1 in every
 integer."""
+SCRAMBLED = "scrambled"
+"""The arena of a lone call's inputs that the bell does not carry."""
 BLANK = 0xFF
 """A byte of it."""
 
@@ -351,7 +353,7 @@ class Subject:
         """What lone calls are rung for with: the bell, and memory for what it does not carry."""
         carried = bell.carried(signature.input_bytes)
         if not carried:
-            self.attach("scrambled", Layout(signature.inputs, 1))
+            self.attach(SCRAMBLED, Layout(signature.inputs, 1))
         if self._bell is None or self._bell.given.numel() != carried:
             arena = self.allocate(bell.HEADER_BYTES + carried, "cpu")
             limit_s = self.config.load_timeout_s
@@ -370,7 +372,7 @@ class Subject:
             carried = bytes(values.cpu().numpy())
         else:
             key, own = secrets.randbits(KEY_BITS), values.view(torch.int64)
-            secret = self.set_bytes("scrambled", 0).view(torch.int64)
+            secret = self.set_bytes(SCRAMBLED, 0).view(torch.int64)
             Scrambler(len(own), own.device).scramble(own, key, secret)
         self.finish_ours()
         self.worker.send("go", stage=self.stage, sets=[index], rung=self._rung, warm=warm)
@@ -399,7 +401,7 @@ class Subject:
         assert self._bell is not None
         self._bell.forget()
         if not self._bell.given.numel():
-            self.poison("scrambled", 0, 1)
+            self.poison(SCRAMBLED, 0, 1)
 
     def collect(
         self,

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
 @pytest.fixture
 def config() -> EvalConfig:
-    return EvalConfig(baselines=())
+    return EvalConfig(search_batch_ms=1.0)
 
 
 @pytest.fixture
@@ -71,7 +71,8 @@ def test_a_searchs_candidate_has_its_arenas_before_its_turn(
     passes(evaluator, config, softmax, "first")
     made.clear()
     passes(evaluator, config, softmax, "again")
-    assert made == ["loading"] * 3, "of its inputs, slots and state"
+    assert set(made) == {"loading"}
+    assert len(made) in {3, 4}, "of its inputs, slots, state, and of lone calls' inputs"
 
 
 def test_large_ones_it_has_in_its_turn_and_once(
@@ -85,4 +86,5 @@ def test_large_ones_it_has_in_its_turn_and_once(
     passes(evaluator, config, softmax, "large first")
     made.clear()
     passes(evaluator, config, softmax, "large again")
-    assert made == ["turn"] * 3
+    assert set(made) == {"turn"}
+    assert len(made) in {3, 4}

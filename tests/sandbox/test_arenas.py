@@ -44,7 +44,9 @@ SIGNATURE = Signature(
 )
 WIDE = Leaf((1 << 20,), "float32", (1,), 4)
 LARGE = replace(SIGNATURE, inputs=(WIDE,), outputs=(WIDE,))
-EARLY = Early({"inputs": 8 << 20, "slots": 64 << 20, "state": 4096}, 0, SIGNATURE, 2, 100 << 20, 0)
+EARLY = Early(
+    {"inputs": 8 << 20, "slots": 64 << 20, "state": 4096}, 0, SIGNATURE, 2, None, 100 << 20, 0
+)
 
 
 @pytest.fixture
@@ -194,6 +196,8 @@ def test_small_ones_are_for_all_of_it_and_larger_ones_for_being_verified() -> No
             assert found.bytes == sum(found.sizes.values()) + found.outputs
             assert found.bytes <= arenas.EACH_SHARE * memory_bytes
             assert (found.first, found.calls) == (SIGNATURE, 5)
+            assert found.rung_for is LARGE
+            assert found.sizes["scrambled"] == leaf
 
 
 def pool(signature: Signature, cases: int) -> Pool:
