@@ -584,6 +584,8 @@ def test_a_quick_candidate_has_longer_batches_in_every_pair_of_a_reported_figure
     slow = "        for _ in range(1000):\n            x.sin()\n        return"
     config = replace(FAST, max_sets=64, batch_ms=12.0, search_batch_ms=12.0)
     task = task_of(SCALE.replace("        return", slow))
+    # Beside other work making one set of inputs may take as long as several usually do.
+    monkeypatch.setattr("sandbox.plan.FILL_S", 1.0)
     planned = evaluator.prepare(task, config).plan.sets
     monkeypatch.setattr(ProcessPair, "round", seen)
     quick = Candidate(task.id, Language.TORCH, forward("return y"))
