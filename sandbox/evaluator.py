@@ -18,6 +18,7 @@ import torch
 
 from sandbox import judge, memory
 from sandbox.admission import Admission
+from sandbox.arenas import Early
 from sandbox.beforehand import Begun
 from sandbox.build import Builder
 from sandbox.cache import cache_root
@@ -40,7 +41,7 @@ from sandbox.quiet import Quiet, Turns
 from sandbox.run import Run
 from sandbox.spawn import Zygote
 from sandbox.stand import Stand
-from sandbox.subject import Subject
+from sandbox.subject import Signature, Subject
 from sandbox.types import Candidate, EvalConfig, Evaluation, Status, Task
 from sandbox.validate import validate
 from sandbox.workers import Bench
@@ -322,15 +323,14 @@ class LocalEvaluator:
         start = time.monotonic()
         key = f"{task.hash}-{config.id}"
         another = self._preparing.get(key)
-        # Its cases are gigabytes, which are not to be held here.
-        first = self.prepare(task, config).first if another is None else None
+        told = (None, None) if another is not None else self._told(task, config, to_beat, again)
         begin = time.monotonic()
         seconds = {"prepare": begin - start}
         with self._turns.under_way():
             seconds["wait"] = time.monotonic() - begin
             run = Run(self._bench, task, candidate, config, again=again)
             try:
-                run.load(first)
+                run.load(*told)
                 begin = time.monotonic()
                 if another is not None:
                     another.wait()
@@ -347,6 +347,17 @@ class LocalEvaluator:
         result = judge.judge(observation, null, config)
         baselines = baselines if result.timing is not None else ()
         return replace(result, baselines=baselines, seconds={**seconds, **result.seconds})
+
+    def _told(
+        self, task: Task, config: EvalConfig, to_beat: float | None, again: bool
+    ) -> tuple[Signature, Early | None]:
+        """What a candidate is loaded for, and the memory that it can have with that: of the
+        preparation no more, whose cases are gigabytes.
+        """
+        prepared = self.prepare(task, config)
+        if self.device == "cpu" or to_beat is None or config.verify_only or again:
+            return prepared.first, None
+        return prepared.first, prepared.early(self._facts.memory_bytes)
 
     def _settle(self) -> None:
         """The last one out sees that every worker is gone."""

@@ -15,6 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -152,15 +153,16 @@ class GpuWatch:
 
 
 @contextmanager
-def undisturbed(watch: GpuWatch | None) -> Iterator[None]:
+def undisturbed(watch: GpuWatch | None, looking: Future[GpuState] | None = None) -> Iterator[None]:
     """Raise SandboxFault where the GPU was disturbed while the block ran; without a GPU, nothing.
 
-    A block that raises is left alone: what it says comes first.
+    A block that raises is left alone: what it says comes first. `looking`: the first look, begun
+    before, in a thread that waits for the driver meanwhile.
     """
     if watch is None:
         yield
         return
-    before = watch.look()
+    before = watch.look() if looking is None else looking.result()
     yield
     found = disturbance(before, watch.look(before))
     if found:

@@ -41,6 +41,8 @@ class Arena(Protocol):
 
     bytes: torch.Tensor
     """(size,) uint8 view of the whole arena."""
+    room: int
+    """Bytes that it may be made to `fit`."""
 
     def ticket(self) -> dict[str, Any]:
         """JSON the worker needs to open it; a host arena's descriptor travels beside it."""
@@ -67,6 +69,7 @@ class HostArena:
         """
         self._kept = None if fresh else kept
         self._pages = Pages(size) if fresh else kept.take(size)
+        self.room = self._pages.size
         if fresh:
             try:
                 self._pages.touch()
@@ -100,8 +103,8 @@ class DeviceArena:
     """One `cuMemAlloc` in the current context, shareable by CUDA IPC."""
 
     def __init__(self, size: int) -> None:
-        size = (size + PAGE - 1) // PAGE * PAGE
-        torch.zeros(1, device="cuda")  # binds torch's primary context to this thread
+        self.room = size = _whole_pages(size)
+        _bind()
         pointer = ctypes.c_uint64()
         try:
             driver().call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
@@ -124,13 +127,36 @@ class DeviceArena:
         return []
 
     def fit(self, size: int) -> bool:
-        return False  # a GPU's memory is planned to the byte
+        size = _whole_pages(size)
+        if size > self.room:
+            return False
+        self.bytes = _view(self._pointer.value, size)
+        return True
 
     def close(self, *, unshared: bool = False) -> None:
         self.bytes = torch.empty(0, dtype=torch.uint8)
         driver().call("cuCtxSetCurrent", self._context)  # the closing thread may be another
         driver().call("cuMemFree_v2", self._pointer)
         _sizes.pop(self._pointer.value or 0, None)
+
+
+def _bind() -> None:
+    """Torch's primary context to this thread: by the driver, without a kernel, which would take a
+    turn on a GPU where another process is timed.
+    """
+    context, device = ctypes.c_void_p(), torch.cuda.current_device()
+    if device not in _contexts:
+        driver().call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(device))
+        _contexts[device] = context
+    driver().call("cuCtxSetCurrent", _contexts[device])
+
+
+_contexts: dict[int, ctypes.c_void_p] = {}
+"""Of this process, by device."""
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
 
 
 _sizes: dict[int, int] = {}
@@ -173,7 +199,12 @@ def others_free_bytes() -> int:
     """What the driver has left, and what our own arenas take of it: unlike the former alone, this
     does not fall when the next pair has its arenas.
     """
-    return device_free_bytes() + sum(list(_sizes.values()))
+    return device_free_bytes() + arena_bytes()
+
+
+def arena_bytes() -> int:
+    """Of every device arena that is not closed."""
+    return sum(list(_sizes.values()))
 
 
 def wait_for_device(
@@ -225,11 +256,14 @@ class OpenedArena:
         driver().call(
             "cuIpcOpenMemHandle_v2", ctypes.byref(self._pointer), handle, ctypes.c_uint(1)
         )
-        self.bytes = _view(self._pointer.value, ticket["size"])
+        self.fit(ticket["size"])
 
     def fit(self, size: int) -> None:
         """Be of another size, as the supervisor's end is now."""
-        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8, count=size)
+        if self._pointer is not None:
+            self.bytes = _view(self._pointer.value, size)
+        else:
+            self.bytes = torch.frombuffer(self._map, dtype=torch.uint8, count=size)
 
     def close(self) -> None:
         """Unmap: the supervisor's free takes effect only when no process maps the memory."""

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import torch
 
-from sandbox import beforehand, fused, memory
+from sandbox import arenas, beforehand, fused, memory
+from sandbox.arenas import Early
 from sandbox.baselines import Baselines
 from sandbox.beforehand import Beginnings, Begun
 from sandbox.cleanup import on_failure
@@ -101,6 +102,10 @@ class Preparation:
     def first(self) -> Signature:
         """What a candidate is opened for first."""
         return self.pools[self.order[0]].signature
+
+    def early(self, memory_bytes: int) -> Early | None:
+        """Of a GPU with so much memory, what a search's candidate can have before its turn."""
+        return arenas.early(self.pools, self.pools[self.order[0]], self.search_plan, memory_bytes)
 
 
 class Preparer:

@@ -57,11 +57,11 @@ def blame(failure: Failure) -> Failure:
 
 
 def refuse_hoard(candidate: Subject, gpu: GpuWatch | None, memory_bytes: int) -> None:
-    """Raise WorkerFailed where importing it took more than its share: others, which are measured
-    before its own turn comes, would lack that.
+    """Raise WorkerFailed where importing it took more than its share, beside what we gave it:
+    others, which are measured before its own turn comes, would lack that.
     """
     held = None if gpu is None else gpu.held_bytes(candidate.worker.pid)
-    if held is not None and held > most(memory_bytes):
+    if held is not None and held > most(memory_bytes) + candidate.given_bytes:
         raise _hoards(candidate, held)
 
 
@@ -97,10 +97,11 @@ def room_beside(
     torch.cuda.empty_cache()  # out here: the exception's frames held tensors
     settle()
     free = memory.steady_free_bytes()
+    others = memory.arena_bytes()
     if candidate is not None:
         candidate.worker.close()
         memory.wait_for_device(free + share)
-    left = memory.device_free_bytes()
+    left = memory.device_free_bytes() + memory.arena_bytes() - others
     if candidate is not None and left - free > share:
         raise _hoards(candidate, left - free)
     if failed is not None and failed.failure.stage != "reference" and left > share:

@@ -5,10 +5,12 @@ nothing.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from sandbox import copying, layers
+from sandbox import arenas, copying, layers
+from sandbox.arenas import Early
 from sandbox.build import CACHE_LIMIT
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault
 from sandbox.handle import WorkerFailed
@@ -45,9 +47,10 @@ UNMATCHED = (
 class Run(Timed):
     """One evaluation: `load`, then `measure` while the device is held, then `finish`."""
 
-    def load(self, first: Signature | None = None) -> None:
+    def load(self, first: Signature | None = None, early: Early | None = None) -> None:
         """Static scan, build, and a worker with the candidate imported, and its model constructed
-        where it is known what for: host work, for any thread.
+        where it is known what for, with what it needs of a GPU's memory `early`: host work, for any
+        thread.
         """
         if self.note(source=scan(self.candidate.source)).source.refused:
             return
@@ -55,7 +58,7 @@ class Run(Timed):
             self.build()
             if self.observation.failure is None:
                 with self.stage("load"):
-                    self.loaded = self.started(first, role=self.role, then_stop=True)
+                    self.loaded = self.started(first, role=self.role, early=early, then_stop=True)
         except WorkerFailed as failed:
             self.dismiss()
             self.starved = self.task.device == "cuda" and SHORTAGE in failed.failure.types
@@ -105,8 +108,10 @@ class Run(Timed):
                 self.load_again()
             if self.loaded is None:
                 return
+            if to_beat is not None and not self.config.verify_only:
+                self.looking = self.stand.look()
             self.loaded.worker.thaw()
-            self.stand.allow(self.loaded, preparation.first)
+            self.stand.begin(self.loaded, preparation.first)
             self.check(self.loaded, Path(self.kept.name))
             right = self.loaded is not None and self.sound() and self.unmasked()
             if right and not self.config.verify_only:
@@ -158,6 +163,7 @@ class Run(Timed):
         worker the first pair of a search. Where it is refused, nothing is loaded any more.
         """
         cases: list[CaseObservation] = []
+        subject.room = self.room() or subject.room
         for number in self.preparation.order:
             signature, count = self.pools[number].signature, len(self.pools[number].cases)
             with self.stage("open"), self.beside(subject, signature, count, early=True):
@@ -174,7 +180,7 @@ class Run(Timed):
                     signature, count = self.pools[number].signature, len(self.pools[number].cases)
                     matched = self.stand.open_candidate(subject, signature)
             one_side = Plan(count, 0).bytes(signature) // 2
-            self.make_room(None, one_side)
+            self.make_room(None, max(one_side, sum(subject.room.values())))
             with self.stage("verify"), self.beside(subject, signature, count, early=True):
                 subject.stage = "verify"
                 cases += verify(subject, self.pools[number], matched, self.synchronize)
@@ -188,6 +194,14 @@ class Run(Timed):
                 self.preload.append((kept / name, name))
         with contextlib.suppress(OSError):
             self.note(machine_code=digest_of(made))
+
+    def room(self) -> Mapping[str, int]:
+        """Bytes of the arenas of a GPU that its worker will both be verified and timed in."""
+        if self.task.device == "cpu" or self.to_beat is None or self.again:
+            return {}
+        if self.config.verify_only:
+            return {}
+        return arenas.needed(self.pools, self.plan, arenas.ONCE_SHARE * self.facts.memory_bytes)
 
     def reseed(self, subject: Subject) -> str:
         """Cases whose parameters are as constructed, for candidates matched only by a shared seed;

@@ -16,17 +16,19 @@ from typing import Any, TypeVar
 
 import torch
 
-from sandbox import cores, pages, proc, processes, queues
+from sandbox import cores, memory, pages, proc, processes, queues
+from sandbox.arenas import Early
 from sandbox.channel import FRAME_LIMIT
 from sandbox.cleanup import on_failure
-from sandbox.gpu_state import GpuWatch, undisturbed
+from sandbox.device import free_bytes
+from sandbox.gpu_state import GpuState, GpuWatch, undisturbed
 from sandbox.handle import Worker, WorkerFailed
 from sandbox.observation import Failure, FailureKind
 from sandbox.quiet import Quiet
 from sandbox.ready import PROFILED, Ready, side_of
 from sandbox.spawn import Zygote
-from sandbox.subject import Opening, Signature, Subject
-from sandbox.trees import CLAIM_ERRORS, Leaf
+from sandbox.subject import SCRAMBLED, Opening, Signature, Subject
+from sandbox.trees import CLAIM_ERRORS, Layout, Leaf
 from sandbox.types import Candidate, EvalConfig, Task
 
 logger = logging.getLogger(__name__)
@@ -64,8 +66,11 @@ class Stand:
         self.ready = Ready(zygote, quiet, ready, used)
         self.gpu = GpuWatch(zygote.device_index) if zygote.device == "cuda" else None
         self._closer = ThreadPoolExecutor(1, "closer", initializer=self._use_device)
+        self._looker = ThreadPoolExecutor(1, "looker")
         self._lock = threading.Lock()
         self._closing: list[Future[None]] = []
+        self._early: dict[Subject, int] = {}
+        """Bytes of a GPU that those have whose turn has not begun."""
 
     def _use_device(self) -> None:
         """A thread's current GPU is its own, and the first one until it says so."""
@@ -73,14 +78,18 @@ class Stand:
             torch.cuda.set_device(self.zygote.device_index)
 
     @contextlib.contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        """Around a pair: raises SandboxFault where the GPU was disturbed meanwhile, and keeps the
-        core awake that launches.
+    def undisturbed(self, looking: Future[GpuState] | None = None) -> Iterator[None]:
+        """Around a pair: raises SandboxFault where the GPU was disturbed meanwhile, or since
+        `looking` at it began, and keeps the core awake that launches.
         """
         core = self.zygote.launching_core
         awake = contextlib.nullcontext() if core is None else core.kept_awake()
-        with undisturbed(self.gpu), awake:
+        with undisturbed(self.gpu, looking), awake:
             yield
+
+    def look(self) -> Future[GpuState] | None:
+        """At the GPU, in the background; the driver may take milliseconds to answer."""
+        return None if self.gpu is None else self._looker.submit(self.gpu.look)
 
     def retire(self, subject: Subject) -> Future[None]:
         """Close a subject in the background, though not while a figure to be reported is timed: the
@@ -99,8 +108,11 @@ class Stand:
         return closing
 
     def _close(self, subject: Subject) -> None:
-        with self.quiet.murmur():
-            subject.close()
+        try:
+            with self.quiet.murmur():
+                subject.close()
+        finally:
+            self._gone(subject)
 
     def _leave(self, subject: Subject) -> None:
         with self.quiet.murmur():
@@ -237,15 +249,23 @@ class Stand:
         *,
         role: str = "candidate",
         first: Signature | None = None,
+        early: Early | None = None,
         then_stop: bool = False,
     ) -> Subject:
         """A fresh worker with the candidate loaded, and frozen if it is to wait; raises
         WorkerFailed for its faults. `role` may be `profiled` (sandbox/ready.py) or `searched`
         (sandbox/queues.py). `first`: what it will be opened for, so that it constructs its model
-        already.
+        already. `early`: arenas that it has already, if there is memory for them.
         """
         return self._subject(
-            role, task, config, candidate.source, preload, first=first, then_stop=then_stop
+            role,
+            task,
+            config,
+            candidate.source,
+            preload,
+            first=first,
+            early=early,
+            then_stop=then_stop,
         )
 
     def open_candidate(self, subject: Subject, signature: Signature) -> str:
@@ -259,10 +279,11 @@ class Stand:
         subject.request("bind", subject.config.load_timeout_s, names=names)
         return how
 
-    def allow(self, subject: Subject, first: Signature) -> None:
-        """The memory that a candidate's worker may hold for this model: it may have been loaded
-        before the reference told of its parameters.
+    def begin(self, subject: Subject, first: Signature) -> None:
+        """The turn of a candidate that was loaded. The memory that its worker may hold is for this
+        model: it may have been loaded before the reference told of its parameters.
         """
+        self._gone(subject)
         subject.worker.memory_limit_bytes = memory_limit("candidate", subject.config, first)
 
     def _subject(
@@ -274,6 +295,7 @@ class Stand:
         preload: Sequence[tuple[Path, str]],
         *,
         first: Signature | None = None,
+        early: Early | None = None,
         then_stop: bool = False,
         used: Worker | None = None,
     ) -> Subject:
@@ -307,7 +329,41 @@ class Stand:
             subject.load(source)
             if first is not None:
                 subject.request("construct", config.load_timeout_s, **made_from(first))
+            if early is not None:
+                self._give(subject, early)
         return subject
+
+    def _give(self, subject: Subject, early: Early) -> None:
+        """What it will be verified with, unless memory is short. The driver's calls go on beside
+        what a search times, as others' contexts do; filling memory does not.
+        """
+        with self._lock:
+            if sum(self._early.values()) + early.bytes > early.within:
+                return
+            self._early[subject] = early.bytes
+        self._use_device()
+        try:
+            with self.quiet.murmur():
+                if free_bytes(subject.task.device) < early.least_free:
+                    raise memory.OutOfMemoryError("a large task may need what there is")
+                subject.take_room(early.sizes)
+        except (memory.OutOfMemoryError, torch.OutOfMemoryError):
+            self._gone(subject)
+            return
+        subject.given_bytes = early.bytes
+        with self.quiet.noise():
+            subject.blank_room()
+        with self.quiet.murmur():
+            subject.attach_all(early.first, early.calls, early.calls)
+            if early.rung_for is not None:
+                subject.attach(SCRAMBLED, Layout(early.rung_for.inputs, 1))
+            if early.outputs:
+                subject.reserve_bytes(early.outputs)
+
+    def _gone(self, subject: Subject) -> None:
+        """From those who wait with memory of a GPU."""
+        with self._lock:
+            self._early.pop(subject, None)
 
 
 def memory_limit(role: str, config: EvalConfig, first: Signature | None) -> int:

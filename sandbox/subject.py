@@ -7,6 +7,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +37,10 @@ BEYOND_KEPT = 9
 POISON = -1
 """Eight bytes 0xFF, written over output slots and used inputs: NaN in every float type, -1 in every
 integer."""
+SCRAMBLED = "scrambled"
+"""The arena of a lone call's inputs that the bell does not carry."""
+BLANK = 0xFF
+"""A byte of it."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,15 @@ class Opening:
     """From an earlier worker: spares another examination."""
 
 
+def layouts(signature: Signature, sets: int, slots: int) -> dict[str, Layout]:
+    """Of the arenas for so many sets of inputs and slots of one shape."""
+    return {
+        "inputs": Layout(signature.inputs, sets),
+        "slots": Layout(signature.outputs, slots),
+        "state": Layout(tuple(leaf for _, leaf in signature.state), 1),
+    }
+
+
 class Subject:
     """Requests to one worker at one shape; closes its arenas with it."""
 
@@ -117,6 +131,10 @@ class Subject:
         """Seconds of the last batch, of one that is trusted, in which none of its calls ran."""
         self.beyond = deque[float](maxlen=BEYOND_KEPT)
         """The same of the last timed ones."""
+        self.room: Mapping[str, int] = {}
+        """Bytes that arenas are made with, as far as they will be needed later."""
+        self.given_bytes = 0
+        """Of a GPU's memory, before its turn."""
         self._bell: Bell | None = None
         self._rung = 0
         self._mapped: dict[str, int] = {}
@@ -143,14 +161,20 @@ class Subject:
         """
         if self.layouts.get(name) == layout and name in self.arenas:
             return
-        same = name in self.arenas and self.arenas[name].fit(max(layout.bytes, 1))
+        size = max(layout.bytes, 1)
+        # Else a GPU's memory is planned to the byte.
+        able = name in self.arenas and (self.task.device == "cpu" or name in self.room)
+        same = able and self.arenas[name].fit(size)
         if not same:
             self.detach(name)
-            self.arenas[name] = self.allocate(layout.bytes, self.task.device)
+            self.arenas[name] = self.allocate(max(size, self.room.get(name, 0)), self.task.device)
+            self._blank(self.arenas[name])
+            self.arenas[name].fit(size)
+        same = same and name in self._mapped
         arena, self.layouts[name] = self.arenas[name], layout
         self.solo = ()
         self.worker.arena_bytes = self.arena_bytes
-        self._mapped[name] = arena.bytes.numel()
+        self._mapped[name] = arena.room
         self.request(
             "attach",
             self.config.load_timeout_s,
@@ -162,6 +186,33 @@ class Subject:
             tree=tree or {},
         )
 
+    def take_room(self, room: Mapping[str, int]) -> None:
+        """Memory for arenas of these bytes, which the worker has no part in yet. Raises an
+        OutOfMemoryError, ours or torch's, where there is none; then it does without.
+        """
+        self.room = room
+        try:
+            for name, size in room.items():
+                self.arenas[name] = self.allocate(size, self.task.device)
+        except (memory.OutOfMemoryError, torch.OutOfMemoryError):
+            self.room = {}
+            for name in list(self.arenas):
+                self.detach(name)
+            raise
+
+    def blank_room(self) -> None:
+        """All that was made for later, before the worker maps it."""
+        for arena in self.arenas.values():
+            self._blank(arena)
+        self.finish_ours()
+
+    def _blank(self, arena: Arena) -> None:
+        """Leave nothing there of what others had in it: a candidate sees more of it than it is
+        given. A host's pages that others had are zero (sandbox/pages.py).
+        """
+        if self.task.device == "cuda" and not self.worker.trusted:
+            arena.bytes.fill_(BLANK)
+
     def allocate(self, size: int, device: str) -> Arena:
         """An arena for this worker."""
         return memory.allocate(size, device, trusted=self.worker.trusted, fresh=self.fresh)
@@ -172,17 +223,21 @@ class Subject:
 
     def attach_all(self, signature: Signature, sets: int, slots: int) -> None:
         """Inputs, output slots and state for one shape."""
-        self.attach("inputs", Layout(signature.inputs, sets), signature.input_tree)
-        self.attach("slots", Layout(signature.outputs, slots))
-        self.attach("state", Layout(tuple(leaf for _, leaf in signature.state), 1))
+        for name, layout in layouts(signature, sets, slots).items():
+            self.attach(name, layout, signature.input_tree if name == "inputs" else None)
 
     def rest(self) -> None:
         """Keep the worker and its model, free its arenas and what it has cached."""
         self._vacate("rest")
 
     def release(self) -> None:
-        """Drop the worker's model and arenas, keep the worker."""
-        self._vacate("release")
+        """Drop the worker's model, and its arenas unless they were made for later; keep the
+        worker.
+        """
+        if self.room:
+            self.request("drop_model", self.config.load_timeout_s)
+        else:
+            self._vacate("release")
 
     def leave(self) -> list[str]:
         """Drop the task as well; what is left of it in the process, which is then for no other."""
@@ -247,6 +302,10 @@ class Subject:
         """Have memory for so many sets' outputs."""
         self.request("reserve", self.config.run_timeout_s, count=count)
 
+    def reserve_bytes(self, size: int) -> None:
+        """Have so much memory for outputs."""
+        self.request("reserve", self.config.run_timeout_s, bytes=size)
+
     def warm(self, sets: list[int]) -> None:
         """Warm up for the "go" that follows."""
         self.request("warm", self.config.run_timeout_s, sets=sets, awake_s=self.awake_s)
@@ -294,7 +353,7 @@ class Subject:
         """What lone calls are rung for with: the bell, and memory for what it does not carry."""
         carried = bell.carried(signature.input_bytes)
         if not carried:
-            self.attach("scrambled", Layout(signature.inputs, 1))
+            self.attach(SCRAMBLED, Layout(signature.inputs, 1))
         if self._bell is None or self._bell.given.numel() != carried:
             arena = self.allocate(bell.HEADER_BYTES + carried, "cpu")
             limit_s = self.config.load_timeout_s
@@ -313,7 +372,7 @@ class Subject:
             carried = bytes(values.cpu().numpy())
         else:
             key, own = secrets.randbits(KEY_BITS), values.view(torch.int64)
-            secret = self.set_bytes("scrambled", 0).view(torch.int64)
+            secret = self.set_bytes(SCRAMBLED, 0).view(torch.int64)
             Scrambler(len(own), own.device).scramble(own, key, secret)
         self.finish_ours()
         self.worker.send("go", stage=self.stage, sets=[index], rung=self._rung, warm=warm)
@@ -342,7 +401,7 @@ class Subject:
         assert self._bell is not None
         self._bell.forget()
         if not self._bell.given.numel():
-            self.poison("scrambled", 0, 1)
+            self.poison(SCRAMBLED, 0, 1)
 
     def collect(
         self,
@@ -389,7 +448,8 @@ class Subject:
         """End the worker; where it mapped gigabytes of a GPU, wait until they are free again."""
         mapped = sum(self._mapped.values())
         wait = self.task.device == "cuda" and mapped > SLOWLY_FREED_BYTES
-        left = memory.others_free_bytes() + mapped - self.arena_bytes if wait else 0
+        ours = sum(arena.room for arena in self.arenas.values())
+        left = memory.others_free_bytes() + mapped - ours if wait else 0
         try:
             self.worker.close()
         finally:

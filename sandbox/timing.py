@@ -131,7 +131,9 @@ class Timed(Workers):
         new_weights: bool,
     ) -> Iterator[tuple[RoundObservation, Sequence[CaseObservation]]]:
         signature = self.pools[0].signature
-        with self.beside(subject, signature, self.plan.sets), self.stand.undisturbed():
+        looking, self.looking = self.looking, None
+        watched = self.stand.undisturbed(looking)
+        with self.beside(subject, signature, self.plan.sets), watched:
             with self.stage("warm"):
                 subject.stage = "time"
                 self.make_room(reference, self.plan.bytes(signature))

@@ -11,9 +11,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sandbox.arenas import Early
 from sandbox.build import Builder
 from sandbox.cleanup import on_failure
 from sandbox.device import DeviceFacts, free_bytes
+from sandbox.gpu_state import GpuState
 from sandbox.killed import oom_kills
 from sandbox.observation import Observation
 from sandbox.prepare import ROOM_SHARE, Preparer
@@ -22,6 +24,10 @@ from sandbox.stages import Stages
 from sandbox.stand import Stand
 from sandbox.subject import Signature, Subject
 from sandbox.types import Candidate, EvalConfig, Task
+
+UNASKED_SHARE = 1 / 64
+"""Of a GPU's memory: for so little the driver is not asked what is free, which takes milliseconds
+while other processes of the host ask it for something."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,8 @@ class Workers:
         """Frozen until it is measured: its code has run."""
         self.starved = False
         """It is not loaded for want of a GPU's memory, which others hold."""
+        self.looking: Future[GpuState] | None = None
+        """At the GPU, since its turn began; for the first pair."""
         self.ended: tuple[Subject, Future[None]] | None = None
         self.watched: Future[None] | None = None
         """The end of the profiled worker, whose output says nothing."""
@@ -91,9 +99,15 @@ class Workers:
 
     def make_room(self, reference: Subject | None, needed: int) -> None:
         """A large task has the memory of idle references and of workers that ended."""
+        if self._unasked(needed):
+            return
         if needed > ROOM_SHARE * free_bytes(self.task.device):
             self.preparer.warm.rest(reference)
             self.stand.settle()
+
+    def _unasked(self, needed: int) -> bool:
+        little = needed <= UNASKED_SHARE * self.facts.memory_bytes
+        return little and self.task.device == "cuda" and not self.again
 
     def dismiss(self) -> None:
         """End the worker that was loaded, if it still waits for a pair."""
@@ -102,11 +116,16 @@ class Workers:
             self.end(subject)
 
     def started(
-        self, first: Signature | None, *, role: str = "candidate", then_stop: bool = False
+        self,
+        first: Signature | None,
+        *,
+        role: str = "candidate",
+        early: Early | None = None,
+        then_stop: bool = False,
     ) -> Subject:
         """A worker with the candidate, which has left memory to others."""
-        subject = self.start(role=role, first=first, then_stop=then_stop)
-        with on_failure(lambda: self.end(subject)), self.stand.quiet.noise():
+        subject = self.start(role=role, first=first, early=early, then_stop=then_stop)
+        with on_failure(lambda: self.end(subject)), self.stand.quiet.murmur():
             refuse_hoard(subject, self.stand.gpu, self.facts.memory_bytes)
         return subject
 
@@ -115,6 +134,7 @@ class Workers:
         *,
         role: str = "candidate",
         first: Signature | None = None,
+        early: Early | None = None,
         then_stop: bool = False,
     ) -> Subject:
         subject = self.stand.candidate(
@@ -124,6 +144,7 @@ class Workers:
             self.preload,
             role=role,
             first=first,
+            early=early,
             then_stop=then_stop,
         )
         self.walls = str(subject.worker.walls.get("grade", ""))

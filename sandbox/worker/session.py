@@ -124,20 +124,30 @@ class Session:
 
     def do_release(self, request: Request, fds: list[int]) -> Request:
         """Drop arenas, results and the model."""
+        self.do_drop_model(request, fds)
+        return self.do_rest(request, fds)
+
+    def do_drop_model(self, request: Request, fds: list[int]) -> Request:
+        """And its results. Arenas stay for the next one, and what torch's allocator holds."""
         self.state_tensors = []
         self.model = self.call = None
-        return self.do_rest(request, fds)
+        self.forget()
+        return {}
 
     def do_rest(self, request: Request, fds: list[int]) -> Request:
         """Keep the model, give all other memory back."""
-        self.kept, self.spent = [], []
-        self.results.clear()
         for name in list(self.arenas):
             self.drop(name)
-        gc.collect()
+        self.forget()
         if self.device == "cuda":
             torch.cuda.empty_cache()
         return {}
+
+    def forget(self) -> None:
+        """Results, and what is kept of them."""
+        self.kept, self.spent = [], []
+        self.results.clear()
+        gc.collect()
 
     def do_discard(self, request: Request, fds: list[int]) -> Request:
         """Drop one arena, and what was cached of the work in it."""
@@ -164,7 +174,12 @@ class Session:
         return {}
 
     def do_reserve(self, request: Request, fds: list[int]) -> Request:
-        """Let there be memory for the outputs of `count` sets."""
+        """Let there be memory for the outputs of `count` sets, or for so many `bytes` of them on a
+        GPU.
+        """
+        if "bytes" in request:
+            reserve.segment(request["bytes"])
+            return {}
         make_room = reserve.on_device if self.device == "cuda" else reserve.on_host
         make_room(self.slots, request["count"])
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -70,6 +71,15 @@ class Throttled(GpuWatch):
 def test_what_was_timed_on_a_disturbed_gpu_is_our_fault() -> None:
     with pytest.raises(SandboxFault, match="thermal"), undisturbed(Throttled()):
         pass
+
+
+def test_a_look_that_was_begun_before_is_the_first_one() -> None:
+    looking: Future[GpuState] = Future()
+    looking.set_result(replace(QUIET, throttling=0x40))
+    calm = Throttled()
+    with pytest.raises(SandboxFault, match="hardware thermal"), undisturbed(calm, looking):
+        pass
+    assert calm.looks == 1
 
 
 def test_an_error_inside_comes_before_the_disturbance() -> None:

@@ -173,7 +173,7 @@ def test_a_candidate_loaded_before_its_reference_may_hold_as_much(zygote: Zygote
     late, early = (stand.candidate(task, candidate, FAST, first=f) for f in (signature, None))
     limits = [s.worker.memory_limit_bytes for s in (late, early)]
     assert limits == [FAST.memory_limit_bytes + 2 * signature.state_bytes, FAST.memory_limit_bytes]
-    stand.allow(early, signature)
+    stand.begin(early, signature)
     assert early.worker.memory_limit_bytes == limits[0]
     assert reference.worker.memory_limit_bytes > limits[0]
     for subject in (reference, late, early):

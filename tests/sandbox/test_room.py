@@ -32,7 +32,7 @@ class Device:
 
     @property
     def candidate(self) -> Any:
-        return SimpleNamespace(worker=self.worker, stage="verify")
+        return SimpleNamespace(worker=self.worker, stage="verify", given_bytes=0)
 
     def close(self) -> None:
         self.free, self.held = self.free + self.held, 0
@@ -207,6 +207,12 @@ def test_a_candidate_that_hoards_when_it_is_imported_waits_for_nobody(monkeypatc
     candidate = Device(monkeypatch, 70 * GIB).candidate
     with pytest.raises(WorkerFailed, match="holds 71680 MiB"):
         refuse_hoard(candidate, watch({7: 70 * GIB}), ALL)
+
+
+def test_what_it_was_given_is_not_hoarded(monkeypatch) -> None:
+    candidate = Device(monkeypatch, 0).candidate
+    candidate.given_bytes = 60 * GIB
+    refuse_hoard(candidate, watch({7: 70 * GIB}), ALL)
 
 
 def test_nvml_says_not_available_by_a_number_that_is_none() -> None:
