@@ -69,18 +69,19 @@ class Channel:
         timeout_s: float | None = None,
         watch: Callable[[], None] | None = None,
         *,
+        asleep_s: float = 0.0,
         awake_s: float = 0.0,
     ) -> Any:
         """The next frame's body.
 
         `watch` is called every 50 ms while asleep and may raise. `awake_s`: seconds to look for it
-        before sleeping: a virtual core needs 0.1 ms and more to wake. Raises ChannelTimeout after
-        `timeout_s` seconds, ChannelClosed at end of file, ChannelProtocol on a malformed or foreign
-        frame.
+        without sleeping, after `asleep_s`: a virtual core needs 0.1 ms and more to wake. Raises
+        ChannelTimeout after `timeout_s` seconds, ChannelClosed at end of file, ChannelProtocol on a
+        malformed or foreign frame.
         """
-        if awake_s:
-            self._look(awake_s)
         deadline = None if timeout_s is None else self._clock() + timeout_s
+        if awake_s and not (asleep_s and self._came(self._clock() + asleep_s, watch)):
+            self._look(awake_s)
         (length,) = _HEADER.unpack(self._read(_HEADER.size, deadline, watch))
         if length > FRAME_LIMIT:
             raise ChannelProtocol(f"frame of {length} bytes; the limit is {FRAME_LIMIT}")
@@ -156,15 +157,18 @@ class Channel:
             pass
 
     def _wait(self, deadline: float | None, watch: Callable[[], None] | None) -> None:
-        if deadline is None and watch is None:
-            return
+        if (deadline is not None or watch is not None) and not self._came(deadline, watch):
+            raise ChannelTimeout
+
+    def _came(self, deadline: float | None, watch: Callable[[], None] | None) -> bool:
+        """Whether something has come by then, asleep meanwhile."""
         poller = self._poller()
         while True:
             left = None if deadline is None else deadline - self._clock()
             if left is not None and left <= 0:
-                raise ChannelTimeout
+                return False
             step = left if watch is None else min(0.05, 0.05 if left is None else left)
             if poller.poll(None if step is None else max(step * 1000, 1)):
-                return
+                return True
             if watch is not None:
                 watch()

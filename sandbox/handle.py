@@ -162,10 +162,14 @@ class Worker:
         except ChannelProtocol as error:  # ours: a task whose text is larger than a frame
             raise SandboxFault(f"{stage}: {error}") from error
 
-    def reply(self, *, stage: str, timeout_s: float, awake_s: float = 0.0) -> dict[str, Any]:
-        """What it answers; for `awake_s` seconds we look for that without sleeping."""
+    def reply(
+        self, *, stage: str, timeout_s: float, asleep_s: float = 0.0, awake_s: float = 0.0
+    ) -> dict[str, Any]:
+        """What it answers; for `awake_s` seconds we look for that without sleeping, once
+        `asleep_s` are over.
+        """
         try:
-            body = self._channel.receive(timeout_s, self._watch, awake_s=awake_s)
+            body = self._channel.receive(timeout_s, self._watch, asleep_s=asleep_s, awake_s=awake_s)
         except ChannelTimeout:
             raise self._failed(
                 stage, FailureKind.TIMEOUT, f"no answer within {timeout_s:g} s"

@@ -163,6 +163,21 @@ def test_who_waits_awake_gets_what_comes_meanwhile_or_later(ends: Pair, after_s:
         assert time.thread_time() - used > 0.01, "it slept all the while"
 
 
+def test_who_waits_awake_may_sleep_first_and_wakes_for_what_comes_early(ends: Pair) -> None:
+    ours, theirs = ends
+    sender = threading.Timer(0.3, lambda: theirs.send("late"))
+    sender.start()
+    used, start = time.thread_time(), time.monotonic()
+    assert ours.receive(10, asleep_s=0.25, awake_s=0.2) == "late"
+    sender.join()
+    assert 0.01 < time.thread_time() - used < 0.15, "it slept or was awake all the while"
+    theirs.send("early")
+    assert ours.receive(10, asleep_s=10, awake_s=10) == "early"
+    assert time.monotonic() - start < 5
+
+
 def test_waiting_awake_is_no_reason_to_wait_for_ever(ends: Pair) -> None:
     with pytest.raises(ChannelTimeout):
         ends[0].receive(0.02, awake_s=0.01)
+    with pytest.raises(ChannelTimeout):
+        ends[0].receive(0.02, asleep_s=0.01, awake_s=0.01)

@@ -4,13 +4,14 @@ keeps none between processes.
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from sandbox.subject import Subject
+from sandbox.subject import AWAKE_S, Subject
 from sandbox.types import EvalConfig, Task
 
 ASKS = {
@@ -24,13 +25,24 @@ class Worker:
     """Notes what it is asked."""
 
     pid = 1
-    core = None
+    core: object = None
+    trusted = False
+    lasts_s = 0.0
 
     def __init__(self, seen: list[str]) -> None:
         self.seen = seen
 
     def request(self, op: str, **_: Any) -> dict[str, Any]:
         self.seen.append(op)
+        return {}
+
+    def send(self, op: str, **_: Any) -> None:
+        self.begun_s = time.perf_counter()
+
+    def reply(self, *, asleep_s: float, awake_s: float, **_: Any) -> dict[str, Any]:
+        self.asleep_s, self.awake_s = asleep_s, awake_s
+        while time.perf_counter() - self.begun_s < self.lasts_s:
+            pass
         return {}
 
 
@@ -57,3 +69,26 @@ def test_without_arenas_or_a_gpu_nothing_is_waited_for(monkeypatch, device) -> N
         subject.arenas["slots"] = SimpleNamespace()  # type: ignore[assignment]
     subject.warm([])
     assert seen == ["warm"]
+
+
+def test_we_are_awake_at_the_end_of_a_long_batch_too(monkeypatch) -> None:
+    subject, _ = subject_on("cpu", monkeypatch)
+    worker: Any = subject.worker
+    worker.core, worker.lasts_s = object(), 0.2
+    subject.go([0, 1, 2, 3])
+    assert worker.asleep_s == 0
+    subject.go([0, 1])
+    assert 0 < 0.1 - AWAKE_S < worker.asleep_s < 0.1 < worker.asleep_s + worker.awake_s
+    worker.lasts_s = 0.0
+    subject.go([0])
+    assert worker.asleep_s == 0, "how long a batch takes says nothing of a call alone"
+    subject.go([0, 1])
+    assert worker.asleep_s > 0.15, "nor that of a batch"
+    subject.go([0, 1])
+    assert worker.asleep_s == 0
+
+
+def test_who_has_no_core_to_itself_sleeps_all_the_while(monkeypatch) -> None:
+    subject, _ = subject_on("cpu", monkeypatch)
+    subject.go([0, 1])
+    assert subject.worker.awake_s == 0  # type: ignore[attr-defined]
