@@ -81,10 +81,22 @@ class Kinds:
             return None
         if self.whole or sets < 2:
             return Unlike(sets, ((range(sets), self._next()),))
-        count = min(sets - 1, max(1, self._least, min(MOST, sets // 4)))
+        count = self._count(sets)
         first = self._secret.randrange(sets - count + 1)
         places = (range(index, index + 1) for index in range(first, first + count))
         return Unlike(sets, tuple((place, self._next()) for place in places))
+
+    def scarce(self, sets: int) -> bool:
+        """Whether one batch of so many sets meets so few kinds that chance decides which cheat is
+        caught: of five two, one of which changes signs.
+        """
+        return self._count(sets) < min(MOST, len(self.kinds))
+
+    def _count(self, sets: int) -> int:
+        """Kinds that a batch holds."""
+        if self.whole or sets < 2:
+            return 1
+        return min(sets - 1, max(1, self._least, min(MOST, sets // 4)))
 
     def _next(self) -> Kind:
         if not self._coming:
