@@ -58,9 +58,9 @@ def evaluate(
     """
     from agent.config import load_evaluation
     from kernelbench.suite import load_task
+    from sandbox.building.language import no_gpu, read_candidate
     from sandbox.doctor import resolve_device
     from sandbox.evaluator import LocalEvaluator
-    from sandbox.language import no_gpu, read_candidate
 
     config = load_evaluation(preset)
     the_task = load_task(task, resolve_device(device))

@@ -17,8 +17,8 @@ from typing import Protocol
 
 from agent.lanes import LanePool, NoLane
 from agent.types import Measured
-from sandbox.device import DeviceFacts
 from sandbox.errors import SandboxFault, WarpsmithError
+from sandbox.machine.device import DeviceFacts
 from sandbox.prepare import Figures
 from sandbox.types import Candidate, EvalConfig, Evaluation, Evaluator, Status, Task
 
@@ -111,7 +111,7 @@ class LaneEngine(ABC):
         self._builders = LanePool(f"{name}-build", [NoLane] * builders)
 
     def submit_environment(self) -> Future[Mapping[str, str]]:
-        """Of a lane: what its figures depend on (sandbox/device.py)."""
+        """Of a lane: what its figures depend on (sandbox/machine/device.py)."""
         return self._pool.submit(lambda lane: lane.environment())
 
     def submit_prepare(self, task: Task, config: EvalConfig) -> Future[Measured]:

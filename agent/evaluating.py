@@ -20,7 +20,7 @@ from agent.engine import Engine
 from agent.lanes import NoLaneLeft
 from agent.types import Measured
 from sandbox.errors import DeviceError, WarpsmithError
-from sandbox.quiet import BEGUN
+from sandbox.machine.quiet import BEGUN
 from sandbox.types import EvalConfig, Evaluation, Request, Status, Task
 
 WAVE = 16

@@ -29,7 +29,7 @@ from agent.proposers import open_proposers
 from agent.runs import interruptible, open_run
 from agent.spending import spending
 from kernelbench.suite import load_suite
-from sandbox.build import build
+from sandbox.building.build import build
 from sandbox.doctor import describe, gpu_count
 from sandbox.errors import ConfigError
 from sandbox.evaluator import LocalEvaluator

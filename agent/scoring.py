@@ -26,10 +26,10 @@ from kernelbench.results import Reference, Row
 from kernelbench.submissions import FORMS, Found, read_submissions
 from kernelbench.suite import load_suite, load_tasks, suite_version
 from sandbox.admission import Admission
+from sandbox.building.language import no_gpu
 from sandbox.doctor import gpu_count
 from sandbox.errors import ConfigError, SandboxFault, WarpsmithError
 from sandbox.evaluator import LocalEvaluator
-from sandbox.language import no_gpu
 from sandbox.types import Task
 
 

@@ -29,10 +29,10 @@ from typing import Any
 
 from benchmarks.candidates.extensions import TEMPLATES, source
 from benchmarks.keeping import header
-from sandbox.build import Builder
-from sandbox.device import arch_list
-from sandbox.light import Ways
-from sandbox.toolchain import toolchain
+from sandbox.building.build import Builder
+from sandbox.building.light import Ways
+from sandbox.building.toolchain import toolchain
+from sandbox.machine.device import arch_list
 from sandbox.types import Candidate, EvalConfig, Language
 
 CONFIG = EvalConfig(build_timeout_s=600.0)

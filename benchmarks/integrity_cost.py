@@ -27,16 +27,20 @@ from unittest.mock import patch
 from benchmarks.keeping import header, keep_json, stop_cleanly
 from benchmarks.null_experiment import itself
 from kernelbench.suite import load_tasks
-from sandbox import merging, run, sides, stand, verify
+from sandbox import run
+from sandbox.checking import verify
 from sandbox.errors import WarpsmithError
 from sandbox.evaluator import LocalEvaluator
-from sandbox.given import Given
-from sandbox.keepsake import HandedOver, Keepsake
-from sandbox.pair import ProcessPair
+from sandbox.judging import merging
+from sandbox.judging.statistics import t_quantile
+from sandbox.pairs import sides
+from sandbox.pairs.given import Given
+from sandbox.pairs.keepsake import HandedOver, Keepsake
+from sandbox.pairs.pair import ProcessPair
 from sandbox.run import Run
 from sandbox.static.scan import Scan
-from sandbox.statistics import t_quantile
-from sandbox.subject import Subject
+from sandbox.subjects import stand
+from sandbox.subjects.subject import Subject
 from sandbox.types import EvalConfig, Status, Task
 
 LAYERS: tuple[tuple[Any, str, Any], ...] = (

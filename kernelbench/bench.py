@@ -36,7 +36,7 @@ from kernelbench.scaling import Scaling
 from kernelbench.submissions import NUMBERED, Submission
 from sandbox.errors import ConfigError, InvalidReference, Shortage, WarpsmithError
 from sandbox.figures import Baseline
-from sandbox.invalid import NoRoom
+from sandbox.judging.invalid import NoRoom
 from sandbox.types import EvalConfig, Evaluation, Request, Status, Task
 from sandbox.words import number_of
 

@@ -25,8 +25,8 @@ from kernelbench.metrics import CONFIDENCE, RESAMPLES, SEED
 from kernelbench.results import EVALUATIONS, REFERENCES, SUMMARY, Reference, Row, read_records
 from sandbox.errors import ConfigError
 from sandbox.figures import Baseline, Interval, Timing
+from sandbox.judging.statistics import t_cdf
 from sandbox.records import to_record
-from sandbox.statistics import t_cdf
 from sandbox.types import Evaluation, Language, Status
 from sandbox.words import number_of
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sandbox.best import best_baseline
 from sandbox.evidence import Kind
 from sandbox.figures import Interval
+from sandbox.judging.best import best_baseline
 from sandbox.types import Evaluation
 from sandbox.words import number_of
 

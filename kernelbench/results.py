@@ -25,10 +25,10 @@ from typing import Any, TextIO, TypeVar
 
 from kernelbench.scaling import Scaling
 from kernelbench.submissions import NUMBERED
-from sandbox.best import best_baseline
 from sandbox.cache import write_text
 from sandbox.errors import ConfigError
 from sandbox.figures import Baseline
+from sandbox.judging.best import best_baseline
 from sandbox.records import from_record, to_record
 from sandbox.types import Evaluation, Language, Status
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sandbox.building.language import detect_language, language_of
 from sandbox.errors import ConfigError
-from sandbox.language import detect_language, language_of
 from sandbox.types import Candidate, Language, Task
 from sandbox.words import number_of
 

@@ -24,9 +24,9 @@ from rl.config import GrpoConfig, TrainConfig
 from rl.ranks import Ranks
 from rl.replica import Replica
 from rl.spread import refuse_older
-from sandbox.cores import common_cores
 from sandbox.errors import ConfigError
-from sandbox.processes import confine
+from sandbox.machine.cores import common_cores
+from sandbox.machine.processes import confine
 
 IDLE = timedelta(days=365)
 """How long a rank may wait for its next part: for as long as a campaign judges."""

@@ -21,7 +21,7 @@ from agent.prompts.message import Message
 from rl.config import SamplingConfig
 from rl.policy import Policy, Sample
 from rl.written import TokenStore, Written
-from sandbox.cores import common_cores
+from sandbox.machine.cores import common_cores
 from sandbox.types import digest
 
 T = TypeVar("T")

@@ -1,10 +1,10 @@
 """Whether a problem can be scored at all: measured figures -> remarks -> a verdict. Pure functions.
 
 A problem is *degenerate* where a candidate passes that does not do its work: a null candidate
-(sandbox/nulls.py), or one that ignores an input. Preparation refuses those by the same rules, so
-that they are never scored. What is merely *noted* is scored: a speedup there may come from leaving
-out work that makes no difference (a parameter without influence, an axis along which the output
-repeats), or could not be had elsewhere. Whether a problem is worth solving is not asked.
+(sandbox/checking/nulls.py), or one that ignores an input. Preparation refuses those by the same
+rules, so that they are never scored. What is merely *noted* is scored: a speedup there may come
+from leaving out work that makes no difference (a parameter without influence, an axis along which
+the output repeats), or could not be had elsewhere. Whether a problem is worth solving is not asked.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sandbox.checking.nulls import NullCandidate, why_degenerate
+from sandbox.checking.sensitivity import ignored_input
 from sandbox.figures import Interval
-from sandbox.nulls import NullCandidate, why_degenerate
-from sandbox.sensitivity import ignored_input
 
 SCHEMA_VERSION = 1
 """Of an Admission's record."""

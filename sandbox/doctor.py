@@ -17,10 +17,10 @@ from typing import Literal
 
 import torch
 
+from sandbox.building.toolchain import nvcc
 from sandbox.cache import cache_root
-from sandbox.device import cpu_name
 from sandbox.errors import ConfigError, DeviceError, SandboxFault, install
-from sandbox.toolchain import nvcc
+from sandbox.machine.device import cpu_name
 from sandbox.walls.enclose import Grade
 from sandbox.walls.probe import probe
 from sandbox.words import number_of

@@ -16,13 +16,11 @@ from typing import TypeVar
 
 import torch
 
-from sandbox import judge, memory
 from sandbox.admission import Admission
-from sandbox.arenas import Early
-from sandbox.beforehand import Begun
-from sandbox.build import Builder
+from sandbox.baselines.beforehand import Begun
+from sandbox.building.build import Builder
+from sandbox.building.language import no_gpu
 from sandbox.cache import cache_root
-from sandbox.device import DeviceFacts, device_facts
 from sandbox.errors import (
     Crowded,
     DeviceError,
@@ -31,17 +29,20 @@ from sandbox.errors import (
     Shortage,
     TaskError,
 )
-from sandbox.handle import WorkerFailed
-from sandbox.invalid import Died, NoRoom, reference_failed
-from sandbox.language import no_gpu
+from sandbox.judging import judge
+from sandbox.judging.invalid import Died, NoRoom, reference_failed
+from sandbox.machine import memory
+from sandbox.machine.device import DeviceFacts, device_facts
+from sandbox.machine.handle import WorkerFailed
+from sandbox.machine.quiet import Quiet, Turns
+from sandbox.machine.spawn import Zygote
 from sandbox.observation import FailureKind
 from sandbox.prepare import Figures, Preparation, Preparer
 from sandbox.prepared import Prepared, Refused, valid
-from sandbox.quiet import Quiet, Turns
 from sandbox.run import Run
-from sandbox.spawn import Zygote
-from sandbox.stand import Stand
-from sandbox.subject import Signature, Subject
+from sandbox.subjects.early import Early
+from sandbox.subjects.stand import Stand
+from sandbox.subjects.subject import Signature, Subject
 from sandbox.types import Candidate, EvalConfig, Evaluation, Status, Task
 from sandbox.validate import validate
 from sandbox.workers import Bench

@@ -1,7 +1,7 @@
 """Evidence by layer: which independent defence saw what, and what kind of candidate it is.
 
-A layer's words are facts for a reader; only `Weight.PROOF` decides a verdict (sandbox/judge.py).
-Standard library only.
+A layer's words are facts for a reader; only `Weight.PROOF` decides a verdict
+(sandbox/judging/judge.py). Standard library only.
 """
 
 from __future__ import annotations

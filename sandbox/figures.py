@@ -1,8 +1,8 @@
 """What an Evaluation says of time: charged times, speedups and their intervals. Standard library
 only.
 
-How they are made of rounds is in sandbox/statistics.py, and what they may be believed for in
-docs/measuring.md.
+How they are made of rounds is in sandbox/judging/statistics.py, and what they may be believed for
+in docs/measuring.md.
 """
 
 from __future__ import annotations

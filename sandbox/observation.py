@@ -79,7 +79,9 @@ class Errors:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Where and how an output is wrong (sandbox/mismatch.py): places and patterns, no values."""
+    """Where and how an output is wrong (sandbox/checking/mismatch.py): places and patterns, no
+    values.
+    """
 
     shape: tuple[int, ...]
     share: float
@@ -245,7 +247,8 @@ class Provenance:
     problem: str = ""
     """Why there is nothing to tell."""
     counters: Mapping[str, float] = field(default_factory=dict)
-    """Of one call, by Nsight Compute's names, in their own units (sandbox/hardware_counters.py)."""
+    """Of one call, by Nsight Compute's names, in their own units
+    (sandbox/machine/hardware_counters.py)."""
     uncounted: str = ""
     """Why there are no counters, on a GPU."""
 

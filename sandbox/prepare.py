@@ -12,27 +12,30 @@ from typing import TypeVar
 
 import torch
 
-from sandbox import arenas, beforehand, fused, memory
-from sandbox.arenas import Early
-from sandbox.baselines import Baselines
-from sandbox.beforehand import Beginnings, Begun
+from sandbox.baselines import beforehand
+from sandbox.baselines.baselines import Baselines
+from sandbox.baselines.beforehand import Beginnings, Begun
+from sandbox.baselines.compiling import Ahead
+from sandbox.baselines.race_room import stays
+from sandbox.checking import fused
+from sandbox.checking.pool import Pool, build_pool, refuse_unscorable
+from sandbox.checking.sensitivity import refuse_ignored_inputs
 from sandbox.cleanup import on_failure
-from sandbox.compiling import Ahead
-from sandbox.device import DeviceFacts, free_bytes
 from sandbox.errors import InvalidReference
 from sandbox.figures import Baseline
-from sandbox.handle import WorkerFailed
-from sandbox.invalid import Died, NoRoom, reference_failed
-from sandbox.plan import LONGEST, Plan, plan
-from sandbox.pool import Pool, build_pool, refuse_unscorable
-from sandbox.race_room import stays
-from sandbox.sensitivity import refuse_ignored_inputs
+from sandbox.judging.invalid import Died, NoRoom, reference_failed
+from sandbox.judging.statistics import Null
+from sandbox.machine import memory
+from sandbox.machine.device import DeviceFacts, free_bytes
+from sandbox.machine.handle import WorkerFailed
+from sandbox.pairs import arenas
 from sandbox.stages import Stages
-from sandbox.stand import Stand
-from sandbox.statistics import Null
-from sandbox.subject import Opening, Signature, Subject
+from sandbox.subjects.early import Early
+from sandbox.subjects.plan import LONGEST, Plan, plan
+from sandbox.subjects.stand import Stand
+from sandbox.subjects.subject import Opening, Signature, Subject
+from sandbox.subjects.warm import WarmReferences
 from sandbox.types import EvalConfig, Task
-from sandbox.warm import WarmReferences
 
 logger = logging.getLogger(__name__)
 Done = TypeVar("Done")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sandbox.errors import InvalidReference, SandboxFault, Shortage
-from sandbox.invalid import NoRoom
+from sandbox.judging.invalid import NoRoom
 from sandbox.prepare import Preparation
 
 KEPT_SHARE = {"cpu": 0.15, "cuda": 0.3}

@@ -9,15 +9,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from sandbox import arenas, copying, layers
-from sandbox.arenas import Early
-from sandbox.build import CACHE_LIMIT
+from sandbox.building.build import CACHE_LIMIT
+from sandbox.building.machine_code import digest_of
+from sandbox.checking.verify import counted, profiled, verify
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault
-from sandbox.handle import WorkerFailed
-from sandbox.invalid import NoRoom
-from sandbox.judge import judge_case
-from sandbox.killed import oom_kills, was_killed
-from sandbox.machine_code import digest_of
+from sandbox.judging import layers
+from sandbox.judging.invalid import NoRoom
+from sandbox.judging.judge import judge_case
+from sandbox.judging.provenance import provenance
+from sandbox.machine import copying
+from sandbox.machine.handle import WorkerFailed
+from sandbox.machine.killed import oom_kills, was_killed
+from sandbox.machine.queues import role_of
+from sandbox.machine.ready import PROFILED
 from sandbox.observation import (
     CaseObservation,
     Failure,
@@ -25,17 +29,15 @@ from sandbox.observation import (
     Observation,
     Provenance,
 )
-from sandbox.plan import Plan
+from sandbox.pairs import arenas
 from sandbox.prepare import Preparation
-from sandbox.provenance import provenance
-from sandbox.queues import role_of
-from sandbox.ready import PROFILED
-from sandbox.room import SHORTAGE, blame, own_bytes
 from sandbox.static.scan import scan
-from sandbox.subject import Signature, Subject
+from sandbox.subjects.early import Early
+from sandbox.subjects.plan import Plan
+from sandbox.subjects.room import SHORTAGE, blame, own_bytes
+from sandbox.subjects.subject import Signature, Subject
 from sandbox.timing import Timed
 from sandbox.types import Status
-from sandbox.verify import counted, profiled, verify
 from sandbox.walls.folders import ARTIFACTS, CUPY_CACHE, TRITON_CACHE
 
 UNMATCHED = (

@@ -6,21 +6,21 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
-from sandbox import merging, overrun
-from sandbox.bounds import own_error, timed_bounds
+from sandbox.checking.bounds import own_error, timed_bounds
+from sandbox.checking.pool import Pool
 from sandbox.figures import Pair
-from sandbox.judge import judge_case
+from sandbox.judging import merging, overrun
+from sandbox.judging.judge import judge_case
+from sandbox.judging.statistics import clear_win, enough, hopeless, settled, summarise
+from sandbox.machine.ready import PROFILED
 from sandbox.observation import CaseObservation, Errors, RoundObservation
-from sandbox.pair import ProcessPair
-from sandbox.plan import SLOW, Plan
-from sandbox.pool import Pool
+from sandbox.pairs.pair import ProcessPair
+from sandbox.pairs.second_look import able
+from sandbox.pairs.unlike import Kinds, timed_kinds
 from sandbox.prepare import Preparation
-from sandbox.ready import PROFILED
-from sandbox.second_look import able
-from sandbox.statistics import clear_win, enough, hopeless, settled, summarise
-from sandbox.subject import Opening, Subject
+from sandbox.subjects.plan import SLOW, Plan
+from sandbox.subjects.subject import Opening, Subject
 from sandbox.types import Status
-from sandbox.unlike import Kinds, timed_kinds
 from sandbox.workers import Workers
 
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sandbox.parent import tied_to
+from sandbox.machine.parent import tied_to
 
 TRACE_TIMEOUT_S = 180.0
 IDLE_S = 60.0

@@ -155,7 +155,7 @@ class EvalConfig:
     finite.
     """
     changes: tuple[str, ...] = CHANGES
-    """Further cases made from the first one's inputs (sandbox/hidden.py)."""
+    """Further cases made from the first one's inputs (sandbox/checking/hidden.py)."""
     reference_error_factor: float = 4.0
     """Allowed error = max(class constant, this x the reference's own error against float64)."""
     tf32: bool = True

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import torch
 
-from sandbox import compare, nulls
 from sandbox.admission import (
     TOLERANCES,
     Admission,
@@ -27,20 +26,21 @@ from sandbox.admission import (
     conclude,
     remarks_on,
 )
-from sandbox.device import DeviceFacts, free_bytes
+from sandbox.checking import compare, nulls
+from sandbox.checking.nulls import NullCandidate
+from sandbox.checking.pool import Case, Pool, build_pool
+from sandbox.checking.sensitivity import Variation
 from sandbox.errors import InvalidReference
 from sandbox.figures import Interval
-from sandbox.handle import WorkerFailed
-from sandbox.invalid import reference_failed
-from sandbox.nulls import NullCandidate
+from sandbox.judging.invalid import reference_failed
+from sandbox.machine.device import DeviceFacts, free_bytes
+from sandbox.machine.handle import WorkerFailed
+from sandbox.machine.trees import Layout
 from sandbox.observation import Errors
-from sandbox.plan import Plan, plan
-from sandbox.pool import Case, Pool, build_pool
 from sandbox.prepare import Preparer
-from sandbox.sensitivity import Variation
-from sandbox.stand import Stand
-from sandbox.subject import Opening, Signature, Subject
-from sandbox.trees import Layout
+from sandbox.subjects.plan import Plan, plan
+from sandbox.subjects.stand import Stand
+from sandbox.subjects.subject import Opening, Signature, Subject
 from sandbox.types import EvalConfig, Task
 
 MOST_PARAMETERS = 256

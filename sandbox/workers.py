@@ -11,18 +11,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sandbox.arenas import Early
-from sandbox.build import Builder
+from sandbox.building.build import Builder
 from sandbox.cleanup import on_failure
-from sandbox.device import DeviceFacts, free_bytes
-from sandbox.gpu_state import GpuState
-from sandbox.killed import oom_kills
+from sandbox.machine.device import DeviceFacts, free_bytes
+from sandbox.machine.gpu_state import GpuState
+from sandbox.machine.killed import oom_kills
 from sandbox.observation import Observation
 from sandbox.prepare import ROOM_SHARE, Preparer
-from sandbox.room import own_bytes, refuse_hoard, room_beside
 from sandbox.stages import Stages
-from sandbox.stand import Stand
-from sandbox.subject import Signature, Subject
+from sandbox.subjects.early import Early
+from sandbox.subjects.room import own_bytes, refuse_hoard, room_beside
+from sandbox.subjects.stand import Stand
+from sandbox.subjects.subject import Signature, Subject
 from sandbox.types import Candidate, EvalConfig, Task
 
 UNASKED_SHARE = 1 / 64

@@ -15,6 +15,22 @@ ALLOWED = {
     "rl": {"sandbox", "rewards", "kernelbench", "agent", "rl"},
     "configs": set(),
 }
+NOUNS = {
+    *("types", "figures", "evidence", "observation", "errors", "words", "records", "static"),
+    *("cache", "cleanup", "stages"),
+}
+"""What all of the sandbox may use; its other modules beside the folders use all of those."""
+WALLED = {"walls", "machine", "worker"}
+INSIDE = {
+    "machine": WALLED,
+    "building": WALLED | {"building"},
+    "judging": {"machine", "judging"},
+    "subjects": {"machine", "judging", "subjects"},
+    "checking": {"machine", "judging", "subjects", "checking"},
+    "pairs": {"machine", "judging", "subjects", "checking", "pairs", "worker"},
+    "baselines": {"machine", "judging", "subjects", "checking", "pairs", "baselines"},
+}
+"""Folder of the sandbox -> those that it may use."""
 COMMANDS = ROOT / "agent" / "commands"
 """The command line, the one part of a package above warpsmith.py, and nobody's but its own."""
 OURS = {*ALLOWED, "warpsmith", "tests"}
@@ -50,6 +66,32 @@ def test_imports_run_one_way(package):
         if COMMANDS not in path.parents:
             upward = imported(path) & OURS - ALLOWED[package]
             assert not upward, f"{path.relative_to(ROOT)} imports {sorted(upward)}"
+
+
+def parts_of_the_sandbox(path: Path) -> set[str]:
+    """Names next below `sandbox` that a file imports from."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "sandbox":
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sandbox."):
+            found.add((node.module or "").split(".")[1])
+    return found
+
+
+@pytest.mark.parametrize("folder", INSIDE)
+def test_inside_the_sandbox_imports_run_one_way_too(folder):
+    files = sorted((ROOT / "sandbox" / folder).glob("*.py"))
+    assert len(files) > 1
+    for path in files:
+        upward = parts_of_the_sandbox(path) - INSIDE[folder] - NOUNS
+        assert not upward, f"{path.relative_to(ROOT)} imports {sorted(upward)}"
+
+
+def test_the_nouns_use_none_but_each_other():
+    for name in NOUNS - {"static"}:
+        upward = parts_of_the_sandbox(ROOT / "sandbox" / f"{name}.py") - NOUNS
+        assert not upward, f"sandbox/{name}.py imports {sorted(upward)}"
 
 
 def test_only_the_console_script_imports_the_command_line():

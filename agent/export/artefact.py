@@ -22,10 +22,10 @@ from agent.export.repeating import repeats
 from agent.export.runtime.machine import machine, machine_of
 from agent.journal import Journal
 from agent.outcome import TaskReport, reports
-from sandbox.best import best_baseline
 from sandbox.errors import ConfigError
 from sandbox.evidence import Kind
 from sandbox.figures import Interval
+from sandbox.judging.best import best_baseline
 from sandbox.records import from_record, to_record
 from sandbox.types import Candidate, EvalConfig, Evaluation, Task, digest
 

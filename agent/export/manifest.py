@@ -21,8 +21,8 @@ from agent.export.artefact import (
 from agent.export.folder import MANIFEST, is_damaged
 from agent.export.runtime.machine import machine_of
 from agent.export.runtime.records import LibraryError, check_manifest, hash_of
-from sandbox.best import best_baseline
 from sandbox.errors import ConfigError
+from sandbox.judging.best import best_baseline
 from sandbox.records import to_record
 
 SCHEMA_VERSION = 3

@@ -39,9 +39,9 @@ from agent.export.manifest import write_manifest
 from agent.export.pages import page
 from agent.export.runtime.machine import machine_of
 from agent.export.runtime.records import LIBRARY, SCHEMA_VERSION, seal
-from sandbox.best import best_baseline
 from sandbox.errors import ConfigError
 from sandbox.figures import Interval
+from sandbox.judging.best import best_baseline
 from sandbox.types import Language, digest
 
 TORCH = "torch>=2.11,<2.14"

@@ -15,7 +15,7 @@ from agent.export.artefact import (
 )
 from agent.export.capture import Measured
 from agent.export.runtime.machine import machine_of
-from sandbox.best import best_baseline
+from sandbox.judging.best import best_baseline
 
 
 def page(artefact: Artefact, package: str | None) -> str:

@@ -24,13 +24,13 @@ from agent.extraction.model import load_user_model
 from agent.extraction.regions import Form, Region, computing, regions
 from agent.extraction.report import Extraction, FoundRegion, Occurrence
 from agent.extraction.units import Unit, units
-from sandbox import compare
-from sandbox.bounds import bound
-from sandbox.device import fingerprint
+from sandbox.checking import compare
+from sandbox.checking.bounds import bound
 from sandbox.errors import ConfigError
+from sandbox.machine.device import fingerprint
+from sandbox.machine.trees import Leaf
 from sandbox.observation import Errors
 from sandbox.records import to_record
-from sandbox.trees import Leaf
 from sandbox.types import EvalConfig
 
 SMALLEST = 0.001

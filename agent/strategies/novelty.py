@@ -3,9 +3,9 @@
 Comments, blank space, docstrings and the layout of Python do not count, nor comments and blanks of
 the C, C++ or CUDA in a string of several lines. Names do: two programs that differ in a name only
 are two. Unsure means different: a new program that passes for a known one would never be measured.
-Machine code is that of a candidate's own process (sandbox/machine_code.py: a `machine code` line
-among the runtime facts), with the Python around it, which launches it; what is not compiled is told
-by its source alone.
+Machine code is that of a candidate's own process (sandbox/building/machine_code.py: a `machine
+code` line among the runtime facts), with the Python around it, which launches it; what is not
+compiled is told by its source alone.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Each process loads the model, patches it with each variant in turn, and times rounds: in random
 order, the model as it is (twice, so that it is its own null experiment), every variant and, where
 asked for, the model as it is under torch.compile, each a batch of calls. A process gives one median
-log ratio per variant; the interval is the evaluator's, over processes (sandbox/statistics.py).
+log ratio per variant; the interval is the evaluator's, over processes
+(sandbox/judging/statistics.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from agent.extraction.model import UserModel
 from agent.extraction.profile import synchronise
 from agent.substitution.report import Latency
 from sandbox.figures import Pair
-from sandbox.statistics import Null, interval
+from sandbox.judging.statistics import Null, interval
 from sandbox.types import EvalConfig
 
 Call = Callable[..., Any]

@@ -2,8 +2,8 @@
 
 The evaluator's rule: truth is the model in float64, and the bound on the patched model's error is
 the largest of the dtype's class constant, four times the unpatched model's own error, and what
-rounding the inputs would do (sandbox/pool.py). Where the model does not run in float64, truth is
-the unpatched model's own result, and its own error what rounding the inputs does to it.
+rounding the inputs would do (sandbox/checking/pool.py). Where the model does not run in float64,
+truth is the unpatched model's own result, and its own error what rounding the inputs does to it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from agent.extraction.model import UserModel
 from agent.substitution.report import Check, Verified
-from sandbox import compare
-from sandbox.bounds import JITTER, bound
+from sandbox.checking import compare
+from sandbox.checking.bounds import JITTER, bound
+from sandbox.machine.trees import Leaf
 from sandbox.observation import Errors
-from sandbox.trees import Leaf
 from sandbox.types import EvalConfig
 
 SETS = 3

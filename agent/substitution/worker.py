@@ -19,8 +19,8 @@ from agent.substitution.library import import_library
 from agent.substitution.measure import measure
 from agent.substitution.report import PlaceFound, Verified
 from agent.substitution.verify import verify
-from sandbox.device import fingerprint
 from sandbox.errors import ConfigError
+from sandbox.machine.device import fingerprint
 from sandbox.records import to_record
 
 

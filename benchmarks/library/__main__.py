@@ -35,9 +35,9 @@ from benchmarks.keeping import keep_json
 from benchmarks.library.installed import Site, install
 from benchmarks.library.rows import NOWHERE, Row, lines
 from benchmarks.library.times import quickest_us
-from sandbox.device import fingerprint
 from sandbox.doctor import resolve_device
 from sandbox.errors import ConfigError
+from sandbox.machine.device import fingerprint
 from sandbox.records import to_record
 from warpsmith import export
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from agent.export.runtime.switches import Against, against_name
 from benchmarks.library.inside.exchange import MARK
-from sandbox.cores import launching_core
 from sandbox.errors import ConfigError
-from sandbox.spawn import visible_device, zygote_environment
+from sandbox.machine.cores import launching_core
+from sandbox.machine.spawn import visible_device, zygote_environment
 
 HERE = Path(__file__).parent
 PROGRAM = ("-m", "inside")

@@ -10,9 +10,9 @@ from typing import Any
 
 from agent.export.artefact import ACTIVE, Artefact, against_best, beats_eager, state_of
 from benchmarks.library.times import Process, processes
-from sandbox.bounds import CLASS_NORM
+from sandbox.checking.bounds import CLASS_NORM
 from sandbox.figures import Interval
-from sandbox.statistics import Null, interval
+from sandbox.judging.statistics import Null, interval
 from sandbox.types import EvalConfig
 
 NOWHERE = "nowhere"

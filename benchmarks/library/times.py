@@ -17,7 +17,7 @@ less differed by 3 % at most for each of 22 operators, most by under 1 %, on cor
 slow as others; in the 14 with more, calls took up to 1.45 times as long."""
 SLOW = 1.2
 """Where launching is never hidden: times the quickest pace that was seen, beyond which a round was
-disturbed. The evaluator waits for its core, too (sandbox/drift.py)."""
+disturbed. The evaluator waits for its core, too (sandbox/judging/drift.py)."""
 RUNS = ("reference", "again", "operator")
 FEWEST = 0.5
 """Of a process's rounds that must be left, for it to count."""

@@ -28,9 +28,9 @@ from benchmarks.mutation.kernel import Kernel
 from benchmarks.mutation.kernels.catalogue import kernels
 from benchmarks.mutation.operators import Mutant, excluded, mutants
 from benchmarks.mutation.verifier import Verifier
-from sandbox import judge
 from sandbox.cache import write_text
 from sandbox.errors import DeviceError, SandboxFault
+from sandbox.judging import judge
 from sandbox.types import Evaluation, Status, digest
 
 LEAST_KILLED = 0.98

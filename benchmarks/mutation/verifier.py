@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sandbox import judge
+from sandbox.checking.pool import Pool
 from sandbox.evaluator import LocalEvaluator
-from sandbox.plan import Plan
-from sandbox.pool import Pool
+from sandbox.judging import judge
+from sandbox.judging.statistics import Null
 from sandbox.prepare import Preparation
 from sandbox.run import Run
-from sandbox.statistics import Null
+from sandbox.subjects.plan import Plan
 from sandbox.types import Candidate, EvalConfig, Evaluation, Task
 
 CONFIG = EvalConfig(

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from sandbox.static import cpp, python
 
 SOURCE_LIMIT_BYTES = 2 << 20
-"""Far above any kernel, and half of what one frame to a worker holds (sandbox/channel.py)."""
+"""Far above any kernel, and half of what one frame to a worker holds
+(sandbox/machine/channel.py)."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sandbox.errors import SandboxFault
-from sandbox.processes import kill_tree
+from sandbox.machine.processes import kill_tree
 from sandbox.walls.enclose import Enclosure, Grade, Layer, Walls, enclose
 from sandbox.walls.folders import prepare_scratch
 

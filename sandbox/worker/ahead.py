@@ -20,14 +20,14 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sandbox import memory, trees
-from sandbox.trees import Leaf
+from sandbox.machine import memory, trees
+from sandbox.machine.trees import Leaf
 from sandbox.worker import models
 
 logger = logging.getLogger(__name__)
 
 BEGUN_WITHIN_S = 45.0
-"""Of the 60 s for which the supervisor waits (sandbox/build.py)."""
+"""Of the 60 s for which the supervisor waits (sandbox/building/build.py)."""
 LIKELY_GPU = {
     "name": "NVIDIA GPU",
     "multi_processor_count": 132,

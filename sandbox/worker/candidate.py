@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from sandbox import memory
-from sandbox.light import Ways
+from sandbox.building.light import Ways
+from sandbox.machine import memory
 from sandbox.worker import ahead, extensions, facts, faster, kernels, models
 from sandbox.worker.session import Request, Session
 

@@ -15,7 +15,7 @@ import torch
 SHRINKAGE = 0.25
 """At most; hidden inputs are scaled by more."""
 FEW_VALUES, SAMPLED = 16, 4096
-"""As in sandbox/compare.py, which is the supervisor's."""
+"""As in sandbox/checking/compare.py, which is the supervisor's."""
 
 
 def constant_inputs(make: Callable[[int], Sequence[torch.Tensor]], seed: int) -> frozenset[int]:

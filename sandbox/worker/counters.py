@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sandbox.hardware_counters import METRICS, TIME
+from sandbox.machine.hardware_counters import METRICS, TIME
 
 SONAMES = ("libcupti.so.13", "libcupti.so.12")
 RANGE_PROFILER, AUTO_RANGE, USER_REPLAY = 0, 1, 3

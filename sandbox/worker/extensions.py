@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch.utils import cpp_extension
 
-from sandbox.killed import was_killed
-from sandbox.light import Ways
+from sandbox.building.light import Ways
+from sandbox.machine.killed import was_killed
 from sandbox.walls.folders import ARTIFACTS
 from sandbox.worker.extension_keys import Keys
 from sandbox.worker.faster import Hurry

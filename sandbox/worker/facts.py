@@ -1,7 +1,8 @@
 """What a process can say of itself: replaced functions, changed settings, shared outputs.
 
 All of it is a claim: a candidate that owns its process can forge it, so it is read only where it
-hurts the claimant. What the supervisor can see from outside is measured there (sandbox/tree.py).
+hurts the claimant. What the supervisor can see from outside is measured there
+(sandbox/machine/tree.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from sandbox import channel, memory, trees
+from sandbox.machine import channel, memory, trees
 from sandbox.worker import lone, reserve
 
 Owners = tuple[tuple[str, Callable[[], object]], ...]
@@ -26,10 +27,10 @@ OWNERS: Owners = (
     ("torch.Tensor", lambda: torch.Tensor),
     ("torch.cuda.Event", lambda: torch.cuda.Event),
     ("torch.cuda.Stream", lambda: torch.cuda.Stream),
-    ("sandbox.channel", lambda: channel),
-    ("sandbox.channel.Channel", lambda: channel.Channel),
-    ("sandbox.trees", lambda: trees),
-    ("sandbox.memory", lambda: memory),
+    ("sandbox.machine.channel", lambda: channel),
+    ("sandbox.machine.channel.Channel", lambda: channel.Channel),
+    ("sandbox.machine.trees", lambda: trees),
+    ("sandbox.machine.memory", lambda: memory),
     ("sandbox.worker.session.Session", lambda: sys.modules[f"{__package__}.session"].Session),
     ("sandbox.worker.lone", lambda: lone),
     ("sandbox.worker.reserve", lambda: reserve),

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils import cpp_extension
 
-from sandbox import light
+from sandbox.building import light
 from sandbox.worker import nvcc_steps
 
 OPERATORS = Path(torch.__file__).parent / "include" / "ATen" / "ops"

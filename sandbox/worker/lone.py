@@ -1,5 +1,5 @@
-"""A worker's side of a call that is alone in its "go": it stands by for the bell (sandbox/bell.py),
-and brings the call's inputs to their place.
+"""A worker's side of a call that is alone in its "go": it stands by for the bell
+(sandbox/subjects/bell.py), and brings the call's inputs to their place.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from sandbox.bell import Bell
-from sandbox.scrambling import Scrambler
+from sandbox.subjects.bell import Bell
+from sandbox.subjects.scrambling import Scrambler
 
 
 def stand_by(

@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from sandbox.channel import Channel, ChannelClosed
+from sandbox.machine.channel import Channel, ChannelClosed
 from sandbox.worker.candidate import BuildSession, CandidateSession
 from sandbox.worker.reference import ReferenceSession
 from sandbox.worker.session import Session

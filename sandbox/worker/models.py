@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sandbox import trees
+from sandbox.machine import trees
 
 
 class ContractError(Exception):

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from sandbox import memory, trees
-from sandbox.trees import Layout
+from sandbox.machine import memory, trees
+from sandbox.machine.trees import Layout
 from sandbox.worker import facts, models
 from sandbox.worker.constant import constant_inputs, shrink
 from sandbox.worker.session import Request, Session

@@ -6,7 +6,7 @@ import contextlib
 
 import torch
 
-from sandbox.trees import Layout
+from sandbox.machine.trees import Layout
 
 PIECE_BYTES = 16 << 20
 """Small enough for the heap; what is larger is mapped afresh for every tensor."""

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from sandbox import memory, trees
-from sandbox.bell import Bell
-from sandbox.queues import VARIABLE
-from sandbox.trees import Layout, Leaf
+from sandbox.machine import memory, trees
+from sandbox.machine.queues import VARIABLE
+from sandbox.machine.trees import Layout, Leaf
+from sandbox.subjects.bell import Bell
 from sandbox.worker import counters, facts, lone, models, profile, reserve
 
 Request = dict[str, Any]

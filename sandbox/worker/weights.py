@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from sandbox.parts import part_of
+from sandbox.checking.parts import part_of
 from sandbox.worker import models
 
 
@@ -21,9 +21,9 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
 
 
 def change_part(model: torch.nn.Module, seed: int) -> bool:
-    """A part of one parameter (sandbox/parts.py): another sign, or where all are positive twice or
-    half the size, which keeps its mean however often a warm reference's is changed. False where
-    no parameter has more than one element and is not zero.
+    """A part of one parameter (sandbox/checking/parts.py): another sign, or where all are positive
+    twice or half the size, which keeps its mean however often a warm reference's is changed. False
+    where no parameter has more than one element and is not zero.
     """
     able = [p.detach() for p in model.parameters() if p.is_floating_point() and p.numel() > 1]
     able = [tensor for tensor in able if bool(tensor.any())]

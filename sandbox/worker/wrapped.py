@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sandbox import trees
+from sandbox.machine import trees
 
 THREADS = 16
 """At most, that compile what max-autotune chooses from: their Python runs by turns, compilers do
@@ -35,7 +35,7 @@ def wrapped(model: torch.nn.Module, how: str | None) -> Any:
 
 def compile_in_threads() -> None:
     """What a search chooses from is compiled side by side: dozens of kernels a product. Inductor is
-    imported under another number (sandbox/spawn.py), and starts no pool of processes.
+    imported under another number (sandbox/machine/spawn.py), and starts no pool of processes.
     """
     importlib.import_module("torch._inductor.config")
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(THREADS, len(os.sched_getaffinity(0))))

@@ -14,7 +14,7 @@ from agent.engine import LocalEngine
 from agent.journal import Journal
 from agent.scripted import ScriptedEvaluator
 from agent.types import FIRST_TURN, Attempt, Proposal, Turn
-from sandbox.device import fingerprint
+from sandbox.machine.device import fingerprint
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Shape, Task
 
 HEAD = '''

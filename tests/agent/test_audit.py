@@ -24,7 +24,7 @@ from agent.journal import Journal, Measurement
 from agent.recorded import Purpose
 from agent.scripted import scripted_evaluation
 from agent.types import FIRST_TURN, Attempt, Proposal, Turn
-from sandbox.build import build
+from sandbox.building.build import build
 from sandbox.evaluator import LocalEvaluator
 from sandbox.figures import Interval
 from sandbox.records import from_record, to_record

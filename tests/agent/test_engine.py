@@ -13,8 +13,8 @@ from agent.engine import LocalEngine
 from agent.lanes import MAX_LOST, LaneLost, LanePool, NoLane, NoLaneLeft
 from agent.scripted import ScriptedEvaluator
 from agent.timings import device_name
-from sandbox.device import DeviceFacts
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault
+from sandbox.machine.device import DeviceFacts
 from sandbox.types import EvalConfig, Evaluation, Status
 from tests.agent.scripts import candidate, local_engine, make_task, script
 

@@ -19,7 +19,7 @@ from agent.scoring import Told, environment_of
 from agent.scripted import ScriptedEvaluator
 from agent.types import Measured
 from sandbox.errors import InvalidReference
-from sandbox.quiet import BEGUN
+from sandbox.machine.quiet import BEGUN
 from sandbox.types import EvalConfig, Request, Status
 from tests.agent.scripts import calls, candidate, make_task, script
 

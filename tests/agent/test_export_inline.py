@@ -22,7 +22,7 @@ from agent.export.inline.convert import NotConvertible, convert, converted, host
 from agent.export.kernelbench_runs import refusal
 from agent.features import cuda_pool
 from agent.features.assemble import candidate
-from sandbox.language import detect_language
+from sandbox.building.language import detect_language
 from sandbox.static.scan import scan
 from sandbox.types import Candidate, Language
 from tests.agent import inline_emulator

@@ -16,8 +16,8 @@ from agent.export.manifest import read_manifest
 from agent.export.package import export_package
 from agent.export.revalidate import Verdict, compare, lines, revalidate
 from agent.scripted import scripted_evaluation
-from sandbox.device import fingerprint
 from sandbox.errors import ConfigError
+from sandbox.machine.device import fingerprint
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
 from tests.agent.export_library import cpp_campaign
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kernelbench.suite import load_tasks
-from sandbox import arenas
 from sandbox.evaluator import LocalEvaluator
-from sandbox.memory import DeviceArena
+from sandbox.machine.memory import DeviceArena
+from sandbox.pairs import arenas
 from sandbox.run import Run
 from sandbox.types import Candidate, EvalConfig, Language, Status, Task
 

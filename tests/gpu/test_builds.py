@@ -15,10 +15,10 @@ import torch
 from agent.export.inline.convert import converted
 from benchmarks.candidates.extensions import TEMPLATES
 from benchmarks.candidates.extensions import source as extension
-from sandbox.build import Builder
-from sandbox.build_report import BuildReport
+from sandbox.building.build import Builder
+from sandbox.building.build_report import BuildReport
+from sandbox.building.light import Ways
 from sandbox.evaluator import LocalEvaluator
-from sandbox.light import Ways
 from sandbox.types import Candidate, EvalConfig, Language, Status
 from tests.gpu.test_languages import BROKEN, TASK, source
 

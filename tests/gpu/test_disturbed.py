@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.evaluator import LocalEvaluator
-from sandbox.gpu_state import GpuWatch, disturbance
+from sandbox.machine.gpu_state import GpuWatch, disturbance
 from sandbox.types import Candidate, EvalConfig, Language, Status, Task
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from sandbox import fused
-from sandbox.compare import errors
+from sandbox.checking import fused
+from sandbox.checking.compare import errors
 from sandbox.observation import Errors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sandbox.evaluator import LocalEvaluator
-from sandbox.spawn import own_gpu
+from sandbox.machine.spawn import own_gpu
 from sandbox.types import Candidate, EvalConfig, Language, Status
 from sandbox.walls.devices import gpu_devices
 from tests.gpu.test_languages import TASK, source

@@ -8,9 +8,9 @@ import pytest
 
 from kernelbench.suite import load_tasks
 from sandbox.evaluator import LocalEvaluator
-from sandbox.queues import SEARCHED, role_of
-from sandbox.stand import Stand
-from sandbox.subject import Subject
+from sandbox.machine.queues import SEARCHED, role_of
+from sandbox.subjects.stand import Stand
+from sandbox.subjects.subject import Subject
 from sandbox.types import Candidate, EvalConfig, Language, Status, Task
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]

@@ -9,8 +9,8 @@ import pytest
 
 from kernelbench.suite import load_tasks
 from sandbox.evaluator import LocalEvaluator
-from sandbox.pair import ProcessPair
-from sandbox.plan import Plan
+from sandbox.pairs.pair import ProcessPair
+from sandbox.subjects.plan import Plan
 from sandbox.types import Candidate, EvalConfig, Language, Status
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]

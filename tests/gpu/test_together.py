@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from sandbox.bare import BarePair
-from sandbox.baselines import TOGETHER
+from sandbox.baselines.bare import BarePair
+from sandbox.baselines.baselines import TOGETHER
 from sandbox.evaluator import LocalEvaluator
+from sandbox.pairs.turn import Turn
 from sandbox.prepare import Figures
-from sandbox.turn import Turn
 from sandbox.types import EvalConfig, Task
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sandbox.compiling import TUNED
+from sandbox.baselines.compiling import TUNED
 from sandbox.worker.wrapped import untuned
 
 pytestmark = pytest.mark.gpu

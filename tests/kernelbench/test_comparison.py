@@ -12,7 +12,7 @@ from kernelbench.comparison import compare, read_bench
 from kernelbench.results import EVALUATIONS, REFERENCES, SUMMARY, Reference, Row, append_record
 from sandbox.errors import ConfigError
 from sandbox.figures import Baseline, Interval, Pair
-from sandbox.statistics import Null, interval
+from sandbox.judging.statistics import Null, interval
 from sandbox.types import EvalConfig, Status
 from tests.kernelbench.bench_records import HERE, row
 from tests.kernelbench.bench_records import interval as within

@@ -23,7 +23,7 @@ from kernelbench.scaling import Scaling
 from kernelbench.submissions import Submission
 from sandbox.errors import Shortage, WarpsmithError
 from sandbox.figures import Baseline, Interval
-from sandbox.invalid import NoRoom
+from sandbox.judging.invalid import NoRoom
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Request, Status, Task
 from tests.kernelbench.bench_records import HERE, row
 

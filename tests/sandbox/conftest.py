@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sandbox.evaluator import LocalEvaluator
-from sandbox.handle import Worker
-from sandbox.spawn import Zygote
+from sandbox.machine.handle import Worker
+from sandbox.machine.spawn import Zygote
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Task
 
 FAST = EvalConfig(
@@ -178,7 +178,7 @@ def evaluator(one_core: None, cache: Path) -> Iterator[LocalEvaluator]:
 @pytest.fixture
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """No baseline is taken for a disturbed one, of two pairs on a busy machine."""
-    monkeypatch.setattr("sandbox.rival.DISTURBED", math.inf)
+    monkeypatch.setattr("sandbox.baselines.rival.DISTURBED", math.inf)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sandbox import compare, nulls
 from sandbox.admission import (
     Admission,
     Headroom,
@@ -20,8 +19,9 @@ from sandbox.admission import (
     conclude,
     remarks_on,
 )
+from sandbox.checking import compare, nulls
+from sandbox.checking.nulls import NullCandidate
 from sandbox.evaluator import LocalEvaluator
-from sandbox.nulls import NullCandidate
 from sandbox.observation import Errors
 from sandbox.records import from_record, to_record
 from sandbox.types import Candidate, Language, Status

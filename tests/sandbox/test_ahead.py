@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import build
-from sandbox.build import Builder
-from sandbox.build_report import BuildReport
-from sandbox.toolchain import capability
+from sandbox.building import build
+from sandbox.building.build import Builder
+from sandbox.building.build_report import BuildReport
+from sandbox.building.toolchain import capability
 from sandbox.types import Candidate, Language, Shape, Task
 from tests.sandbox.conftest import FAST
 
@@ -221,5 +221,5 @@ def test_nothing_is_compiled_ahead_without_a_task_or_a_gpu(
 def test_the_capability_is_read_from_torchs_list(
     arch: str | None, number: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandbox.toolchain.importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("sandbox.building.toolchain.importlib.util.find_spec", lambda name: name)
     assert capability(arch) == number

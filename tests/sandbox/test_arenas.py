@@ -11,16 +11,18 @@ import psutil
 import pytest
 import torch
 
-from sandbox import arenas, memory
-from sandbox.arenas import Early, early
-from sandbox.handle import WorkerFailed
-from sandbox.plan import Plan
-from sandbox.pool import Pool
-from sandbox.quiet import Quiet
-from sandbox.spawn import Zygote
-from sandbox.stand import Stand
-from sandbox.subject import Signature, Subject
-from sandbox.trees import Layout, Leaf
+from sandbox.checking.pool import Pool
+from sandbox.machine import memory
+from sandbox.machine.handle import WorkerFailed
+from sandbox.machine.quiet import Quiet
+from sandbox.machine.spawn import Zygote
+from sandbox.machine.trees import Layout, Leaf
+from sandbox.pairs import arenas
+from sandbox.pairs.arenas import early
+from sandbox.subjects.early import Early
+from sandbox.subjects.plan import Plan
+from sandbox.subjects.stand import Stand
+from sandbox.subjects.subject import Signature, Subject
 from sandbox.types import Candidate, Language
 from tests.sandbox.conftest import FAST, SCALE, forward, task_of
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from sandbox.bare import BareGroup, BarePair
+from sandbox.baselines.bare import BareGroup, BarePair
 from sandbox.evaluator import LocalEvaluator
-from sandbox.given import Given
-from sandbox.handle import WorkerFailed
+from sandbox.judging.statistics import summarise
+from sandbox.machine.handle import WorkerFailed
 from sandbox.observation import RoundObservation
-from sandbox.pair import ProcessPair
-from sandbox.plan import Plan
-from sandbox.statistics import summarise
-from sandbox.subject import Opening, Subject
+from sandbox.pairs.given import Given
+from sandbox.pairs.pair import ProcessPair
+from sandbox.subjects.plan import Plan
+from sandbox.subjects.subject import Opening, Subject
 from sandbox.types import Candidate, Language
 from tests.sandbox.conftest import FAST, SCALE, forward, task_of
 
@@ -127,7 +127,7 @@ def bare_rounds(evaluator: LocalEvaluator, plan: Plan, first_line: str) -> list[
 def lean(evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """As calls of gigabytes have it."""
     prepared = evaluator.prepare(TASK, FAST)
-    monkeypatch.setattr("sandbox.plan.LEAN_BYTES", 1)
+    monkeypatch.setattr("sandbox.subjects.plan.LEAN_BYTES", 1)
     found = prepared.plan.leaner(replace(prepared.signature, latency_s=0.002))
     assert (found.sets, found.warm_sets, found.timed) == (1, [0], [0] * 4)
     return found
@@ -171,7 +171,7 @@ def test_small_calls_and_what_writes_its_inputs_have_no_lean_batches(
 ) -> None:
     prepared = evaluator.prepare(TASK, FAST)
     assert prepared.plan.leaner(prepared.signature) is prepared.plan
-    monkeypatch.setattr("sandbox.plan.LEAN_BYTES", 1)
+    monkeypatch.setattr("sandbox.subjects.plan.LEAN_BYTES", 1)
     mutating = replace(prepared.signature, mutates=True)
     assert prepared.plan.leaner(mutating) is prepared.plan
     slow = prepared.plan.leaner(replace(prepared.signature, latency_s=0.3))

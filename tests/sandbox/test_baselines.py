@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from sandbox.compiling import Ahead, Compiling
+from sandbox.baselines.compiling import Ahead, Compiling
+from sandbox.baselines.race import Races
 from sandbox.errors import InvalidReference
 from sandbox.evaluator import LocalEvaluator
-from sandbox.handle import WorkerFailed
+from sandbox.judging.statistics import Null
+from sandbox.machine.handle import WorkerFailed
 from sandbox.observation import Failure, FailureKind, RoundObservation
-from sandbox.race import Races
-from sandbox.statistics import Null
-from sandbox.subject import Opening, Subject
+from sandbox.subjects.subject import Opening, Subject
 from sandbox.types import EvalConfig, Task
 from sandbox.worker.reference import ReferenceSession
 from sandbox.worker.wrapped import THREADS, untuned
@@ -158,8 +158,8 @@ def test_of_large_calls_only_what_is_being_compiled_is_waited_for(
     monkeypatch.setattr(Ahead, "begin", lambda ahead, numbers, _: begin(ahead, numbers, 1))
     monkeypatch.setattr(Ahead, "_make", make)
     monkeypatch.setattr(Races, "race", seen)
-    monkeypatch.setattr("sandbox.race_room.BESIDE_BYTES", 0)
-    monkeypatch.setattr("sandbox.baselines.CORES_PER_COMPILER", 1)
+    monkeypatch.setattr("sandbox.baselines.race_room.BESIDE_BYTES", 0)
+    monkeypatch.setattr("sandbox.baselines.baselines.CORES_PER_COMPILER", 1)
     found = evaluator.prepare(task, config)
     assert found.baselines[0].speedup is not None
     assert made == [True]
@@ -265,7 +265,7 @@ def test_a_disturbed_baseline_has_more_pairs_until_they_agree(
         ]
         return {rival: calm}
 
-    monkeypatch.setattr("sandbox.rival.DISTURBED", 2.0)
+    monkeypatch.setattr("sandbox.baselines.rival.DISTURBED", 2.0)
     monkeypatch.setattr(Races, "_rounds", rounds)
     found = races.race("compile", deque(), null)
     pairs = {seen.pair for seen in found}
@@ -283,7 +283,7 @@ def test_a_further_pair_that_fails_leaves_a_baseline_as_it_was(
             raise WorkerFailed(SHORT_OF_MEMORY)
         return timed(races, number, *more)
 
-    monkeypatch.setattr("sandbox.rival.DISTURBED", 0.0)
+    monkeypatch.setattr("sandbox.baselines.rival.DISTURBED", 0.0)
     monkeypatch.setattr(Races, "_rounds", rounds)
     found = races.race("compile", deque(), raced[1])
     assert {seen.pair for seen in found} == set(range(FAST.min_pairs))

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-from sandbox import beforehand, memory
-from sandbox.baselines import TOGETHER
-from sandbox.beforehand import Beginnings
-from sandbox.compiling import Compiling
+from sandbox.baselines import beforehand
+from sandbox.baselines.baselines import TOGETHER
+from sandbox.baselines.beforehand import Beginnings
+from sandbox.baselines.compiling import Compiling
+from sandbox.baselines.race import Races
 from sandbox.errors import InvalidReference
 from sandbox.evaluator import LocalEvaluator
+from sandbox.machine import memory
+from sandbox.machine.quiet import BEGUN, Turns
 from sandbox.prepare import Figures
-from sandbox.quiet import BEGUN, Turns
-from sandbox.race import Races
-from sandbox.subject import Opening, Subject
+from sandbox.subjects.subject import Opening, Subject
 from sandbox.types import EvalConfig, Task
 from tests.sandbox.conftest import FAST, SCALE, task_of
 
@@ -69,10 +70,10 @@ def steps(evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch) -> Steps:
             found.begun.set()
 
     monkeypatch.setattr(evaluator._quiet, "same_cores", False)
-    monkeypatch.setattr("sandbox.baselines.CORES_PER_COMPILER", 1)
+    monkeypatch.setattr("sandbox.baselines.baselines.CORES_PER_COMPILER", 1)
     monkeypatch.setattr(Compiling, "start", start)
     monkeypatch.setattr(Races, "_race", raced)
-    monkeypatch.setattr("sandbox.beforehand.begin", began)
+    monkeypatch.setattr("sandbox.baselines.beforehand.begin", began)
     return found
 
 
@@ -113,7 +114,7 @@ def test_the_next_task_is_begun_while_another_is_timed(
 def test_beside_what_fills_the_memory_nothing_is_begun(
     evaluator: LocalEvaluator, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandbox.race_room.NEXT_SHARE", 0.0)
+    monkeypatch.setattr("sandbox.baselines.race_room.NEXT_SHARE", 0.0)
     steps.begun.set()
     told = [future.result() for future in both(evaluator, *tasks_of(375, 5))]
     assert all("examine" in found.seconds for found in told)
@@ -236,7 +237,7 @@ def test_who_had_room_and_never_holds_the_device_gives_it_back(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(evaluator._quiet, "same_cores", False)
-    monkeypatch.setattr("sandbox.beforehand.begin", fails)
+    monkeypatch.setattr("sandbox.baselines.beforehand.begin", fails)
     turns = evaluator._turns
     with ThreadPoolExecutor(BEGUN) as pool, turns.hold("one"):
         turns.tell_room(True)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from sandbox.bell import CARRIED_BYTES, HEADER_BYTES, STANDS_BY_S, Bell
-from sandbox.memory import Arena, HostArena
-from sandbox.pair import ProcessPair
-from sandbox.plan import Plan
-from sandbox.scrambling import Scrambler
-from sandbox.subject import Subject
+from sandbox.machine.memory import Arena, HostArena
+from sandbox.pairs.pair import ProcessPair
+from sandbox.subjects.bell import CARRIED_BYTES, HEADER_BYTES, STANDS_BY_S, Bell
+from sandbox.subjects.plan import Plan
+from sandbox.subjects.scrambling import Scrambler
+from sandbox.subjects.subject import Subject
 from sandbox.types import Status
 from tests.sandbox.conftest import SCALE, Evaluate, forward
 
@@ -47,7 +47,9 @@ def answer(bell: Bell, ticket: int, late_s: float = 0.0) -> int:
 def test_a_worker_that_is_rung_has_its_key_and_values(
     bells: tuple[Bell, Bell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandbox.bell.STANDS_BY_S", 30.0)  # a loaded machine may start it late
+    monkeypatch.setattr(
+        "sandbox.subjects.bell.STANDS_BY_S", 30.0
+    )  # a loaded machine may start it late
     supervisor, worker = bells
     for ticket in (1, 2):
         child = answer(worker, ticket)
@@ -138,11 +140,11 @@ def test_lone_calls_that_are_rung_for_get_fresh_values_of_their_own(
             assert torch.equal(subject.set_bytes("inputs", i), kept)
         return seconds
 
-    monkeypatch.setattr("sandbox.bell.CARRIED_BYTES", carried)
+    monkeypatch.setattr("sandbox.subjects.bell.CARRIED_BYTES", carried)
     monkeypatch.setattr(ProcessPair, "start", start_rung)
     monkeypatch.setattr(Subject, "ring", told_ring)
     if pages:
-        monkeypatch.setattr("sandbox.memory.HostArena", in_pages)
+        monkeypatch.setattr("sandbox.machine.memory.HostArena", in_pages)
     task = SCALE + f"\n# {pages}\n"  # prepared with the same arenas
     found = evaluate(forward("return y"), task)  # too few lone rounds to convict: cores are few
     assert found.status is Status.PASSED, found.detail

@@ -8,8 +8,8 @@ import statistics
 
 import pytest
 
-from sandbox.best import best_baseline
 from sandbox.figures import Baseline, Interval
+from sandbox.judging.best import best_baseline
 
 PAIRS, NOISE = 3, 0.05
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from sandbox.build import Builder
-from sandbox.build_report import BuildReport
-from sandbox.device import arch_list
+from sandbox.building.build import Builder
+from sandbox.building.build_report import BuildReport
 from sandbox.errors import SandboxFault
 from sandbox.evaluator import LocalEvaluator
+from sandbox.machine.device import arch_list
 from sandbox.observation import FailureKind
-from sandbox.stand import Stand
+from sandbox.subjects.stand import Stand
 from sandbox.types import Candidate, Language, Task
 from sandbox.worker.extensions import _known
 from tests.sandbox.conftest import FAST
@@ -195,7 +195,7 @@ def test_an_import_that_fails_is_the_runs_to_judge(builder: Builder) -> None:
 
 CLAIM = """
 import gc, os
-from sandbox.channel import Channel
+from sandbox.machine.channel import Channel
 os.makedirs("artifacts/0", exist_ok=True)
 {make}
 channel = [c for c in gc.get_objects() if isinstance(c, Channel) and c._nonce != "zygote"][0]

@@ -13,7 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.channel import FRAME_LIMIT, Channel, ChannelClosed, ChannelProtocol, ChannelTimeout
+from sandbox.machine.channel import (
+    FRAME_LIMIT,
+    Channel,
+    ChannelClosed,
+    ChannelProtocol,
+    ChannelTimeout,
+)
 
 Pair = tuple[Channel, Channel]
 json_values = st.recursive(

@@ -10,11 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.bounds import bound, timed_bounds
-from sandbox.claims import LONGEST_WORD
+from sandbox.checking.bounds import bound, timed_bounds
+from sandbox.checking.pool import Case, refuse_degenerate, truth_leaf
+from sandbox.checking.structure import structure
 from sandbox.errors import InvalidReference
+from sandbox.machine.trees import Leaf
 from sandbox.observation import Errors
-from sandbox.plan import (
+from sandbox.subjects.claims import LONGEST_WORD
+from sandbox.subjects.plan import (
     LEAST_SETS,
     LONGEST,
     MANY_SHARE,
@@ -25,11 +28,8 @@ from sandbox.plan import (
     Plan,
     plan,
 )
-from sandbox.pool import Case, refuse_degenerate, truth_leaf
-from sandbox.stand import match_state
-from sandbox.structure import structure
-from sandbox.subject import Signature
-from sandbox.trees import Leaf
+from sandbox.subjects.stand import match_state
+from sandbox.subjects.subject import Signature
 from sandbox.types import EvalConfig
 
 CONFIG = EvalConfig(batch_ms=10.0)

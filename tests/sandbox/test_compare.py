@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from sandbox.compare import QUIET_ROW, SHORT_ROW, errors, identical, row_shape, ties_explain
+from sandbox.checking.compare import (
+    QUIET_ROW,
+    SHORT_ROW,
+    errors,
+    identical,
+    row_shape,
+    ties_explain,
+)
 from sandbox.observation import Errors
 
 EXACT = Errors()

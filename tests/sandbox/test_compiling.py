@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.compiling import HEADERS, INDUCTOR_CACHE, Compiling
+from sandbox.baselines.compiling import HEADERS, INDUCTOR_CACHE, Compiling
 from sandbox.evaluator import LocalEvaluator
-from sandbox.subject import Subject
+from sandbox.subjects.subject import Subject
 from sandbox.types import Task
 from tests.sandbox.conftest import FAST, SCALE, task_of
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.copying import copy_folder
-from sandbox.handle import remove_tree
+from sandbox.machine.copying import copy_folder
+from sandbox.machine.handle import remove_tree
 
 LIMIT = 1 << 20
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import cores, proc, processes
+from sandbox.machine import cores, proc, processes
 
 FEW_CORES = len(os.sched_getaffinity(0)) < cores.LEAST_CORES
 
@@ -96,7 +96,7 @@ def test_who_times_keeps_off_the_core_that_launches(allowed: list[int]) -> None:
 
 KEEPER = """
 import time
-from sandbox.cores import LaunchingCore
+from sandbox.machine.cores import LaunchingCore
 with LaunchingCore({core}).kept_awake():
     print("awake", flush=True)
     time.sleep(60)

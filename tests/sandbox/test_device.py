@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from sandbox import stand
-from sandbox.device import _launch_s, available_bytes
 from sandbox.errors import DeviceError
-from sandbox.quiet import Quiet
+from sandbox.machine.device import _launch_s, available_bytes
+from sandbox.machine.quiet import Quiet
+from sandbox.subjects import stand
 
 
 def test_memory_that_files_occupy_counts_as_available() -> None:

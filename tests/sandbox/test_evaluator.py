@@ -18,15 +18,20 @@ from typing import Any
 import pytest
 import torch
 
-from sandbox import judge, memory
-from sandbox.baselines import DEVICE_BASELINES, NULL, Baselines
-from sandbox.compiling import Ahead
-from sandbox.cores import common_cores
+from sandbox.baselines.baselines import DEVICE_BASELINES, NULL, Baselines
+from sandbox.baselines.compiling import Ahead
+from sandbox.baselines.race import Races
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault
 from sandbox.evaluator import LocalEvaluator
 from sandbox.figures import Baseline
-from sandbox.handle import WorkerFailed
-from sandbox.invalid import NoRoom
+from sandbox.judging import judge
+from sandbox.judging.invalid import NoRoom
+from sandbox.judging.statistics import Null
+from sandbox.machine import memory
+from sandbox.machine.cores import common_cores
+from sandbox.machine.handle import WorkerFailed
+from sandbox.machine.proc import count_processes
+from sandbox.machine.ready import Ready
 from sandbox.observation import (
     CaseObservation,
     Failure,
@@ -34,17 +39,13 @@ from sandbox.observation import (
     Observation,
     RoundObservation,
 )
-from sandbox.pair import ProcessPair
-from sandbox.plan import LEAST_SETS, SLOW, Plan, plan
+from sandbox.pairs.pair import ProcessPair
 from sandbox.prepare import LESS_SHARE, Preparation
 from sandbox.prepared import Refused
-from sandbox.proc import count_processes
-from sandbox.race import Races
-from sandbox.ready import Ready
 from sandbox.records import from_record, to_record
 from sandbox.stages import Stages
-from sandbox.statistics import Null
-from sandbox.subject import Signature, Subject
+from sandbox.subjects.plan import LEAST_SETS, SLOW, Plan, plan
+from sandbox.subjects.subject import Signature, Subject
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
 from tests.sandbox.conftest import (
     FAST,
@@ -64,7 +65,7 @@ Pids = list[tuple[int, int]]
 def as_on_a_gpu(evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ready]:
     """Where references wait between races, and their processes for other tasks."""
     ready = evaluator._stand.ready
-    monkeypatch.setattr("sandbox.race_room.stays", lambda *_: True)
+    monkeypatch.setattr("sandbox.baselines.race_room.stays", lambda *_: True)
     monkeypatch.setattr("sandbox.prepare.stays", lambda *_: True)
     monkeypatch.setattr(ready, "_most_used", 8)
     yield ready
@@ -411,7 +412,7 @@ def test_races_share_their_processes_and_the_pairs_of_a_race_do_not(
     killed: bool,
     large: bool,
 ) -> None:
-    monkeypatch.setattr("sandbox.race_room.BESIDE_BYTES", 0 if large else 1 << 30)
+    monkeypatch.setattr("sandbox.baselines.race_room.BESIDE_BYTES", 0 if large else 1 << 30)
     task = task_of(SCALE.replace("1.0", "2.125"))
     prepared = evaluator.prepare(task, FAST)
     evaluator._stand.settle()
@@ -422,7 +423,7 @@ def test_races_share_their_processes_and_the_pairs_of_a_race_do_not(
         pytest.MonkeyPatch.context() as patch,
         baselines.races(task, FAST, prepared.signature, prepared.plan) as races,
     ):
-        patch.setattr("sandbox.race_room.KEPT_SHARE", 0.2 if few else 0.0)
+        patch.setattr("sandbox.baselines.race_room.KEPT_SHARE", 0.2 if few else 0.0)
         first = races.race(None, deque())
         evaluator._stand.settle()
         used = [worker.pid for worker in as_on_a_gpu._used]
@@ -495,7 +496,7 @@ def test_a_process_that_served_is_placed_and_closed_as_any_other(
         reuse(placed).result()
     assert os.sched_getaffinity(placed.worker.pid) == common_cores()
     with monkeypatch.context() as patch:
-        patch.setattr("sandbox.stand.USED_CPU_S", 0.0)
+        patch.setattr("sandbox.subjects.stand.USED_CPU_S", 0.0)
         reuse(tired).result()
     monkeypatch.setattr(broken, "leave", lambda: 1 / 0)
     assert isinstance(reuse(broken).exception(), ZeroDivisionError)
@@ -585,7 +586,7 @@ def test_a_quick_candidate_has_longer_batches_in_every_pair_of_a_reported_figure
     config = replace(FAST, max_sets=64, batch_ms=12.0, search_batch_ms=12.0)
     task = task_of(SCALE.replace("        return", slow))
     # Beside other work making one set of inputs may take as long as several usually do.
-    monkeypatch.setattr("sandbox.plan.FILL_S", 1.0)
+    monkeypatch.setattr("sandbox.subjects.plan.FILL_S", 1.0)
     planned = evaluator.prepare(task, config).plan.sets
     monkeypatch.setattr(ProcessPair, "round", seen)
     quick = Candidate(task.id, Language.TORCH, forward("return y"))
@@ -625,7 +626,7 @@ def test_a_slow_candidate_has_short_batches_as_long_as_it_is_slow_in_them(
             calls.append(found.calls)
         return found, case
 
-    monkeypatch.setattr("sandbox.plan.SLOW_BATCH_S", 0.005)
+    monkeypatch.setattr("sandbox.subjects.plan.SLOW_BATCH_S", 0.005)
     config = replace(FAST, max_sets=64, batch_ms=2.0, search_batch_ms=2.0)
     task = task_of(SCALE.replace("3.0", "3.35"))
     planned = evaluator.prepare(task, config).plan.sets
@@ -795,7 +796,7 @@ def test_workers_compiled_beside_the_null_experiment_or_after_it_serve_the_basel
         return raced(baselines, races, name, null, ready)
 
     monkeypatch.setattr(Baselines, "baseline", seen)
-    monkeypatch.setattr("sandbox.baselines.CORES_PER_COMPILER", cores)
+    monkeypatch.setattr("sandbox.baselines.baselines.CORES_PER_COMPILER", cores)
     config = replace(FAST, baselines=("compile",))
     found = evaluator.prepare(task_of(SCALE.replace("+ 1.0", f"+ 1.25{cores}")), config)
     assert found.baselines[0].speedup is not None, found.baselines

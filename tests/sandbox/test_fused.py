@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from sandbox import fused, launch
-from sandbox.compare import errors
+from sandbox.checking import fused
+from sandbox.checking.compare import errors
+from sandbox.machine import launch
 from sandbox.observation import Errors
 from tests.agent.cuda_emulator import RawModule
 

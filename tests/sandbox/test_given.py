@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.given import Given
+from sandbox.pairs.given import Given
 from sandbox.types import EvalConfig
 
 

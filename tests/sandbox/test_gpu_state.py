@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sandbox.errors import SandboxFault
-from sandbox.gpu_state import GpuState, GpuWatch, disturbance, undisturbed
+from sandbox.machine.gpu_state import GpuState, GpuWatch, disturbance, undisturbed
 
 QUIET = GpuState(
     taken_s=100.0,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import hardware_counters
-from sandbox.hardware_counters import METRICS, TIME, facts, values
+from sandbox.machine import hardware_counters
+from sandbox.machine.hardware_counters import METRICS, TIME, facts, values
 from sandbox.worker.counters import (
     MOST_KERNELS,
     MOST_PASSES,

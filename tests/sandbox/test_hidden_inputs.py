@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
-from sandbox import hidden
-from sandbox.pool import Case
+from sandbox.checking import hidden
+from sandbox.checking.pool import Case
+from sandbox.checking.verify import order
 from sandbox.types import Status
-from sandbox.verify import order
 from tests.sandbox.conftest import Evaluate, forward
 
 SECRET = random.Random(7)

@@ -33,7 +33,7 @@ SPEAK = (
     + """
 import gc, os, socket
 
-Channel = harness("channel").Channel
+Channel = harness("machine", "channel").Channel
 
 def channel():
     everything = getattr(gc, "_".join(("get", "objects")))()
@@ -123,7 +123,7 @@ def test_a_tensor_subclass_is_a_hack(evaluate: Evaluate) -> None:
 DEFERRED = (
     UNWATCHED
     + """
-trees = harness("trees")
+trees = harness("machine", "trees")
 real = trees.flatten
 
 def flatten(value, is_tensor):

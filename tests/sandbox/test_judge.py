@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox import judge as judging
-from sandbox import layers
 from sandbox.evidence import Evidence, Kind, Layer, Weight
 from sandbox.figures import Baseline, Interval, Timing
-from sandbox.judge import accused_by_clock, judge, repeated
+from sandbox.judging import judge as judging
+from sandbox.judging import layers
+from sandbox.judging.judge import accused_by_clock, judge, repeated
+from sandbox.judging.statistics import Null
 from sandbox.observation import (
     CaseObservation,
     Errors,
@@ -26,7 +27,6 @@ from sandbox.observation import (
 )
 from sandbox.records import from_record, to_record
 from sandbox.static.scan import Scan
-from sandbox.statistics import Null
 from sandbox.types import CaseResult, EvalConfig, Evaluation, Status
 
 CONFIG = EvalConfig()

@@ -22,7 +22,9 @@ def buffer(x):
 def test_a_buffer_that_comes_round_after_the_batch_is_wrong(
     evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandbox.verify.HASTY_BYTES", 0)  # verification would see it before
+    monkeypatch.setattr(
+        "sandbox.checking.verify.HASTY_BYTES", 0
+    )  # verification would see it before
     source = forward("return buffer(x).copy_(y)", top=BY_ADDRESS)
     found = evaluate(source, config=SEVERAL)
     assert found.status is Status.WRONG_VALUE, found.detail

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from sandbox.claims import runtime_claim
 from sandbox.evidence import Layer, Weight
-from sandbox.layers import runtime
+from sandbox.judging.layers import runtime
 from sandbox.observation import RuntimeClaim
+from sandbox.subjects.claims import runtime_claim
 from sandbox.worker.kernels import described
 
 

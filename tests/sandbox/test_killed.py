@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import killed
 from sandbox.evaluator import LocalEvaluator
+from sandbox.machine import killed
 from sandbox.types import Candidate, Language, Status
 from tests.sandbox.conftest import FAST, SCALE, forward, task_of, workers_alive
 

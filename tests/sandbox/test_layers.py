@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sandbox import layers
 from sandbox.evidence import Evidence, Kind, Layer, Weight
+from sandbox.judging import layers
 from sandbox.observation import Observation, Provenance, RuntimeClaim, TreeFacts
 from sandbox.static.scan import Scan
 from sandbox.types import Evaluation, Language, Status
@@ -55,7 +55,10 @@ def test_an_honest_candidate_has_clean_evidence_in_every_layer(evaluate: Evaluat
         ("replace(module('time'), 'perf_counter')", "time.perf_counter"),
         ("replace(module('torch').Tensor, 'clone')", "torch.Tensor.clone"),
         ("replace(module('torch', 'cuda'), 'synchronize')", "torch.cuda.synchronize"),
-        ("replace(module('sandbox', 'trees'), 'flatten')", "sandbox.trees.flatten"),
+        (
+            "replace(module('sandbox', 'machine', 'trees'), 'flatten')",
+            "sandbox.machine.trees.flatten",
+        ),
         ("recode(module('sandbox', 'worker', 'session').Session.do_go)", "Session.do_go"),
         ("replace(module('sandbox', 'worker', 'lone'), 'stand_by')", "worker.lone.stand_by"),
         ("replace(module('sandbox', 'worker', 'reserve'), 'on_host')", "reserve.on_host"),

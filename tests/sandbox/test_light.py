@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from sandbox import light
-from sandbox.build import Builder
-from sandbox.preludes import MOST_ASKED, Preludes
-from sandbox.quiet import Quiet
-from sandbox.spawn import Worker, Zygote
+from sandbox.building import light
+from sandbox.building.build import Builder
+from sandbox.building.preludes import MOST_ASKED, Preludes
+from sandbox.machine.quiet import Quiet
+from sandbox.machine.spawn import Worker, Zygote
 from sandbox.types import Candidate, Language
 from sandbox.worker import faster
 from sandbox.worker.faster import GCH, OPERATORS

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.building.machine_code import digest_of
 from sandbox.evaluator import LocalEvaluator
 from sandbox.evidence import MACHINE_CODE, Layer
-from sandbox.machine_code import digest_of
 from sandbox.types import Candidate, Language, Status
 from tests.sandbox.conftest import FAST, SCALE, task_of
 
@@ -116,10 +116,10 @@ def test_more_than_a_candidate_compiles_has_no_digest(
 ) -> None:
     folders = compiled(tmp_path / "first", SOURCE)
     assert digest_of(folders)
-    monkeypatch.setattr("sandbox.machine_code.MOST_BYTES", 1000)
+    monkeypatch.setattr("sandbox.building.machine_code.MOST_BYTES", 1000)
     assert digest_of(folders) == ""
-    monkeypatch.setattr("sandbox.machine_code.MOST_BYTES", 1 << 30)
-    monkeypatch.setattr("sandbox.machine_code.MOST_FILES", 0)
+    monkeypatch.setattr("sandbox.building.machine_code.MOST_BYTES", 1 << 30)
+    monkeypatch.setattr("sandbox.building.machine_code.MOST_FILES", 0)
     assert digest_of(folders) == ""
 
 

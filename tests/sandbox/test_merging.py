@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sandbox.figures import Interval, Timing
-from sandbox.merging import convicted, doubtful, excess_s, lower_bound, suspected
+from sandbox.judging.merging import convicted, doubtful, excess_s, lower_bound, suspected
 from sandbox.observation import RoundObservation
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from sandbox.compare import errors
-from sandbox.judge import judge_case
-from sandbox.mismatch import mismatch
+from sandbox.checking.compare import errors
+from sandbox.checking.mismatch import mismatch
+from sandbox.judging.judge import judge_case
 from sandbox.observation import CaseObservation, Errors
 from sandbox.types import Status
 
@@ -96,7 +96,7 @@ def test_without_room_to_look_the_verdict_stays_and_nothing_is_told(monkeypatch)
     def full(*_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("sandbox.mismatch.wrong_elements", full)
+    monkeypatch.setattr("sandbox.checking.mismatch.wrong_elements", full)
     out = TRUTH.float() + 1.0
     case = CaseObservation("a", (errors(out, TRUTH, BOUND),), (BOUND,), (found(out),))
     assert found(out) is None

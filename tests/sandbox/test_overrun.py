@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from sandbox import sides, timing
+from sandbox import timing
 from sandbox.evaluator import LocalEvaluator
+from sandbox.judging.overrun import convicted, suspected
+from sandbox.judging.statistics import Null, clear_win, summarise
 from sandbox.observation import RoundObservation
-from sandbox.overrun import convicted, suspected
-from sandbox.pair import ProcessPair
-from sandbox.statistics import Null, clear_win, summarise
+from sandbox.pairs import sides
+from sandbox.pairs.pair import ProcessPair
 from sandbox.types import Candidate, EvalConfig, Language, Status
 from tests.sandbox.conftest import FAST, SCALE, forward, task_of
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from sandbox import memory, pages, processes
 from sandbox.evaluator import LocalEvaluator
-from sandbox.memory import HostArena, OpenedArena
-from sandbox.pages import Kept, Pages
-from sandbox.subject import Subject
-from sandbox.trees import Layout, Leaf
+from sandbox.machine import memory, pages, processes
+from sandbox.machine.memory import HostArena, OpenedArena
+from sandbox.machine.pages import Kept, Pages
+from sandbox.machine.trees import Layout, Leaf
+from sandbox.subjects.subject import Subject
 from sandbox.types import Candidate, Language, Status
 from sandbox.worker.session import Session
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, forward, task_of

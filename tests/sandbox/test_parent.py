@@ -25,7 +25,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def zygote(environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], Callable[[], object]]:
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "sandbox.zygote", str(theirs.fileno())]
+        command = [sys.executable, "-m", "sandbox.machine.zygote", str(theirs.fileno())]
         process = subprocess.Popen(
             command, env=environment, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE
         )

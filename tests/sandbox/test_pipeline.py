@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from sandbox.evaluator import LocalEvaluator
-from sandbox.handle import Worker
+from sandbox.machine.handle import Worker
+from sandbox.machine.quiet import Quiet
+from sandbox.machine.ready import PROFILED, Ready
+from sandbox.machine.spawn import Zygote
 from sandbox.many import evaluate_many
-from sandbox.quiet import Quiet
-from sandbox.ready import PROFILED, Ready
-from sandbox.spawn import Zygote
-from sandbox.stand import Stand
-from sandbox.subject import Opening
+from sandbox.subjects.stand import Stand
+from sandbox.subjects.subject import Opening
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Request, Status, Task
 from tests.sandbox.conftest import (
     FAST,

@@ -3,7 +3,7 @@
 import pytest
 
 from sandbox.errors import InvalidReference
-from sandbox.invalid import NoRoom
+from sandbox.judging.invalid import NoRoom
 from sandbox.prepare import Preparation
 from sandbox.prepared import KEPT_SHARE, Prepared, Refused, valid
 

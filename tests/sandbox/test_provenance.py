@@ -10,7 +10,7 @@ import torch
 
 from sandbox.evaluator import LocalEvaluator
 from sandbox.evidence import Kind, Layer
-from sandbox.provenance import CALL, base_name, origin, provenance
+from sandbox.judging.provenance import CALL, base_name, origin, provenance
 from sandbox.types import Candidate, Language, Status
 from sandbox.worker.profile import profile
 from tests.sandbox.conftest import FAST, Evaluate, task_of

@@ -8,12 +8,12 @@ import pytest
 from agent.features.proposer import FeatureProposer
 from agent.prompts.render import example
 from kernelbench.suite import load_tasks
-from sandbox.handle import Worker
-from sandbox.queues import SEARCHED, VARIABLE, role_of
-from sandbox.quiet import Quiet
-from sandbox.ready import side_of
-from sandbox.spawn import Zygote
-from sandbox.stand import Stand
+from sandbox.machine.handle import Worker
+from sandbox.machine.queues import SEARCHED, VARIABLE, role_of
+from sandbox.machine.quiet import Quiet
+from sandbox.machine.ready import side_of
+from sandbox.machine.spawn import Zygote
+from sandbox.subjects.stand import Stand
 from sandbox.types import Candidate, Language
 from tests.sandbox.conftest import FAST, SCALE, forward, task_of
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import proc
-from sandbox.handle import Worker, WorkerFailed
-from sandbox.quiet import Quiet, Turns
-from sandbox.spawn import Zygote
+from sandbox.machine import proc
+from sandbox.machine.handle import Worker, WorkerFailed
+from sandbox.machine.quiet import Quiet, Turns
+from sandbox.machine.spawn import Zygote
 
 BUSY = "import time\nend = time.time() + {seconds}\nwhile time.time() < end: pass\n"
 

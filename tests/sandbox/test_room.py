@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from sandbox import memory
 from sandbox.errors import Crowded, DeviceError
-from sandbox.gpu_state import NOT_AVAILABLE, GpuWatch
-from sandbox.handle import WorkerFailed
+from sandbox.machine import memory
+from sandbox.machine.gpu_state import NOT_AVAILABLE, GpuWatch
+from sandbox.machine.handle import WorkerFailed
 from sandbox.observation import Failure, FailureKind
-from sandbox.room import refuse_hoard, room_beside
+from sandbox.subjects.room import refuse_hoard, room_beside
 from sandbox.worker.main import claim
 
 GIB = 1 << 30

@@ -15,20 +15,21 @@ from typing import Any
 
 import pytest
 
-from sandbox import processes, turns
-from sandbox.drift import DRIFT
 from sandbox.evaluator import LocalEvaluator
 from sandbox.figures import Pair
-from sandbox.handle import Worker
+from sandbox.judging.drift import DRIFT
+from sandbox.judging.statistics import Null, full_rounds, summarise
+from sandbox.machine import processes
+from sandbox.machine.handle import Worker
+from sandbox.machine.rest import Afterwards
 from sandbox.observation import CaseObservation, Observation, RoundObservation
-from sandbox.pair import ProcessPair
-from sandbox.plan import Plan
-from sandbox.rest import Afterwards
-from sandbox.rounds import MET_BY, restyled, single_set
+from sandbox.pairs import turns
+from sandbox.pairs.pair import ProcessPair
+from sandbox.pairs.rounds import MET_BY, restyled, single_set
+from sandbox.pairs.turn import Progress, Turn, together
 from sandbox.run import Run
-from sandbox.statistics import Null, full_rounds, summarise
-from sandbox.subject import Subject
-from sandbox.turn import Progress, Turn, together
+from sandbox.subjects.plan import Plan
+from sandbox.subjects.subject import Subject
 from sandbox.types import Candidate, Language, Status
 from tests.exploits.problems import FRAMES
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, forward, task_of
@@ -280,9 +281,9 @@ def launching_on(
     """As on a GPU's host: workers launch from one core, whose pace is read; nothing else voids."""
     monkeypatch.setitem(DRIFT, "cpu", math.inf)
     # A call of microseconds, however long it took on a busy machine.
-    monkeypatch.setattr("sandbox.sides.SHORT_CALL_S", math.inf)
+    monkeypatch.setattr("sandbox.pairs.sides.SHORT_CALL_S", math.inf)
     # With a launching core lone calls are rung for, which says nothing on cores that others share.
-    monkeypatch.setattr("sandbox.merging.convicted", lambda *_: None)
+    monkeypatch.setattr("sandbox.judging.merging.convicted", lambda *_: None)
     zygote = evaluator._stand.zygote
 
     def place(core: UnevenCore) -> None:

@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-import sandbox.pair
+import sandbox.pairs.pair
 import sandbox.timing
-from sandbox import memory, second_look
-from sandbox.bounds import timed_bounds
+from sandbox.checking.bounds import timed_bounds
+from sandbox.checking.pool import Case
 from sandbox.evaluator import LocalEvaluator
-from sandbox.given import Given
-from sandbox.handle import WorkerFailed
-from sandbox.keepsake import HandedOver
+from sandbox.machine import memory
+from sandbox.machine.handle import WorkerFailed
+from sandbox.machine.trees import Layout
 from sandbox.observation import CaseObservation, Errors, Failure, FailureKind
-from sandbox.pool import Case
-from sandbox.subject import Opening, Subject
-from sandbox.trees import Layout
+from sandbox.pairs import second_look
+from sandbox.pairs.given import Given
+from sandbox.pairs.keepsake import HandedOver
+from sandbox.subjects.subject import Opening, Subject
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
 from tests.sandbox.conftest import FAST, task_of
 
@@ -80,7 +81,7 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         found.append(case.within)
         return case
 
-    monkeypatch.setattr(sandbox.pair, "second_look", look)
+    monkeypatch.setattr(sandbox.pairs.pair, "second_look", look)
     return found
 
 

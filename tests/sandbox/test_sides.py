@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sandbox.evaluator import LocalEvaluator
-from sandbox.handle import Worker
-from sandbox.sides import Sides
-from sandbox.subject import Subject
+from sandbox.machine.handle import Worker
+from sandbox.pairs.sides import Sides
+from sandbox.subjects.subject import Subject
 from sandbox.types import Candidate, Language, Status
 from tests.sandbox.conftest import FAST, renamed, task_of
 
@@ -130,11 +130,11 @@ def test_what_is_never_the_heaps_is_not_reserved(
 ) -> None:
     reserved: list[int] = []
     monkeypatch.setattr(Subject, "reserve", lambda self, count: reserved.append(count))
-    monkeypatch.setattr("sandbox.plan.MAPPED_BYTES", 1 << 20)
+    monkeypatch.setattr("sandbox.subjects.plan.MAPPED_BYTES", 1 << 20)
     evaluated(evaluator)
     assert reserved == []
-    monkeypatch.setattr("sandbox.plan.MAPPED_BYTES", 2 << 20)
-    monkeypatch.setattr("sandbox.plan.RESERVED_BYTES", 3 << 20)
+    monkeypatch.setattr("sandbox.subjects.plan.MAPPED_BYTES", 2 << 20)
+    monkeypatch.setattr("sandbox.subjects.plan.RESERVED_BYTES", 3 << 20)
     evaluated(evaluator)
     sets = evaluator.prepare(task_of(COPY), FAST).plan.sets
     assert set(reserved) == {sets + 2}  # of 1.5 MiB each

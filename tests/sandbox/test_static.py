@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from benchmarks.candidates.catalogue import probes
+from sandbox.building.language import detect_language
 from sandbox.errors import ConfigError
 from sandbox.evidence import Layer, Weight
-from sandbox.language import detect_language
 from sandbox.static import cpp
 from sandbox.static.scan import SOURCE_LIMIT_BYTES, scan
 from sandbox.types import Language, Status
@@ -68,7 +68,7 @@ REFUSED = [
     "import inspect\nframe = inspect.currentframe()",
     "import sys\nsys.settrace(print)",
     "import sandbox.worker.session",
-    "from sandbox.channel import Channel",
+    "from sandbox.machine.channel import Channel",
     "import sys\nsys.modules['sandbox'].x = 1",
     "import os\nos.kill(os.getppid(), 9)",
     "import os\ndef f(pid): os.killpg(pid, 9)",

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.figures import Interval, Pair, Timing
-from sandbox.observation import RoundObservation
-from sandbox.statistics import (
+from sandbox.judging.statistics import (
     Null,
     charged_collect,
     clear_win,
@@ -27,6 +26,7 @@ from sandbox.statistics import (
     t_cdf,
     t_quantile,
 )
+from sandbox.observation import RoundObservation
 from sandbox.types import EvalConfig
 
 ONE_LOOK = EvalConfig(min_pairs=3, max_pairs=3)

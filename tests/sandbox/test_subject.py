@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sandbox.subject import AWAKE_S, Subject
+from sandbox.subjects.subject import AWAKE_S, Subject
 from sandbox.types import EvalConfig, Task
 
 ASKS = {

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from sandbox import compare
-from sandbox.bounds import JITTER, NONE, bound, explained
-from sandbox.handle import WorkerFailed
+from sandbox.checking import compare
+from sandbox.checking.bounds import JITTER, NONE, bound, explained
+from sandbox.checking.pool import _CaseMaker
+from sandbox.machine.handle import WorkerFailed
+from sandbox.machine.trees import Leaf
 from sandbox.observation import Errors, Failure, FailureKind
-from sandbox.pool import _CaseMaker
-from sandbox.trees import Leaf
 from sandbox.types import EvalConfig
 from sandbox.worker.tf32 import Tf32, rounded
 

@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from sandbox.bare import BareGroup, BarePair, RivalFailed
-from sandbox.baselines import DEVICE_BASELINES, NULL, TOGETHER
-from sandbox.compiling import Ahead
+from sandbox.baselines.bare import BareGroup, BarePair, RivalFailed
+from sandbox.baselines.baselines import DEVICE_BASELINES, NULL, TOGETHER
+from sandbox.baselines.compiling import Ahead
+from sandbox.baselines.race import Races
+from sandbox.baselines.race_room import Room
+from sandbox.baselines.rival import Rival
 from sandbox.evaluator import LocalEvaluator
-from sandbox.handle import WorkerFailed
+from sandbox.machine.handle import WorkerFailed
+from sandbox.machine.proc import family
 from sandbox.observation import Failure, FailureKind
-from sandbox.proc import family
-from sandbox.race import Races
-from sandbox.race_room import Room
-from sandbox.rival import Rival
-from sandbox.stand import Stand
-from sandbox.subject import Opening, Subject
+from sandbox.subjects.stand import Stand
+from sandbox.subjects.subject import Opening, Subject
 from sandbox.types import Candidate, EvalConfig, Language, Task
 from tests.sandbox.conftest import FAST, SCALE, forward, task_of
 
@@ -260,7 +260,7 @@ def test_what_lacked_memory_beside_others_is_timed_alone(
 def test_where_all_do_not_fit_at_once_they_are_timed_pair_by_pair(
     evaluator: LocalEvaluator, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandbox.race_room.PAIR_SHARE", 0.0)
+    monkeypatch.setattr("sandbox.baselines.race_room.PAIR_SHARE", 0.0)
     found = evaluator.figures(fresh_task(75), alone(ONE, TWO))
     assert seen.races == [[None], [ONE], [TWO]]
     assert all(one.speedup is not None for one in found.baselines)
@@ -287,7 +287,7 @@ def test_workers_that_are_compiled_in_time_are_in_the_others_rounds(
         for _ in range(config.min_pairs - ready):
             make(ahead)
 
-    monkeypatch.setattr("sandbox.baselines.CORES_PER_COMPILER", 1)
+    monkeypatch.setattr("sandbox.baselines.baselines.CORES_PER_COMPILER", 1)
     monkeypatch.setattr(Ahead, "begin", begin)
     monkeypatch.setattr(Ahead, "finish", finish)
     _, compiled = evaluator.figures(task, config).baselines

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.build import Builder
-from sandbox.device import instructions
+from sandbox.building.build import Builder
+from sandbox.building.light import Ways
+from sandbox.building.toolchain import nvcc, require_compilers, toolchain
 from sandbox.errors import DeviceError
-from sandbox.light import Ways
-from sandbox.toolchain import nvcc, require_compilers, toolchain
+from sandbox.machine.device import instructions
 from sandbox.types import Candidate, Language
 from tests.sandbox.conftest import FAST
 

@@ -16,8 +16,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.memory import HostArena, OpenedArena, describe, leaf_view, stacked_view
-from sandbox.trees import (
+from sandbox.machine.memory import HostArena, OpenedArena, describe, leaf_view, stacked_view
+from sandbox.machine.trees import (
     ALIGNMENT,
     CLAIM_ERRORS,
     Layout,

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from sandbox import compare
-from sandbox.bounds import NONE, bound, timed_bounds
+from sandbox.checking import compare
+from sandbox.checking.bounds import NONE, bound, timed_bounds
+from sandbox.checking.pool import Case
+from sandbox.machine.trees import Leaf
 from sandbox.observation import Errors
-from sandbox.pair import ProcessPair
-from sandbox.plan import Plan
-from sandbox.pool import Case
-from sandbox.rounds import MET_BY, hiding_rounds, single_set
-from sandbox.trees import Leaf
+from sandbox.pairs.pair import ProcessPair
+from sandbox.pairs.rounds import MET_BY, hiding_rounds, single_set
+from sandbox.pairs.unlike import MOST, Kind, Kinds, timed_kinds
+from sandbox.subjects.plan import Plan
 from sandbox.types import EvalConfig
-from sandbox.unlike import MOST, Kind, Kinds, timed_kinds
 from sandbox.worker.tf32 import rounded
 
 SCALED = ["inputs x -1", "inputs x 0.01", "inputs x 3"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sandbox.updates import BUFFER_SHARE, input_share, same_update
+from sandbox.checking.updates import BUFFER_SHARE, input_share, same_update
 
 BEFORE = torch.randn(64, 128, generator=torch.Generator().manual_seed(1))
 CHANGE = torch.randn(64, 128, generator=torch.Generator().manual_seed(2))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sandbox.handle import WorkerFailed
+from sandbox.machine.handle import WorkerFailed
 from sandbox.observation import Failure, FailureKind, RoundObservation
-from sandbox.pair import ProcessPair
+from sandbox.pairs.pair import ProcessPair
 from sandbox.types import Language, Shape, Status
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, Evaluate, forward, renamed
 
@@ -328,7 +328,7 @@ def test_results_remembered_by_address_are_wrong_for_the_call_in_haste(evaluate:
 def test_results_remembered_by_address_are_wrong_in_timed_rounds(
     evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandbox.verify.HASTY_BYTES", 0)
+    monkeypatch.setattr("sandbox.checking.verify.HASTY_BYTES", 0)
     found = evaluate(MEMOISED)
     assert found.status is Status.WRONG_VALUE
     assert found.detail.startswith("timed rounds")

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.proc import count_processes, cpu_seconds, tree_memory_bytes
-from sandbox.processes import (
+from sandbox.machine.proc import count_processes, cpu_seconds, tree_memory_bytes
+from sandbox.machine.processes import (
     adopt_orphans,
     freeze_tree,
     kill_tree,
     thaw_tree,
     woken,
 )
-from sandbox.zygote import reap
+from sandbox.machine.zygote import reap
 
 SLOT_UID = 61_000 + os.getpid() % 2_000
 """Unlike any other test run's on this host: limits count, and kill_tree sweeps, by uid."""

@@ -144,7 +144,7 @@ import sys
 from pathlib import Path
 import cupy
 from cupy._core.core import assemble_cupy_compiler_options
-from sandbox.zygote import complete_cupy
+from sandbox.machine.zygote import complete_cupy
 complete_cupy()
 options = (*assemble_cupy_compiler_options(()), "-arch=sm_90")
 program = cupy.cuda.compiler._NVRTCProgram(Path(sys.argv[1]).read_text(), "", method="cubin")

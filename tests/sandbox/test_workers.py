@@ -13,13 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from sandbox import cores, spawn
 from sandbox.errors import SandboxFault
-from sandbox.handle import Worker, WorkerFailed, signal_name
-from sandbox.logs import Log
+from sandbox.machine import cores, spawn
+from sandbox.machine.handle import Worker, WorkerFailed, signal_name
+from sandbox.machine.logs import Log
+from sandbox.machine.slots import FIRST_UID, UIDS, Slot
+from sandbox.machine.spawn import Zygote, zygote_environment
 from sandbox.observation import FailureKind
-from sandbox.slots import FIRST_UID, UIDS, Slot
-from sandbox.spawn import Zygote, zygote_environment
 from sandbox.walls.devices import own_devices
 from tests.sandbox.conftest import commands_of, scratch_folders
 

@@ -1,0 +1,1 @@
+"""What candidates are timed against: eager, compiled, and the reference against itself."""

@@ -1,0 +1,1 @@
+"""Sources to artifacts: which language, which compiler, ahead of the run, in the walls."""

@@ -1,0 +1,357 @@
+"""A task's secret cases with their float64 truth and the error each may have; computed once per
+task.
+
+Truth is the reference in float64 (docs/measuring.md); how far from it a candidate may be is
+sandbox/checking/bounds.py's to say.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from sandbox.checking import compare, hidden, nulls
+from sandbox.checking.bounds import JITTER, NONE, bound, explained
+from sandbox.checking.nulls import NullCandidate
+from sandbox.checking.structure import structure
+from sandbox.errors import InvalidReference
+from sandbox.machine import memory
+from sandbox.machine.handle import WorkerFailed
+from sandbox.machine.trees import Layout, Leaf
+from sandbox.observation import Errors, FailureKind
+from sandbox.subjects.subject import Signature, Subject
+from sandbox.types import EvalConfig
+
+LARGE_BYTES = 4 << 30
+"""Of one input set and its outputs: beyond it float64 copies do not fit beside both sides, so truth
+is the reference's own float32 output, and two cases are kept."""
+CHANGED_BYTES = 64 << 20
+"""Of one input set, above which one hidden change is enough: each costs a comparison."""
+LARGE_SCALE = -3.0
+"""Of the second: another sign and size, so that U[0,1) inputs do not make a ReLU the identity."""
+UNSIGNED = frozenset(("uint16", "uint32", "uint64"))
+"""Without arithmetic, and without promotion to another type, in torch."""
+CHANGES_TRIED = 4
+"""How often a change is made anew where the outputs stay what they were: one element of a ReLU's
+input often moves from one negative value to another."""
+POOL_SHARE = 0.15
+"""Of free memory that stored cases may take."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs with what must come out."""
+
+    name: str
+    inputs: torch.Tensor
+    """(bytes,) uint8, private copy of one input set."""
+    truth: tuple[torch.Tensor, ...]
+    """Per output leaf: float64 for floating ones."""
+    bounds: tuple[Errors, ...]
+    own: tuple[Errors, ...]
+    """The reference's own errors."""
+    state_after: torch.Tensor | None
+    """(bytes,) uint8: parameters and buffers after the call, where calls move them."""
+    scale: float = 1.0
+    """Of the float inputs, against those that get_inputs() makes."""
+    made_from: str | None = None
+    """The name of the case whose inputs it changes,"""
+    change: str | None = None
+    """and in which way (sandbox/checking/hidden.py)."""
+    alike: bool = False
+    """Whether only who looks at all of its inputs can tell it from that case."""
+    inputs_after: torch.Tensor | None = None
+    """(bytes,) uint8: the inputs after the call, where calls write to them."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The cases of one shape."""
+
+    signature: Signature
+    state: torch.Tensor
+    """(bytes,) uint8: the parameters and buffers all cases share."""
+    cases: tuple[Case, ...]
+    oracle: str
+    """`float64`, or `float32` where the reference does not run in float64."""
+
+    @property
+    def bytes(self) -> int:
+        held: int = self.state.numel()
+        return held + sum(_bytes(case) for case in self.cases)
+
+
+def _bytes(case: Case) -> int:
+    after = [t for t in (case.state_after, case.inputs_after) if t is not None]
+    return sum(t.numel() * t.element_size() for t in (case.inputs, *case.truth, *after))
+
+
+def build_pool(
+    subject: Subject,
+    signature: Signature,
+    config: EvalConfig,
+    free_bytes: int,
+    admit: Callable[[Sequence[Case], Signature], None] | None = None,
+) -> Pool:
+    """Make the cases with the reference's worker, open at this shape.
+
+    Raises InvalidReference for a stochastic or data-dependent reference, and what `admit` raises
+    (by default `refuse_degenerate`) of the cases, before any is left out to save memory.
+    """
+    refuse_unscorable(signature)
+    subject.attach_all(signature, 1, 1)
+    subject.request("publish", config.run_timeout_s)
+    state = subject.arenas["state"].bytes.clone()
+    large = signature.input_bytes + signature.output_bytes > LARGE_BYTES
+    maker = _CaseMaker(subject, signature, config, "float32" if large else "float64")
+    truth = Layout(tuple(map(truth_leaf, signature.outputs)), 1)
+    if not large:
+        subject.attach("oracle", truth)
+    per_case = signature.input_bytes + 2 * truth.stride
+    per_case += signature.state_bytes if signature.moves_state else 0
+    per_case += signature.input_bytes if signature.mutates else 0
+    room = max(2, int(POOL_SHARE * free_bytes) // max(per_case, 1))
+    cases = [maker.make("given", 1.0)]
+    if large:
+        scales = (LARGE_SCALE, 1.0) if config.scales and signature.inputs else (1.0,)
+        # The first that stays finite: each case of these is gigabytes.
+        found = (maker.make(f"inputs x {scale:g}", scale) for scale in scales)
+        cases.append(next((case for case in found if case is not None), None))
+    else:
+        cases.append(maker.make("given, fresh values", 1.0))
+        for scale in config.scales if signature.inputs else ():
+            if len(cases) < room:
+                cases.append(maker.make(f"inputs x {scale:g}", scale))
+    kept = tuple(case for case in cases if case is not None)
+    if not kept or cases[0] is None:
+        raise InvalidReference(
+            "the output on the inputs as given is not finite, or zero where float64 is not"
+        )
+    if not large and not signature.aliases and nulls.passes(NullCandidate.ECHO, kept, signature):
+        # A ReLU of values in [0, 1) is the identity; an honest copy passes this case as well.
+        mirrored = maker.make("inputs x -1, not to be copied", -1.0)
+        kept += () if mirrored is None else (mirrored,)
+    (admit or refuse_degenerate)(kept, signature)
+    if not large and len(kept) < room:
+        kept += maker.changed(cases[0], config.changes)
+    for name in ("inputs", "slots", "oracle"):
+        subject.detach(name)
+    return Pool(signature, state, kept, maker.oracle)
+
+
+def tells(case: Case, other: Case) -> bool:
+    """Whether the other's outputs would be refused for this one."""
+    return not all(
+        compare.errors(stale, truth).within(limit)
+        for stale, truth, limit in zip(other.truth, case.truth, case.bounds, strict=True)
+    )
+
+
+def float_inputs(inputs: torch.Tensor, signature: Signature) -> list[torch.Tensor]:
+    """The floating ones of a set's (bytes,), which index outputs may refer to."""
+    layout = Layout(signature.inputs, 1)
+    return [
+        memory.leaf_view(inputs, layout, 0, i)
+        for i, leaf in enumerate(layout.leaves)
+        if leaf.floating
+    ]
+
+
+class _CaseMaker:
+    def __init__(
+        self, subject: Subject, signature: Signature, config: EvalConfig, oracle: str
+    ) -> None:
+        self.subject = subject
+        self.signature = signature
+        self.config = config
+        self.oracle = oracle
+        self.coarse = subject.task.device == "cuda" and subject.task.dtype == "float32"
+        """TF32 may be used, as far as is known."""
+
+    def make(self, name: str, scale: float) -> Case | None:
+        """The case, or None where truth or reference leaves the finite range, or where the
+        reference raises on inputs that get_inputs() does not make.
+        """
+        subject, limit = self.subject, self.config.run_timeout_s
+        subject.restate()
+        subject.request("fill", limit, sets=[0], seed=secrets.randbits(60), scale=scale)
+        return self.judged(name, scale, given=scale == 1.0)
+
+    def changed(self, given: Case, names: Sequence[str]) -> tuple[Case, ...]:
+        """Cases made from another's inputs; of large inputs one alone, which one is secret."""
+        secret = random.Random(secrets.randbits(64))
+        able = [name for name in names if name in hidden.CHANGES]
+        if given.inputs.numel() > CHANGED_BYTES:
+            able = secret.sample(able, min(len(able), 1))
+        floating = [i for i, leaf in enumerate(self.signature.inputs) if leaf.floating]
+        found = []
+        for name in able:
+            for _ in range(CHANGES_TRIED):
+                self.subject.restate()
+                self.subject.set_bytes("inputs", 0).copy_(given.inputs)
+                views = [self.subject.leaf("inputs", 0, i) for i in floating]
+                case = None
+                if hidden.CHANGES[name](views, secret):
+                    if self.subject.task.device == "cuda":
+                        torch.cuda.synchronize()
+                    case = self.judged(f"{given.name}, {name}", given.scale, given=False)
+                if case is None or tells(case, given):
+                    break
+            if case is not None:
+                alike = name in hidden.ALIKE
+                found.append(replace(case, made_from=given.name, change=name, alike=alike))
+        return tuple(found)
+
+    def judged(self, name: str, scale: float, *, given: bool) -> Case | None:
+        """The case of the inputs that are in set 0 now; `given`: as get_inputs() makes them."""
+        subject = self.subject
+        inputs = subject.set_bytes("inputs", 0).clone()
+        if not given and not self.accepted(inputs):
+            return None
+        truth = self.truth(0.0)
+        shaken = self.off(truth, JITTER)
+        rough = self.off(truth, 0.0, tf32=True) if self.coarse else None
+        subject.poison("slots", 0, 1)
+        subject.set_bytes("inputs", 0).copy_(inputs)
+        subject.warm([])
+        subject.go([0])
+        after = subject.set_bytes("inputs", 0).clone() if self.signature.mutates else None
+        _, claim = subject.collect([0])
+        self.check_structure(claim)
+        outputs = [subject.leaf("slots", 0, i).clone() for i in range(len(self.signature.outputs))]
+        if truth is None:
+            truth = outputs
+        if not all(bool(t.isfinite().all()) for t in [*truth, *outputs] if t.is_floating_point()):
+            return None
+        own = tuple(compare.errors(out, t) for out, t in zip(outputs, truth, strict=True))
+        if any(math.isinf(e.norm) for e in own):
+            return None  # truth is all zeros and the reference is not: no error can be told
+        values = float_inputs(inputs, self.signature)
+        for leaf, out in enumerate(outputs):
+            if own[leaf].misplaced and not compare.ties_explain(out, truth[leaf], values):
+                # Rounding decides there, as among probabilities that float32 makes zeros.
+                if not given:
+                    return None
+                truth[leaf] = out
+        nothing = [NONE] * len(own)
+        limits = tuple(
+            bound(leaf, mine, shake, self.config, tf32)
+            for leaf, mine, shake, tf32 in zip(
+                self.signature.outputs,
+                own,
+                shaken or nothing,
+                explained(rough or nothing, shaken or nothing),
+                strict=True,
+            )
+        )
+        state_after = self.state_after()
+        return Case(name, inputs, tuple(truth), limits, own, state_after, scale, inputs_after=after)
+
+    def accepted(self, inputs: torch.Tensor) -> bool:
+        """Whether the reference takes what is in set 0; all is then as before the call."""
+        subject = self.subject
+        subject.warm([])
+        try:
+            subject.go([0])
+        except WorkerFailed as failed:
+            if failed.failure.kind is not FailureKind.CLAIMED:
+                raise
+            return False
+        subject.set_bytes("inputs", 0).copy_(inputs)
+        subject.restate()
+        return True
+
+    def off(
+        self, truth: list[torch.Tensor] | None, jitter: float, *, tf32: bool = False
+    ) -> list[Errors] | None:
+        """By how much those other float64 outputs differ from the truth."""
+        other = self.truth(jitter, tf32=tf32)
+        if truth is None or other is None:
+            return None
+        return [compare.errors(o, t) for o, t in zip(other, truth, strict=True)]
+
+    def truth(self, jitter: float, *, tf32: bool = False) -> list[torch.Tensor] | None:
+        """The float64 outputs for input set 0; None where the reference refuses float64. `tf32`: as
+        that would have them; None where the reference may not use it.
+        """
+        if self.oracle != "float64":
+            return None
+        try:
+            reply = self.subject.request(
+                "oracle",
+                self.config.run_timeout_s,
+                set=0,
+                jitter=jitter,
+                seed=secrets.randbits(31),
+                tf32=tf32,
+            )
+        except WorkerFailed as failed:
+            if failed.failure.kind is not FailureKind.CLAIMED:
+                raise
+            if tf32:  # no room for another copy, say: the truth stands
+                self.coarse = False
+            else:
+                self.oracle = "float32"
+            return None
+        if tf32 and not reply["rounded"]:
+            self.coarse = False
+            return None
+        return [
+            self.subject.leaf("oracle", 0, i).clone() for i in range(len(self.signature.outputs))
+        ]
+
+    def check_structure(self, claim: dict[str, object]) -> None:
+        differs = {k: v for k, v in structure(claim, self.signature, 1).items() if v}
+        differs.pop("foreign_type", None)
+        if differs:
+            words = "; ".join(differs.values())
+            raise InvalidReference(
+                f"data-dependent outputs: on other values forward() gives {words}"
+            )
+
+    def state_after(self) -> torch.Tensor | None:
+        """(bytes,) uint8: what the last call left in the model's parameters and buffers; None where
+        calls move none of them.
+        """
+        if not self.signature.moves_state:
+            return None
+        arena = self.subject.arenas["state"].bytes
+        before = arena.clone()
+        self.subject.request("publish", self.config.run_timeout_s)
+        after = arena.clone()
+        arena.copy_(before)  # the next case begins there too
+        return after
+
+
+def truth_leaf(leaf: Leaf) -> Leaf:
+    """The slot of an output leaf's truth."""
+    dense = leaf.dense()
+    return Leaf(dense.shape, "float64", dense.stride, 8) if leaf.floating else dense
+
+
+def refuse_unscorable(signature: Signature) -> None:
+    """Raise InvalidReference for what no case has to tell."""
+    if not signature.outputs:
+        raise InvalidReference("forward() returns no tensor: return what it updates in place")
+    if not any(leaf.elements for leaf in signature.outputs):
+        raise InvalidReference("forward() returns no element: whatever is empty would pass")
+    dtypes = {leaf.dtype for leaf in (*signature.inputs, *signature.outputs)}
+    if any(dtype.startswith("complex") for dtype in dtypes):
+        raise InvalidReference("complex tensors: split them with torch.view_as_real")
+    if unsigned := dtypes & UNSIGNED:
+        raise InvalidReference(f"{min(unsigned)} tensors: torch compares them with none; use int64")
+    if not signature.repeatable:
+        raise InvalidReference("stochastic: equal inputs give different outputs under another seed")
+
+
+def refuse_degenerate(cases: Sequence[Case], signature: Signature) -> None:
+    """Raise InvalidReference where a candidate that computes nothing would pass."""
+    for null in NullCandidate:
+        reason = nulls.why_degenerate(null, aliases=signature.aliases)
+        if reason and nulls.passes(null, cases, signature):
+            raise InvalidReference(f"degenerate: {reason}")

@@ -1,0 +1,1 @@
+"""What was seen, judged: pure functions of observations and rounds."""

@@ -1,0 +1,1 @@
+"""Processes and memory of this host and its GPUs, without a word of what is judged."""

@@ -1,0 +1,1 @@
+"""A process pair: equal inputs for both sides, and the clock between "go" and "done"."""

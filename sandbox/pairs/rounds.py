@@ -1,0 +1,54 @@
+"""When a pair's rounds disclose one input set per "go", before which parameters change, and which
+batches hold hidden inputs: secret, though early enough that a pair that is cut short has met all.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from sandbox.judging.statistics import full_rounds
+from sandbox.types import EvalConfig
+
+RESTYLED_ROUNDS = 2
+"""Of a pair, before which parameters change: never none, so that frozen weights cannot be lucky."""
+HIDING_ROUNDS = 2
+"""Batches of a pair that hold hidden inputs: few enough that a median does without them."""
+MET_BY = 3
+"""Rounds by which every pair has met a single-set round, new parameters and hidden inputs, and
+before which none ends early: else a slow cheat would pass for a slow kernel."""
+SOON = 2
+"""Batches beside the early one, of which one holds hidden inputs too where that is to be soon."""
+
+
+def single_set(config: EvalConfig, secret: random.Random, *, judged: bool) -> list[bool]:
+    """Of a pair's rounds, True for single-set ones: at least one, and both kinds are met early.
+    Where nobody is `judged` none is, and the others are as many.
+    """
+    if not judged:
+        return [False] * full_rounds(config)
+    count = config.rounds - full_rounds(config)
+    kinds = [True] * count + [False] * full_rounds(config)
+    secret.shuffle(kinds)
+    while set(kinds[:MET_BY]) != set(kinds):
+        secret.shuffle(kinds)
+    return kinds
+
+
+def restyled(rounds: int, secret: random.Random) -> set[int]:
+    """Numbers of the rounds, of so many, before which parameters change."""
+    early = secret.randrange(min(MET_BY, rounds))
+    others = [number for number in range(rounds) if number != early]
+    return {early, *secret.sample(others, min(RESTYLED_ROUNDS - 1, len(others)))}
+
+
+def hiding_rounds(kinds: Sequence[bool], secret: random.Random, *, soon: bool = False) -> set[int]:
+    """Numbers of the batches, among rounds of these kinds, that hold hidden inputs; `soon`: all of
+    them are among the first.
+    """
+    batches = [number for number, single in enumerate(kinds) if not single]
+    if not batches:
+        return set()
+    early = secret.choice([number for number in batches if number < MET_BY] or batches[:1])
+    others = [number for number in batches if number != early][: SOON if soon else None]
+    return {early, *secret.sample(others, min(HIDING_ROUNDS - 1, len(others)))}

@@ -1,0 +1,1 @@
+"""A worker with a model and its memory: reference, baseline or candidate."""
