@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from agent.config import OptimizeConfig
     from agent.export.revalidate import Outcome
     from agent.extraction.extract import Extracted
-    from agent.outcome import CampaignResult
+    from agent.journals.outcome import CampaignResult
     from agent.replay import Difference
     from agent.scoring import Told
     from agent.substitution.report import Application

@@ -14,20 +14,20 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import Discriminator, TypeAdapter, ValidationError
 
-from agent import budget
-from agent.budget import CampaignConfig
 from agent.features.search import Order
 from agent.keys import nearest, refuse_misfits
 from agent.limits import FieldError, Least, refuse_too_small
+from agent.loop import budget
+from agent.loop.budget import CampaignConfig
 from agent.memory.notes import Memory
 from agent.models.ledger import Caps
 from agent.models.prices import Price
 from agent.models.settings import ModelConfig
 from agent.presets import preset_names, read_yaml
+from agent.proposing.tuner import Tuning
 from agent.strategies.choice import STRATEGIES, AnyStrategy
 from agent.strategies.fsr import Fsr
 from agent.strategies.portfolio import Portfolio
-from agent.tuner import Tuning
 from sandbox.errors import ConfigError
 from sandbox.records import to_record
 from sandbox.types import EvalConfig, Language

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from agent.recorded import Recorded
+from agent.journals.recorded import Recorded
 from agent.types import Attempt
 from sandbox.figures import Interval
 from sandbox.types import Evaluation

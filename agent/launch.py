@@ -1,8 +1,8 @@
 """A campaign from its config: tasks, journal, proposers and engine are opened, the loop runs, and
 what it finds is shown as it comes.
 
-Not here: the loop's decisions (agent/campaign.py), and how a local policy is made, which only `rl`
-knows.
+Not here: the loop's decisions (agent/loop/campaign.py), and how a local policy is made, which only
+`rl` knows.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agent.campaign import run_campaign
 from agent.config import OptimizeConfig
-from agent.engine import LaneEngine, LocalEngine
-from agent.idle import Deferred
-from agent.journal import COMMAND
+from agent.engines.engine import LaneEngine, LocalEngine
+from agent.engines.idle import Deferred
+from agent.journals.journal import COMMAND
+from agent.journals.outcome import CampaignResult
+from agent.journals.spending import spending
 from agent.learner import OpenPolicy
+from agent.loop.campaign import run_campaign
 from agent.models.opening import BatchFiles, check_models
-from agent.outcome import CampaignResult
-from agent.progress import CampaignView, Header, show_result
 from agent.proposers import open_proposers
 from agent.runs import interruptible, open_run
-from agent.spending import spending
+from agent.views.progress import CampaignView, Header, show_result
 from kernelbench.suite import load_suite
 from sandbox.building.build import build
 from sandbox.doctor import describe, gpu_count
@@ -120,7 +120,7 @@ def open_engine(config: OptimizeConfig, kept: int = 0) -> LaneEngine:
         lanes = config.lanes or most
         return LocalEngine(make_evaluator, build, lanes=lanes, depth=ahead(config.device))
     try:
-        from agent.ray_engine import RayEngine
+        from agent.engines.ray_engine import RayEngine
     except ImportError as error:
         raise ConfigError(f"{error}: install ray, or use --engine local") from error
     return RayEngine(

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.confirm import abnormal, checked
-from agent.journal import Journal
+from agent.journals.journal import Journal
+from agent.journals.recorded import Recorded
 from agent.model import Model
-from agent.recorded import Recorded
 from agent.strategies.types import REPAIR
 from rewards import speedup
 from rewards.types import Reward

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent.asking import asking
 from agent.config import OptimizeConfig
 from agent.features.proposer import FeatureProposer
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from agent.memory.notes import Memory, append_notes, note_lines
 from agent.memory.remember import notes_of
 from agent.model import Model
-from agent.model_proposer import SeededProposer
 from agent.models.opening import BatchFiles, open_books, open_model
-from agent.tuner import TuningProposer
+from agent.proposing.model_proposer import SeededProposer
+from agent.proposing.tuner import TuningProposer
 from agent.types import Proposer
+from agent.views.asking import asking
 
 
 @contextmanager

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.campaign import run_campaign
 from agent.config import OptimizeConfig, validate
 from agent.features.proposer import FeatureProposer
-from agent.journal import FILE, REPLAY, Journal
+from agent.journals.journal import FILE, REPLAY, Journal
+from agent.journals.outcome import CampaignResult, Stage
+from agent.journals.recorded import Recorded
+from agent.loop.campaign import run_campaign
 from agent.models.replay import ReplayModel
-from agent.outcome import CampaignResult, Stage
 from agent.proposers import model_proposer
-from agent.recorded import Recorded
 from agent.runs import RUNS, check_name, open_run
 from agent.types import FIRST_TURN, Attempt, Measured, Proposal, Proposer, Turn
 from sandbox.errors import ConfigError, InvalidReference, SandboxFault
@@ -36,7 +36,7 @@ class NotRecorded(SandboxFault):
 
 
 class ReplayEngine:
-    """Hands out a journal's evaluations (agent.engine.Engine)."""
+    """Hands out a journal's evaluations (agent.engines.engine.Engine)."""
 
     name = "replay"
     lanes = 1

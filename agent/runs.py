@@ -1,6 +1,6 @@
 """A run's folder: runs/NAME with its journal, its lock and its resolved config.
 
-runs/NAME/journal.sqlite   everything that happened (agent/journal.py)
+runs/NAME/journal.sqlite   everything that happened (agent/journals/journal.py)
 runs/NAME/config.yaml      the resolved config it was first started with
 runs/NAME/lock             held by the process that works on it
 runs/NAME/ledger.jsonl     what its models cost (agent/models/ledger.py)
@@ -20,10 +20,10 @@ from pathlib import Path
 from types import FrameType
 
 from agent.config import MAY_CHANGE, OptimizeConfig, to_yaml, validate
-from agent.journal import FILE, Journal
+from agent.journals.journal import FILE, Journal
+from agent.journals.storage import RunLock
 from agent.keys import nearest
 from agent.models.ledger import LEDGER_FILE
-from agent.storage import RunLock
 from sandbox.cleanup import on_failure
 from sandbox.errors import ConfigError
 from sandbox.records import to_record

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.config import OptimizeConfig, load_evaluation, load_optimize, protocol_of
-from agent.engine import LaneEngine
-from agent.evaluating import POLL_S, EngineJudge
+from agent.engines.engine import LaneEngine
+from agent.engines.evaluating import POLL_S, EngineJudge
 from agent.export.modelnew import export_run
-from agent.journal import FILE
+from agent.journals.journal import FILE
 from agent.keys import nearest
 from agent.launch import open_engine
 from agent.runs import RUNS, find_run, run_names

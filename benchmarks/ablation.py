@@ -29,13 +29,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agent.config import OptimizeConfig, load_optimize, strategy_values, validate
-from agent.journal import FILE, Journal
+from agent.journals.journal import FILE, Journal
+from agent.journals.outcome import TaskReport, reports
+from agent.journals.spending import Spending, spending
 from agent.memory.notes import Memory
-from agent.outcome import TaskReport, reports
+from agent.proposing.tuner import Tuning
 from agent.runs import RUNS
-from agent.spending import Spending, spending
 from agent.strategies.portfolio import Portfolio
-from agent.tuner import Tuning
 from kernelbench.metrics import bootstrap, fast_p, mean_over_all
 from sandbox.errors import ConfigError
 from sandbox.figures import Interval

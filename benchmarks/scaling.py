@@ -19,7 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from agent.ray_engine import RayEngine
+from agent.engines.ray_engine import RayEngine
 from benchmarks.candidates.mixed import Sample, mixed
 from benchmarks.keeping import header, keep_json, stop_cleanly
 from benchmarks.stream import BUSY, CONFIG, admitted

@@ -33,7 +33,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from agent.journal import Journal  # noqa: E402
+from agent.journals.journal import Journal  # noqa: E402
 from agent.learner import LEARN  # noqa: E402
 from agent.presets import read_yaml  # noqa: E402
 from agent.runs import find_run  # noqa: E402

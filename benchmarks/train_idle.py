@@ -33,13 +33,13 @@ from transformers import Qwen2Config
 from agent.config import load_optimize
 from agent.device import resolved
 from agent.features.proposer import FeatureProposer
-from agent.journal import Journal
+from agent.journals.journal import Journal
+from agent.journals.timings import EVENT
 from agent.launch import launch
 from agent.learner import LEARN, LocalPolicy, OpenPolicy
 from agent.presets import read_yaml
 from agent.prompts.render import fenced
 from agent.runs import find_run
-from agent.timings import EVENT
 from benchmarks.keeping import header, keep_json
 from benchmarks.train_size import CONTEXT, SIZES, make, texts
 from kernelbench.suite import load_tasks, spec_of

@@ -32,7 +32,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from benchmarks.keeping import header, keep_json
 from rewards.terms import score
 from rl.config import TrainConfig, load_train

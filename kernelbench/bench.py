@@ -58,7 +58,7 @@ class Figures(Protocol):
 
 
 class Judge(Protocol):
-    """What agent.evaluating.EngineJudge offers; nothing begins once it is told to end."""
+    """What agent.engines.evaluating.EngineJudge offers; nothing begins once it is told to end."""
 
     def evaluate_many(self, requests: Sequence[Request]) -> Iterator[tuple[int, Evaluation]]:
         """Each with its place among the requests, as they end."""

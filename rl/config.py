@@ -167,8 +167,8 @@ class GrpoConfig:
     """Of KL against the run's first weights, which are then held beside the policy's."""
     ahead: int = 0
     """Updates that the weights may have had since they wrote what they learn from: with 1, half of
-    the tasks are sampled and judged while the weights learn from the other half (agent/lessons.py).
-    Replies then count by how much likelier they have become since."""
+    the tasks are sampled and judged while the weights learn from the other half
+    (agent/loop/lessons.py). Replies then count by how much likelier they have become since."""
     spread: bool = False
     """Of several ranks each holds a part of the weights, their gradients and the optimizer's states
     (rl/spread.py), not all of them."""

@@ -23,7 +23,7 @@ from typing import Any
 from datasets import Dataset, DatasetDict, disable_progress_bars, load_from_disk
 
 from agent.features.assemble import without_header
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from agent.prompts.message import Message
 from agent.prompts.render import Scene, fenced, render_contrast, render_propose, render_repair
 from agent.strategies.contrastive import Contrastive, buckets

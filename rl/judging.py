@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from agent.types import Attempt
 from kernelbench.metrics import mean_over_all
 from rl.config import HeldOut, Split

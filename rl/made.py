@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from agent.features.proposer import FeatureProposer
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from agent.prompts.message import Message
 from agent.prompts.render import Scene, render_contrast, render_propose
 from agent.types import Attempt, Measured, Proposal

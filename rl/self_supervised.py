@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from rl.config import TrainConfig
 from rl.data import TRAIN, Example, build_dataset, examples_of
 from rl.kept import FINE_TUNING, refuse_other

@@ -1,10 +1,10 @@
 """The one module that knows TRL: supervised fine-tuning, and a GRPO update on given rollouts.
 
 The campaign has sampled and judged the rollouts already, with these very weights or, where cohorts
-take turns (agent/lessons.py), with earlier ones: TRL is handed their tokens, rewards and, of what
-earlier weights wrote, log-probabilities by `rollout_func` and does advantages, clipping, loss and
-the step. The optimizer outlives a trainer, since every generation of rollouts gets a trainer of its
-own.
+take turns (agent/loop/lessons.py), with earlier ones: TRL is handed their tokens, rewards and, of
+what earlier weights wrote, log-probabilities by `rollout_func` and does advantages, clipping, loss
+and the step. The optimizer outlives a trainer, since every generation of rollouts gets a trainer of
+its own.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ import warpsmith
 from agent.commands.app import DATA, TASKS, TRAIN, VERBS
 from agent.commands.output import going_on, note, say
 from agent.config import load_optimize
+from agent.proposing.tuner import Tuning
 from agent.runs import open_run
-from agent.tuner import Tuning
 from kernelbench.results import EVALUATIONS, append_record
 from kernelbench.suite import load_task
 from sandbox.errors import ConfigError

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from sandbox.types import Status
 from tests.conftest import PROTOCOL, run
 from tests.doubles.openai_server import OpenAIServer

@@ -31,6 +31,15 @@ INSIDE = {
     "baselines": {"machine", "judging", "subjects", "checking", "pairs", "baselines"},
 }
 """Folder of the sandbox -> those that it may use."""
+LOOP = {
+    "journals": {"journals", "types", "confirm"},
+    "engines": {"engines", "types"},
+    "loop": {
+        *("journals", "engines", "loop", "types", "confirm"),
+        *("limits", "model", "learner"),
+    },
+}
+"""Folder of the agent's loop -> what of the agent it may use."""
 COMMANDS = ROOT / "agent" / "commands"
 """The command line, the one part of a package above warpsmith.py, and nobody's but its own."""
 OURS = {*ALLOWED, "warpsmith", "tests"}
@@ -68,13 +77,13 @@ def test_imports_run_one_way(package):
             assert not upward, f"{path.relative_to(ROOT)} imports {sorted(upward)}"
 
 
-def parts_of_the_sandbox(path: Path) -> set[str]:
-    """Names next below `sandbox` that a file imports from."""
+def parts(package: str, path: Path) -> set[str]:
+    """Names next below a package that a file imports from."""
     found = set[str]()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "sandbox":
+        if isinstance(node, ast.ImportFrom) and node.module == package:
             found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sandbox."):
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package}."):
             found.add((node.module or "").split(".")[1])
     return found
 
@@ -84,13 +93,22 @@ def test_inside_the_sandbox_imports_run_one_way_too(folder):
     files = sorted((ROOT / "sandbox" / folder).glob("*.py"))
     assert len(files) > 1
     for path in files:
-        upward = parts_of_the_sandbox(path) - INSIDE[folder] - NOUNS
+        upward = parts("sandbox", path) - INSIDE[folder] - NOUNS
+        assert not upward, f"{path.relative_to(ROOT)} imports {sorted(upward)}"
+
+
+@pytest.mark.parametrize("folder", LOOP)
+def test_inside_the_loop_imports_run_one_way_too(folder):
+    files = sorted((ROOT / "agent" / folder).glob("*.py"))
+    assert len(files) > 1
+    for path in files:
+        upward = parts("agent", path) - LOOP[folder]
         assert not upward, f"{path.relative_to(ROOT)} imports {sorted(upward)}"
 
 
 def test_the_nouns_use_none_but_each_other():
     for name in NOUNS - {"static"}:
-        upward = parts_of_the_sandbox(ROOT / "sandbox" / f"{name}.py") - NOUNS
+        upward = parts("sandbox", ROOT / "sandbox" / f"{name}.py") - NOUNS
         assert not upward, f"sandbox/{name}.py imports {sorted(upward)}"
 
 

@@ -27,10 +27,10 @@ def prompt(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
 ) -> None:
     """Print what a model would be asked about a task; nothing is sent."""
-    from agent.asking import asks_text, next_asks
     from agent.config import load_optimize
     from agent.device import resolved
     from agent.runs import CONFIG, find_run
+    from agent.views.asking import asks_text, next_asks
     from kernelbench.suite import load_task
     from sandbox.doctor import describe
 

@@ -22,7 +22,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Judge and time one kernel file; exits with 0 if it passed and 1 if it failed."""
-    from agent.progress import evaluation_lines, evaluation_record
+    from agent.views.progress import evaluation_lines, evaluation_record
 
     result = warpsmith.evaluate(task, kernel, language=language, device=device, preset=preset)
     answer(evaluation_record(result), as_json, lambda _: say(evaluation_lines(result)))

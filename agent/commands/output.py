@@ -17,7 +17,7 @@ from sandbox.words import visible
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agent.outcome import CampaignResult
+    from agent.journals.outcome import CampaignResult
 
 
 def note(line: str) -> None:
@@ -32,7 +32,7 @@ def say(lines: Iterable[object]) -> None:
 
 def answer(found: object, as_json: bool, show: Callable[[Console], object]) -> None:
     """On stdout: what was found as one line of JSON, or as `show` prints it for a reader."""
-    from agent.console import open_console
+    from agent.views.console import open_console
     from sandbox.records import to_record
 
     if as_json:

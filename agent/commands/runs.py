@@ -38,7 +38,7 @@ def replay(
     """Decide a run again from its journal: no network, no device; exits with 1 if it differs."""
     from rich.console import Console
 
-    from agent.progress import show_result
+    from agent.views.progress import show_result
 
     result, found = warpsmith.replay(run, name=name)
     show_result(Console(), result, f"replay of {run}")
@@ -57,7 +57,7 @@ def show(
 ) -> None:
     """What a run has found so far."""
     from agent.runs import find_run
-    from agent.show import overview_record, read_overview, show_overview
+    from agent.views.show import overview_record, read_overview, show_overview
 
     found = read_overview(find_run(run))
     record = overview_record(found, with_timings=with_timings)
@@ -70,10 +70,10 @@ def audit(
     sources: Annotated[bool, typer.Option(help="Print each winner's source.")] = True,
 ) -> None:
     """Why each winner's speedup may be believed, or not: evaluations, evidence, origin, source."""
-    from agent.audit import audit_run
-    from agent.audit_view import show_audit
-    from agent.journal import Journal
+    from agent.journals.audit import audit_run
+    from agent.journals.journal import Journal
     from agent.runs import find_run
+    from agent.views.audit_view import show_audit
 
     with Journal(find_run(run), read_only=True) as journal:
         found = audit_run(journal)

@@ -47,8 +47,8 @@ def validate(
     compiled: Annotated[bool, typer.Option(help="Time torch.compile too: minutes a task.")] = False,
 ) -> None:
     """Which tasks can be scored, and why not; exits with 1 if some cannot or none was tried."""
-    from agent.console import open_console
     from agent.scoring import admit
+    from agent.views.console import open_console
     from kernelbench.admission import admission_table, totals
 
     rows, left = admit(

@@ -20,8 +20,8 @@ from agent.export.keeping import keeps
 from agent.export.overhead import operator_ms
 from agent.export.repeating import repeats
 from agent.export.runtime.machine import machine, machine_of
-from agent.journal import Journal
-from agent.outcome import TaskReport, reports
+from agent.journals.journal import Journal
+from agent.journals.outcome import TaskReport, reports
 from sandbox.errors import ConfigError
 from sandbox.evidence import Kind
 from sandbox.figures import Interval

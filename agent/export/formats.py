@@ -21,8 +21,8 @@ from agent.export.modelnew import export_runs, folders_of
 from agent.export.notices import notices
 from agent.export.package import check_name, export_package
 from agent.export.standalone import Judge
-from agent.journal import Journal
-from agent.outcome import reports
+from agent.journals.journal import Journal
+from agent.journals.outcome import reports
 from sandbox.errors import ConfigError
 from sandbox.types import Candidate, EvalConfig, Evaluation, Evaluator, Task
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.export.folder import MANIFEST, check_folder, staged
-from agent.journal import Journal
-from agent.outcome import TaskReport, reports
+from agent.journals.journal import Journal
+from agent.journals.outcome import TaskReport, reports
 from sandbox.errors import ConfigError
 from sandbox.records import to_record
 from sandbox.types import Candidate, Evaluation

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.confirm import upheld
-from agent.journal import Journal
+from agent.journals.journal import Journal
+from agent.journals.recorded import Recorded
 from agent.memory.features import operators, techniques
 from agent.memory.notes import Memory, Note
 from agent.prompts.feedback import bottleneck_of
 from agent.prompts.hints import CPU_FEATURES, GPU_FEATURES
-from agent.recorded import Recorded
 from agent.strategies.fsr import FEATURE
 from agent.types import Measured
 from sandbox.figures import Interval

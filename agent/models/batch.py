@@ -4,7 +4,7 @@ Generation and evaluation may so live on different machines, one without a netwo
 go to a provider's batch endpoint or to `vllm run-batch`. A request's `custom_id` is the hash of
 what it asks, so the order of the lines is free and a line may be imported twice. What was exported
 and is not among the imported lines is left out of its round; where that leaves nothing of the round
-agent/rounds.py exports it again.
+agent/loop/rounds.py exports it again.
 """
 
 from __future__ import annotations

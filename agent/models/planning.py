@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.asking import asking
-from agent.budget import share_candidates
 from agent.config import OptimizeConfig
 from agent.device import resolved
+from agent.loop.budget import share_candidates
 from agent.model import ScriptedModel
 from agent.models.opening import check_models
 from agent.models.prices import price_of
 from agent.runs import tried_in
+from agent.views.asking import asking
 from kernelbench.suite import load_suite
 from sandbox.doctor import describe
 from sandbox.types import Task

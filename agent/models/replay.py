@@ -7,13 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agent.asks import arm_of, round_of
-from agent.journal import Journal
+from agent.journals.journal import Journal
+from agent.journals.recorded import Recorded
 from agent.learner import POLICY_VERSION
 from agent.model import ModelError, Reply
-from agent.model_proposer import CUT_OFF, MISSED
 from agent.prompts.message import Message
-from agent.recorded import Recorded
+from agent.proposing.asks import arm_of, round_of
+from agent.proposing.model_proposer import CUT_OFF, MISSED
 from agent.strategies.types import ARM
 
 

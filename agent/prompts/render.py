@@ -22,7 +22,7 @@ from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Task
 
 FOLDER = Path(__file__).parent
 NO_CODE = "# no code: "
-"""Starts the source of a candidate whose reply held none (agent/model_proposer.py)."""
+"""Starts the source of a candidate whose reply held none (agent/proposing/model_proposer.py)."""
 SHOWN_CASES = 4
 """Of those that failed; the others mostly fail alike."""
 SHOWN_ATTEMPTS = 6
@@ -52,7 +52,7 @@ class Scene:
     repeats: Sequence[Proposal] = ()
     """Answers so far that were known programs; for strategies, no prompt shows them."""
     tuning: bool = False
-    """Constants that a reply declares are searched (agent/tuning.py)."""
+    """Constants that a reply declares are searched (agent/proposing/tuning.py)."""
     recalled: Sequence[str] = ()
     """A line each: what was confirmed on similar tasks in earlier campaigns (agent/memory)."""
     recalled_source: str | None = None

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent.journals.timings import device_name
 from agent.report.details import pack, verdict
 from agent.report.figures import baseline_curves, by_stage, duration, fast_table, headline_tiles
 from agent.report.page import (
@@ -28,7 +29,6 @@ from agent.report.page import (
     fast_curve,
 )
 from agent.report.texts import Texts
-from agent.timings import device_name
 from kernelbench.bench_report import Report
 from kernelbench.metrics import Score, Summary, best_figure, figure, score_of
 from kernelbench.results import (

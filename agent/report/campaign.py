@@ -18,14 +18,15 @@ from typing import Any
 
 import yaml
 
-from agent.audit import audit
 from agent.config import protocol_of, validate
 from agent.confirm import promising
-from agent.journal import COMMAND, Journal
+from agent.journals.audit import audit
+from agent.journals.journal import COMMAND, Journal
+from agent.journals.outcome import Stage, report
+from agent.journals.recorded import Recorded
+from agent.journals.spending import Spending, total
+from agent.journals.timings import EVENT, call_lines, device_name, evaluations, pulse_of
 from agent.learner import LEARN
-from agent.outcome import Stage, report
-from agent.progress import NO_MODEL
-from agent.recorded import Recorded
 from agent.report.details import Allowance, pack, task_details
 from agent.report.figures import (
     baseline_curves,
@@ -38,8 +39,7 @@ from agent.report.figures import (
 from agent.report.history import Step, progress, steps, training
 from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fast_curve
 from agent.report.rows import row_of
-from agent.spending import Spending, total
-from agent.timings import EVENT, call_lines, device_name, evaluations, pulse_of
+from agent.views.progress import NO_MODEL
 from kernelbench.metrics import Score, Summary, score_of, summarise
 from sandbox.errors import ConfigError
 from sandbox.types import EvalConfig, Status, Task

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent.audit import Audit
+from agent.journals.audit import Audit
+from agent.journals.recorded import Recorded
 from agent.learner import POLICY_VERSION
-from agent.recorded import Recorded
 from agent.report.highlight import highlighted
 from agent.report.texts import Texts
 from sandbox.evidence import Weight

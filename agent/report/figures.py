@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from agent.journals.timings import STAGES
 from agent.report.page import Curve, Row, Tile, fast_curve
-from agent.timings import STAGES
 from kernelbench.metrics import AT_LEAST_BEST, Summary
 from sandbox.words import number_of
 

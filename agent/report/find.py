@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent.journal import FILE, Journal
+from agent.journals.journal import FILE, Journal
 from agent.report import render
 from agent.report.bench import bench_page, read_report, reference_curve
 from agent.report.campaign import campaign_page

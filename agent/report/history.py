@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.journal import Journal
+from agent.journals.journal import Journal
+from agent.journals.recorded import Recorded
+from agent.journals.timings import evaluations, held_seconds
 from agent.learner import LEARN
-from agent.recorded import Recorded
 from agent.report.page import SHARE, Curve, thinned
-from agent.timings import evaluations, held_seconds
 from sandbox.words import number_of
 
 TELLING = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.confirm import promising
-from agent.outcome import Stage, TaskReport
-from agent.recorded import Recorded
+from agent.journals.outcome import Stage, TaskReport
+from agent.journals.recorded import Recorded
 from agent.report.page import Row, State
 from agent.types import Measured
 from kernelbench.metrics import score_of

@@ -7,7 +7,7 @@ and c (there 1) a setting, since gains lie far below 1. A gain is what an attemp
 task's best log-speedup before its round. Costs are money where every answer had a price, else
 tokens, else one each. An answer that was a known program costs and gains nothing. An arm sees its
 own attempts and every correct one: it repairs its own failures only, and all of them breed from one
-population. Across tasks, agent/allocation.py decides.
+population. Across tasks, agent/loop/allocation.py decides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator
 
-from agent.allocation import Allocation
+from agent.loop.allocation import Allocation
 from agent.prompts.render import Scene
 from agent.strategies.best_of_n import BestOfN
 from agent.strategies.contrastive import Contrastive

@@ -10,7 +10,7 @@ from importlib.resources import files
 
 from agent.export.artefact import Artefact, Finding, Gathered, Provenance
 from agent.export.capture import interface
-from agent.scripted import scripted_evaluation
+from agent.proposing.scripted import scripted_evaluation
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
 
 EXAMPLES = files("agent.prompts") / "examples"

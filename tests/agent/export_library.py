@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agent.budget import CampaignConfig
-from agent.campaign import run_campaign
-from agent.engine import LocalEngine
-from agent.journal import Journal
-from agent.scripted import ScriptedEvaluator
+from agent.engines.engine import LocalEngine
+from agent.journals.journal import Journal
+from agent.loop.budget import CampaignConfig
+from agent.loop.campaign import run_campaign
+from agent.proposing.scripted import ScriptedEvaluator
 from agent.types import FIRST_TURN, Attempt, Proposal, Turn
 from sandbox.machine.device import fingerprint
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Shape, Task

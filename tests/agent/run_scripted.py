@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from agent.storage import RunLock
+from agent.journals.storage import RunLock
 from tests.agent.scripts import campaign, local_engine, script
 
 SOURCES = {

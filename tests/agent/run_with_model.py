@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import agent.models.endpoint  # noqa: F401  before the fork: a campaign imports it once it asks
-from agent.campaign import run_campaign
 from agent.config import OptimizeConfig, load_optimize
+from agent.loop.campaign import run_campaign
 from agent.models.settings import ModelConfig
 from agent.proposers import open_proposers
 from agent.runs import open_run

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent.budget import CampaignConfig
-from agent.campaign import run_campaign
-from agent.engine import Engine, LocalEngine
-from agent.journal import Journal
-from agent.outcome import CampaignResult
-from agent.scripted import ScriptedEvaluator, ScriptedProposer
+from agent.engines.engine import Engine, LocalEngine
+from agent.journals.journal import Journal
+from agent.journals.outcome import CampaignResult
+from agent.loop.budget import CampaignConfig
+from agent.loop.campaign import run_campaign
+from agent.proposing.scripted import ScriptedEvaluator, ScriptedProposer
 from sandbox.errors import SandboxFault
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Task
 

@@ -13,10 +13,10 @@ import random
 from pathlib import Path
 
 from agent.config import OptimizeConfig
-from agent.journal import Journal
+from agent.journals.journal import Journal
+from agent.journals.recorded import Purpose
+from agent.journals.timings import EVENT
 from agent.learner import LEARN, POLICY_VERSION, Lesson
-from agent.recorded import Purpose
-from agent.timings import EVENT
 from agent.types import Measured, Proposal, Usage
 from rewards.speedup import NAME, reward
 from sandbox.evidence import Evidence, Kind, Layer, Weight

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.budget import CampaignConfig
-from agent.campaign import run_campaign
 from agent.confirm import UNLIKELY_SPEEDUP, refuted
-from agent.journal import Journal
+from agent.journals.journal import Journal
+from agent.journals.recorded import Purpose
 from agent.learner import POLICY_VERSION, Rollout, rollouts
-from agent.recorded import Purpose
-from agent.scripted import ScriptedProposer, scripted_evaluation
+from agent.loop.budget import CampaignConfig
+from agent.loop.campaign import run_campaign
+from agent.proposing.scripted import ScriptedProposer, scripted_evaluation
 from agent.types import FIRST_TURN, Proposal
 from rewards import speedup
 from sandbox.types import EvalConfig, Status

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agent.audit import Measured, RunAudit, audit_run, doubts, measured_of, reasons
-from agent.audit_view import show_audit
-from agent.budget import CampaignConfig
-from agent.campaign import run_campaign
 from agent.confirm import upheld
-from agent.engine import LocalEngine
-from agent.journal import Journal, Measurement
-from agent.recorded import Purpose
-from agent.scripted import scripted_evaluation
+from agent.engines.engine import LocalEngine
+from agent.journals.audit import Measured, RunAudit, audit_run, doubts, measured_of, reasons
+from agent.journals.journal import Journal, Measurement
+from agent.journals.recorded import Purpose
+from agent.loop.budget import CampaignConfig
+from agent.loop.campaign import run_campaign
+from agent.proposing.scripted import scripted_evaluation
 from agent.types import FIRST_TURN, Attempt, Proposal, Turn
+from agent.views.audit_view import show_audit
 from sandbox.building.build import build
 from sandbox.evaluator import LocalEvaluator
 from sandbox.figures import Interval

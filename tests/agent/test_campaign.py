@@ -6,15 +6,15 @@ from functools import partial
 
 import pytest
 
-from agent.budget import CampaignConfig
-from agent.campaign import run_campaign
-from agent.engine import LocalEngine
-from agent.journal import Journal
-from agent.lanes import LaneLost
+from agent.engines.engine import LocalEngine
+from agent.engines.lanes import LaneLost
+from agent.journals.journal import Journal
+from agent.journals.outcome import Stage, reports
+from agent.journals.recorded import Purpose
 from agent.learner import POLICY_VERSION
-from agent.outcome import Stage, reports
-from agent.recorded import Purpose
-from agent.scripted import ScriptedEvaluator, ScriptedProposer
+from agent.loop.budget import CampaignConfig
+from agent.loop.campaign import run_campaign
+from agent.proposing.scripted import ScriptedEvaluator, ScriptedProposer
 from agent.types import FIRST_TURN
 from rewards import speedup
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault

@@ -17,11 +17,11 @@ from agent.config import (
     to_yaml,
     validate,
 )
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from agent.models.ledger import LEDGER_FILE, Ledger, Spend
 from agent.presets import preset_names, read_yaml
+from agent.proposing.scripted import scripted_evaluation
 from agent.runs import find_run, interruptible, open_run
-from agent.scripted import scripted_evaluation
 from agent.types import Proposal
 from kernelbench.suite import load_tasks
 from rewards import speedup

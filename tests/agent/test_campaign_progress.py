@@ -6,11 +6,14 @@ import json
 import pytest
 from rich.console import Console
 
-from agent.budget import CampaignConfig
-from agent.campaign import run_campaign
-from agent.journal import Journal
-from agent.outcome import CampaignResult, Stage, TaskReport
-from agent.progress import (
+from agent.journals.journal import Journal
+from agent.journals.outcome import CampaignResult, Stage, TaskReport
+from agent.loop.budget import CampaignConfig
+from agent.loop.campaign import run_campaign
+from agent.proposing.scripted import scripted_evaluation
+from agent.report.page import State
+from agent.report.rows import state_of
+from agent.views.progress import (
     CampaignView,
     Header,
     evaluation_lines,
@@ -18,9 +21,6 @@ from agent.progress import (
     report_record,
     show_result,
 )
-from agent.report.page import State
-from agent.report.rows import state_of
-from agent.scripted import scripted_evaluation
 from sandbox.types import EvalConfig, Status
 from tests.agent.scripts import candidate, local_engine, make_task, proposer, script
 
@@ -162,7 +162,7 @@ def test_an_evaluation_as_json_has_status_speedup_and_interval_on_top():
 
 
 def test_a_report_as_json_can_be_written(tmp_path):
-    from agent.outcome import reports
+    from agent.journals.outcome import reports
 
     shown(tmp_path, terminal=False)
     with Journal(tmp_path, read_only=True) as journal:

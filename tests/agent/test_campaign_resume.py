@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.allocation import GRANTED
-from agent.engine import LocalEngine
-from agent.idle import Deferred
-from agent.journal import Journal
-from agent.scripted import ScriptedEvaluator
+from agent.engines.engine import LocalEngine
+from agent.engines.idle import Deferred
+from agent.journals.journal import Journal
+from agent.loop.allocation import GRANTED
+from agent.proposing.scripted import ScriptedEvaluator
 from sandbox.errors import ConfigError
 from tests.agent.killable import Killable
 from tests.agent.run_scripted import OPTIONS, SOURCES

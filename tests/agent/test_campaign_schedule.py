@@ -1,6 +1,6 @@
 """The order of jobs, and how many begin."""
 
-from agent.schedule import Job, Kind, Schedule, TaskRun
+from agent.loop.schedule import Job, Kind, Schedule, TaskRun
 from sandbox.types import Task
 
 

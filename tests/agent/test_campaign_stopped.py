@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from agent.budget import CampaignConfig
-from agent.campaign import run_campaign
-from agent.decisions import SEARCH_OVER
-from agent.engine import LocalEngine
-from agent.journal import Journal
-from agent.scripted import ScriptedEvaluator, ScriptedProposer
+from agent.engines.engine import LocalEngine
+from agent.journals.journal import Journal
+from agent.loop.budget import CampaignConfig
+from agent.loop.campaign import run_campaign
+from agent.loop.decisions import SEARCH_OVER
+from agent.proposing.scripted import ScriptedEvaluator, ScriptedProposer
 from agent.types import FIRST_TURN, Measured
 from tests.agent.scripts import campaign, local_engine, make_task, script
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from agent.budget import CampaignConfig
-from agent.campaign import run_campaign
-from agent.engine import LocalEngine
-from agent.journal import Journal
+from agent.engines.engine import LocalEngine
+from agent.journals.journal import Journal
 from agent.learner import LEARN, POLICY_VERSION, Lesson, rollouts
-from agent.lessons import Lessons
-from agent.schedule import TaskRun
-from agent.scripted import ScriptedEvaluator, ScriptedProposer, scripted_evaluation
+from agent.loop.budget import CampaignConfig
+from agent.loop.campaign import run_campaign
+from agent.loop.lessons import Lessons
+from agent.loop.schedule import TaskRun
+from agent.proposing.scripted import ScriptedEvaluator, ScriptedProposer, scripted_evaluation
 from agent.types import FIRST_TURN
 from rewards import speedup
 from sandbox.errors import WarpsmithError

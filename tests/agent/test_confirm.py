@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from agent.confirm import agree, upheld
-from agent.engine import LocalEngine
-from agent.journal import Journal
-from agent.lanes import LanePool, NoLane
-from agent.scripted import ScriptedEvaluator, parse_script, scripted_evaluation
+from agent.engines.engine import LocalEngine
+from agent.engines.lanes import LanePool, NoLane
+from agent.journals.journal import Journal
+from agent.proposing.scripted import ScriptedEvaluator, parse_script, scripted_evaluation
 from sandbox.figures import Interval
 from sandbox.types import EvalConfig, Status
 from tests.agent.scripts import calls, campaign, candidate, local_engine, script

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from agent.budget import CampaignConfig
-from agent.decisions import SEARCH_OVER, Await, Confirm, End, Propose, bar, next_step
-from agent.outcome import Stage
-from agent.recorded import Recorded
-from agent.schedule import TaskRun
-from agent.scripted import scripted_evaluation
+from agent.journals.outcome import Stage
+from agent.journals.recorded import Recorded
+from agent.loop.budget import CampaignConfig
+from agent.loop.decisions import SEARCH_OVER, Await, Confirm, End, Propose, bar, next_step
+from agent.loop.schedule import TaskRun
+from agent.proposing.scripted import scripted_evaluation
 from agent.types import Proposal
 from rewards.speedup import reward
 from sandbox.types import EvalConfig, Status

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.journal import FILE, Journal
-from agent.recorded import Purpose
+from agent.journals.journal import FILE, Journal
+from agent.journals.recorded import Purpose
 from agent.replay import replay_run
 from agent.report.campaign import campaign_page
 from sandbox.types import Status

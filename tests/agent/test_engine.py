@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 
-from agent.engine import LocalEngine
-from agent.lanes import MAX_LOST, LaneLost, LanePool, NoLane, NoLaneLeft
-from agent.scripted import ScriptedEvaluator
-from agent.timings import device_name
+from agent.engines.engine import LocalEngine
+from agent.engines.lanes import MAX_LOST, LaneLost, LanePool, NoLane, NoLaneLeft
+from agent.journals.timings import device_name
+from agent.proposing.scripted import ScriptedEvaluator
 from sandbox.errors import DeviceError, InvalidReference, SandboxFault
 from sandbox.machine.device import DeviceFacts
 from sandbox.types import EvalConfig, Evaluation, Status
@@ -286,7 +286,7 @@ class SlowLog(logging.Handler):
 
 
 def test_a_job_that_comes_back_once_the_last_lane_has_ended_is_told_so():
-    logger, slow = logging.getLogger("agent.lanes"), SlowLog()
+    logger, slow = logging.getLogger("agent.engines.lanes"), SlowLog()
     slow.addFilter(lambda record: str(record.msg).startswith("lane lost"))
     logger.addHandler(slow)
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from sandbox.types import Status
 from tests.agent.scripts import calls
 

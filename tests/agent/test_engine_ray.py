@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agent.engine import LocalEngine
-from agent.journal import Journal
-from agent.ray_engine import RayEngine, ray
-from agent.reaper import of_session
-from agent.scripted import ScriptedEvaluator
+from agent.engines.engine import LocalEngine
+from agent.engines.ray_engine import RayEngine, ray
+from agent.engines.reaper import of_session
+from agent.journals.journal import Journal
+from agent.proposing.scripted import ScriptedEvaluator
 from sandbox.errors import InvalidReference, SandboxFault
 from sandbox.types import EvalConfig, Status
 from tests.agent.scripts import calls, campaign, candidate, make_task, note_build, script
@@ -89,9 +89,9 @@ def test_a_candidate_that_kills_its_lane_three_times_is_our_fault_not_a_verdict(
 
 ENDED = """
 import os, signal
-from agent.ray_engine import RayEngine
+from agent.engines.ray_engine import RayEngine
 from agent.runs import interruptible
-from agent.scripted import ScriptedEvaluator
+from agent.proposing.scripted import ScriptedEvaluator
 with interruptible(lambda: print("told")) as interrupted:
     engine = RayEngine(ScriptedEvaluator, cpus=1)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -125,8 +125,8 @@ JOINS = """
 import sys
 import ray
 ray.__version__ = "2.1.0"
-from agent.ray_engine import RayEngine
-from agent.scripted import ScriptedEvaluator
+from agent.engines.ray_engine import RayEngine
+from agent.proposing.scripted import ScriptedEvaluator
 from sandbox.errors import DeviceError
 try:
     RayEngine(ScriptedEvaluator, address=sys.argv[1])
@@ -147,8 +147,8 @@ def test_a_cluster_of_another_version_is_told_in_one_line(engine):
 
 
 STARTS = """
-from agent.ray_engine import RayEngine
-from agent.scripted import ScriptedEvaluator
+from agent.engines.ray_engine import RayEngine
+from agent.proposing.scripted import ScriptedEvaluator
 from sandbox.errors import DeviceError
 try:
     RayEngine(ScriptedEvaluator)
@@ -173,8 +173,8 @@ def test_a_folder_in_which_ray_cannot_start_is_told_in_one_line(tmp_path):
 
 LACKS = """
 import sys, types
-from agent.ray_engine import RayEngine
-from agent.scripted import ScriptedEvaluator
+from agent.engines.ray_engine import RayEngine
+from agent.proposing.scripted import ScriptedEvaluator
 from sandbox.types import EvalConfig
 from tests.agent.scripts import make_task
 
@@ -202,9 +202,9 @@ def test_a_node_without_what_a_lane_needs_is_told_with_what_it_lacks():
 
 KILLED = """
 import os
-from agent.ray_engine import RayEngine
-from agent.reaper import of_session
-from agent.scripted import ScriptedEvaluator
+from agent.engines.ray_engine import RayEngine
+from agent.engines.reaper import of_session
+from agent.proposing.scripted import ScriptedEvaluator
 from sandbox.types import EvalConfig
 from tests.agent.scripts import make_task
 engine = RayEngine(ScriptedEvaluator, cpus=1)
@@ -232,7 +232,7 @@ LEAVES = """
 import sys, time
 from functools import partial
 from pathlib import Path
-from agent.ray_engine import RayEngine
+from agent.engines.ray_engine import RayEngine
 from tests.agent.scripts import SlowToPrepare, campaign, script
 folder = Path(sys.argv[1])
 engine = RayEngine(partial(SlowToPrepare, log=folder / "log"), cpus=1, depth=2)
@@ -265,8 +265,8 @@ OPENS = """
 import sys, time
 from pathlib import Path
 import psutil
-from agent.ray_engine import RayEngine, ray
-from agent.scripted import ScriptedEvaluator
+from agent.engines.ray_engine import RayEngine, ray
+from agent.proposing.scripted import ScriptedEvaluator
 
 opening = Path(sys.argv[1])
 
@@ -323,7 +323,7 @@ def test_a_lane_whose_answer_is_lost_gives_its_device_back(tmp_path):
     asks = f"""
 from functools import partial
 from pathlib import Path
-from agent.ray_engine import RayEngine
+from agent.engines.ray_engine import RayEngine
 from sandbox.types import EvalConfig
 from tests.agent.scripts import candidate, make_task, script
 from tests.agent.test_engine_ray import Garbled
@@ -342,8 +342,8 @@ KEEPS = """
 import os, sys, time
 from concurrent.futures import wait
 from pathlib import Path
-from agent.ray_engine import RayEngine
-from agent.scripted import ScriptedEvaluator
+from agent.engines.ray_engine import RayEngine
+from agent.proposing.scripted import ScriptedEvaluator
 
 folder = Path(sys.argv[1])
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import warpsmith
-from agent import evaluating
-from agent.engine import LocalEngine
-from agent.evaluating import EngineJudge
-from agent.lanes import LaneLost, NoLaneLeft
+from agent.engines import evaluating
+from agent.engines.engine import LocalEngine
+from agent.engines.evaluating import EngineJudge
+from agent.engines.lanes import LaneLost, NoLaneLeft
+from agent.proposing.scripted import ScriptedEvaluator
 from agent.scoring import Told, environment_of
-from agent.scripted import ScriptedEvaluator
 from agent.types import Measured
 from sandbox.errors import InvalidReference
 from sandbox.machine.quiet import BEGUN

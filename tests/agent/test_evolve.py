@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from agent.model import ScriptedModel
-from agent.model_proposer import TWIN, ModelProposer
 from agent.prompts.render import Scene
-from agent.scripted import scripted_evaluation
+from agent.proposing.model_proposer import TWIN, ModelProposer
+from agent.proposing.scripted import scripted_evaluation
 from agent.strategies.evolve import Evolve
 from agent.strategies.fsr import FEATURE
 from agent.strategies.islands import GENERATION, ISLAND, members, populations

@@ -9,9 +9,9 @@ import pytest
 
 from agent.export.folder import MANIFEST
 from agent.export.modelnew import export_run, file_name
-from agent.journal import Journal
-from agent.recorded import Purpose
-from agent.scripted import scripted_evaluation
+from agent.journals.journal import Journal
+from agent.journals.recorded import Purpose
+from agent.proposing.scripted import scripted_evaluation
 from sandbox.errors import ConfigError
 from sandbox.types import EvalConfig, Status
 from tests.agent.scripts import campaign, candidate, make_task, script

@@ -15,7 +15,7 @@ from agent.export.artefact import Gathered, gather, read_artefact
 from agent.export.manifest import read_manifest
 from agent.export.package import export_package
 from agent.export.revalidate import Verdict, compare, lines, revalidate
-from agent.scripted import scripted_evaluation
+from agent.proposing.scripted import scripted_evaluation
 from sandbox.errors import ConfigError
 from sandbox.machine.device import fingerprint
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agent import recorded
-from agent.journal import FILE, Journal
-from agent.recorded import Purpose
-from agent.scripted import scripted_evaluation
-from agent.storage import SCHEMA_VERSION, RunLock, filesystem_type, is_network
+from agent.journals import recorded
+from agent.journals.journal import FILE, Journal
+from agent.journals.recorded import Purpose
+from agent.journals.storage import SCHEMA_VERSION, RunLock, filesystem_type, is_network
+from agent.proposing.scripted import scripted_evaluation
 from agent.types import Proposal, Usage
 from rewards import speedup
 from sandbox.errors import ConfigError
@@ -169,7 +169,7 @@ def test_a_reader_needs_no_lock_and_may_come_while_the_run_lives(tmp_path):
 
 def test_a_second_process_on_the_same_run_is_refused(tmp_path):
     lock = RunLock(tmp_path)
-    code = "import sys, pathlib, agent.storage as s; s.RunLock(pathlib.Path(sys.argv[1]))"
+    code = "import sys, pathlib, agent.journals.storage as s; s.RunLock(pathlib.Path(sys.argv[1]))"
     command = [sys.executable, "-c", code, str(tmp_path)]
     other = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     lock.release()
@@ -212,7 +212,7 @@ FILL = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from agent.storage import DiskFull
+from agent.journals.storage import DiskFull
 from tests.agent.test_journal import *
 journal = filled(Path({folder!r}))
 limit = {limit}

@@ -54,7 +54,9 @@ def test_what_a_cluster_has_is_not_told_by_this_machine(
 ) -> None:
     opened: list[dict[str, Any]] = []
     monkeypatch.setattr(launch, "gpu_count", lambda: 1)
-    monkeypatch.setattr("agent.ray_engine.RayEngine", lambda *_, **more: opened.append(more))
+    monkeypatch.setattr(
+        "agent.engines.ray_engine.RayEngine", lambda *_, **more: opened.append(more)
+    )
     config = OptimizeConfig(model="local:policy", device="cuda", own_gpu=True, ray_address=address)
     if refused:
         with pytest.raises(ConfigError, match="lanes need one"):

@@ -3,10 +3,10 @@
 import json
 from dataclasses import replace
 
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from agent.learner import LEARN, POLICY_VERSION, Lesson, catch_up
-from agent.lessons import Lessons
-from agent.scripted import scripted_evaluation
+from agent.loop.lessons import Lessons
+from agent.proposing.scripted import scripted_evaluation
 from agent.types import Proposal
 from rewards import speedup
 from sandbox.types import EvalConfig, Status

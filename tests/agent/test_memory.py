@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.campaign import run_campaign
 from agent.config import OptimizeConfig, load_optimize
-from agent.journal import Journal
+from agent.journals.journal import Journal
+from agent.loop.campaign import run_campaign
 from agent.memory.features import operators, techniques
 from agent.memory.notes import Memory, Note, append_notes, line_of, note_lines, read_notes
 from agent.memory.recall import Skills, ranked, words

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from agent.allocation import Allocation
-from agent.campaign import run_campaign
 from agent.config import OptimizeConfig
-from agent.journal import Journal
+from agent.journals.journal import Journal
+from agent.journals.outcome import CampaignResult
+from agent.loop.allocation import Allocation
+from agent.loop.campaign import run_campaign
 from agent.model import AwaitingReplies, CapReached, ModelError
 from agent.models.batch import Outbox
 from agent.models.ledger import Caps, Ledger, Spend
 from agent.models.opening import BatchFiles, Books, batch_model, check_models
 from agent.models.settings import ModelConfig
 from agent.models.store import ReplyStore
-from agent.outcome import CampaignResult
 from agent.prompts.message import Message
 from agent.proposers import open_proposers
 from agent.strategies.contrastive import Contrastive

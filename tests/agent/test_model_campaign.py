@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from agent.allocation import Allocation
-from agent.budget import CampaignConfig
-from agent.campaign import run_campaign
 from agent.config import OptimizeConfig, load_optimize
-from agent.journal import Journal
+from agent.journals.journal import Journal
+from agent.journals.outcome import CampaignResult, Stage
+from agent.journals.spending import Spending, spending
+from agent.loop.allocation import Allocation
+from agent.loop.budget import CampaignConfig
+from agent.loop.campaign import run_campaign
 from agent.model import AwaitingReplies, Model, ModelError, Reply, ScriptedModel
-from agent.model_proposer import ModelProposer
 from agent.models.endpoint import OpenAIModel
 from agent.models.mixture import Mixture
 from agent.models.opening import check_models, together
 from agent.models.settings import ModelConfig
-from agent.outcome import CampaignResult, Stage
 from agent.prompts.message import Message
 from agent.proposers import open_proposers
+from agent.proposing.model_proposer import ModelProposer
 from agent.replay import replay_run
 from agent.runs import open_run
-from agent.spending import Spending, spending
 from agent.strategies.best_of_n import BestOfN
 from agent.strategies.portfolio import Portfolio
 from agent.strategies.types import Strategy

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from tests.agent.killable import Killable
 from tests.agent.scripts import hashed_reply
 from tests.doubles.openai_server import OpenAIServer

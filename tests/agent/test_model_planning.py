@@ -2,13 +2,13 @@
 
 import pytest
 
-from agent.asking import asks_text, next_asks
 from agent.config import OptimizeConfig
 from agent.models.endpoint import OpenAIModel
 from agent.models.planning import plan_requests
 from agent.models.prices import Price
 from agent.models.probing import probe_model
 from agent.strategies.contrastive import Contrastive
+from agent.views.asking import asks_text, next_asks
 from sandbox.types import Language
 from tests.agent.scripts import campaign, make_task, script
 from tests.doubles.openai_server import OpenAIServer, Step

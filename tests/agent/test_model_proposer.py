@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from agent.model import Reply, ScriptedModel
-from agent.model_proposer import ModelProposer
 from agent.models.endpoint import OpenAIModel
+from agent.proposing.model_proposer import ModelProposer
 from agent.types import Attempt, Proposal, Proposer
 from rewards.types import Reward
 from sandbox.errors import ConfigError

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from agent.allocation import Allocation, Standing, fruitless_rounds, headroom, next_wave
-from agent.asks import answers
-from agent.campaign import run_campaign
 from agent.config import OptimizeConfig, load_optimize
-from agent.engine import LocalEngine
-from agent.journal import Journal
+from agent.engines.engine import LocalEngine
+from agent.journals.journal import Journal
+from agent.journals.outcome import CampaignResult
+from agent.journals.recorded import Recorded
+from agent.loop.allocation import Allocation, Standing, fruitless_rounds, headroom, next_wave
+from agent.loop.campaign import run_campaign
 from agent.model import Reply, ScriptedModel
 from agent.models.mixture import Mixture
 from agent.models.settings import ModelConfig
-from agent.outcome import CampaignResult
 from agent.prompts.render import Scene
 from agent.proposers import open_proposers
-from agent.recorded import Recorded
+from agent.proposing.asks import answers
+from agent.proposing.scripted import ScriptedEvaluator, scripted_evaluation
 from agent.replay import differences, replay_run
 from agent.runs import open_run
-from agent.scripted import ScriptedEvaluator, scripted_evaluation
 from agent.strategies.best_of_n import BestOfN
 from agent.strategies.fsr import Fsr
 from agent.strategies.islands import GENERATION

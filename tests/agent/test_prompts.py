@@ -24,7 +24,7 @@ from agent.prompts.render import (
     render_propose,
     render_repair,
 )
-from agent.replies import extract
+from agent.proposing.replies import extract
 from sandbox.figures import Baseline, Interval, Pair, Timing
 from sandbox.types import Candidate, CaseResult, Evaluation, Language, Shape, Status, Task
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.budget import CampaignConfig
-from agent.campaign import run_campaign
 from agent.config import OptimizeConfig
-from agent.engine import LocalEngine
-from agent.journal import Journal
+from agent.engines.engine import LocalEngine
+from agent.journals.journal import Journal
+from agent.loop.budget import CampaignConfig
+from agent.loop.campaign import run_campaign
 from agent.model import ScriptedModel
-from agent.model_proposer import ModelProposer
 from agent.models.replay import ReplayModel
 from agent.models.settings import ModelConfig
 from agent.proposers import open_proposers
+from agent.proposing.model_proposer import ModelProposer
 from agent.replay import replay_run
 from agent.runs import open_run
 from agent.strategies.contrastive import Contrastive

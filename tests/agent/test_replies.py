@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.replies import Extraction, extract
+from agent.proposing.replies import Extraction, extract
 
 CODE = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    pass\n"
 LATER = CODE.replace("pass", "training = False")

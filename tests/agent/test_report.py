@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import warpsmith
-from agent.journal import Journal
-from agent.outcome import Stage, TaskReport
+from agent.journals.journal import Journal
+from agent.journals.outcome import Stage, TaskReport
 from agent.report.campaign import campaign_page
 from agent.report.details import unpack
 from agent.report.figures import dollars

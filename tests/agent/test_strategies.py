@@ -10,10 +10,10 @@ import pytest
 
 from agent.features.proposer import FeatureProposer
 from agent.model import ScriptedModel
-from agent.model_proposer import ModelProposer, SeededProposer
 from agent.prompts.hints import CPU_FEATURES
 from agent.prompts.render import Scene
-from agent.scripted import scripted_evaluation
+from agent.proposing.model_proposer import ModelProposer, SeededProposer
+from agent.proposing.scripted import scripted_evaluation
 from agent.strategies.best_of_n import BestOfN
 from agent.strategies.contrastive import Contrastive, buckets, draw, probabilities
 from agent.strategies.evolve import Evolve

@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from agent.console import PLAIN_WIDTH, fitting, widened
-from agent.journal import Journal
-from agent.outcome import Stage, TaskReport, reports
-from agent.tables import FIGURE_WIDTH, final_table, live_table
+from agent.journals.journal import Journal
+from agent.journals.outcome import Stage, TaskReport, reports
+from agent.views.console import PLAIN_WIDTH, fitting, widened
+from agent.views.tables import FIGURE_WIDTH, final_table, live_table
 from tests.agent.scripts import campaign, script
 
 LONG = "scaled_gelu_residual"

@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from agent.budget import CampaignConfig
-from agent.journal import Journal
-from agent.scripted import scripted_evaluation
-from agent.spending import spending
-from agent.timings import (
+from agent.journals.journal import Journal
+from agent.journals.spending import spending
+from agent.journals.timings import (
     BESIDE,
     EVENT,
     HELD,
@@ -21,6 +19,8 @@ from agent.timings import (
     timing_tables,
     timings,
 )
+from agent.loop.budget import CampaignConfig
+from agent.proposing.scripted import scripted_evaluation
 from sandbox.types import EvalConfig, Status
 from tests.agent.scripts import campaign, candidate, script
 

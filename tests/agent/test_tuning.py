@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from agent.campaign import run_campaign
 from agent.config import OptimizeConfig, load_optimize
-from agent.journal import Journal
+from agent.journals.journal import Journal
+from agent.journals.recorded import Recorded
+from agent.loop.campaign import run_campaign
 from agent.model import AwaitingReplies, ModelError, ScriptedModel
-from agent.model_proposer import ModelProposer
 from agent.models.settings import ModelConfig
 from agent.prompts.render import Scene
 from agent.proposers import open_proposers
-from agent.recorded import Recorded
+from agent.proposing.model_proposer import ModelProposer
+from agent.proposing.scripted import scripted_evaluation
+from agent.proposing.tuner import Tuning, TuningProposer, variants
+from agent.proposing.tuning import template
 from agent.replay import replay_run
 from agent.runs import open_run
-from agent.scripted import scripted_evaluation
 from agent.strategies.best_of_n import BestOfN
 from agent.strategies.fsr import Fsr
 from agent.strategies.lineage import open_failures
 from agent.strategies.types import TUNE
-from agent.tuner import Tuning, TuningProposer, variants
-from agent.tuning import template
 from agent.types import FIRST_TURN, Attempt, Proposal, Turn
 from rewards.types import Reward
 from sandbox.errors import ConfigError

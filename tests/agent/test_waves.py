@@ -4,13 +4,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent.allocation import Allocation
-from agent.budget import CampaignConfig
-from agent.campaign import run_campaign
-from agent.journal import Journal
+from agent.journals.journal import Journal
+from agent.journals.outcome import CampaignResult
+from agent.loop.allocation import Allocation
+from agent.loop.budget import CampaignConfig
+from agent.loop.campaign import run_campaign
 from agent.model import ModelError
-from agent.outcome import CampaignResult
-from agent.scripted import ScriptedProposer
+from agent.proposing.scripted import ScriptedProposer
 from agent.types import FIRST_TURN, Attempt, Proposal, Turn
 from sandbox.types import Task
 from tests.agent.scripts import local_engine, make_task, script

@@ -9,8 +9,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-from agent.ray_engine import RayEngine
-from agent.scripted import ScriptedEvaluator
+from agent.engines.ray_engine import RayEngine
+from agent.proposing.scripted import ScriptedEvaluator
 from tests.agent.scripts import calls, campaign, script
 
 SOURCES = {n: [script(i, speedup=1 + i, seconds=0.4) for i in range(8)] for n in ("a", "b")}

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.campaign import run_campaign
 from agent.config import OptimizeConfig
+from agent.journals.outcome import Stage, TaskReport
+from agent.loop.campaign import run_campaign
 from agent.memory.notes import Memory
 from agent.models.opening import BatchFiles
 from agent.models.settings import ModelConfig
-from agent.outcome import Stage, TaskReport
 from agent.proposers import open_proposers
+from agent.proposing.scripted import scripted_evaluation
 from agent.runs import check_name, open_run
-from agent.scripted import scripted_evaluation
 from agent.strategies.portfolio import Portfolio
 from agent.types import Attempt, Proposal
 from benchmarks.ablation import ARMS, Row, arm_config, figure, markdown, rows, run_arm, run_of

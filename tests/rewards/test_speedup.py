@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.scripted import scripted_evaluation
+from agent.proposing.scripted import scripted_evaluation
 from rewards.speedup import CORRECT, FAILURE, FASTEST, HACK, SLOWEST, reward
 from rewards.types import Reward
 from sandbox.types import Candidate, EvalConfig, Language, Status

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.scripted import scripted_evaluation
+from agent.proposing.scripted import scripted_evaluation
 from rewards.robust import Robust, robust_speedup, smooth, toward_one
 from rewards.terms import SECTIONS, RewardConfig, format_share, score
 from rewards.types import Reward

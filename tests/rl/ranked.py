@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from agent.learner import Rollout
 from agent.prompts.message import Message
-from agent.scripted import scripted_evaluation
+from agent.proposing.scripted import scripted_evaluation
 from rl.config import GrpoConfig, LoraConfig, SamplingConfig, ShapeConfig, TrainConfig
 from rl.grpo import GrpoLearner
 from rl.joining import joined

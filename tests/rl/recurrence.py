@@ -14,7 +14,7 @@ import torch
 from agent.config import load_optimize
 from agent.prompts.message import Message
 from agent.prompts.render import Scene, fenced, render_contrast, render_propose
-from agent.scripted import scripted_evaluation
+from agent.proposing.scripted import scripted_evaluation
 from agent.types import Attempt, Measured, Proposal
 from kernelbench.suite import load_tasks
 from rewards import speedup

@@ -2,7 +2,7 @@
 
 from agent.learner import POLICY_VERSION, Rollout
 from agent.prompts.render import Scene
-from agent.scripted import scripted_evaluation
+from agent.proposing.scripted import scripted_evaluation
 from agent.strategies.contrastive import Contrastive
 from agent.strategies.types import PROPOSE, REPAIR
 from agent.types import Attempt, Proposal

@@ -13,7 +13,7 @@ import torch
 
 from agent.learner import Rollout
 from agent.prompts.message import Message
-from agent.scripted import scripted_evaluation
+from agent.proposing.scripted import scripted_evaluation
 from rewards.terms import RewardConfig
 from rl.config import GrpoConfig, LoraConfig, SamplingConfig, ShapeConfig, TrainConfig
 from rl.grpo import GrpoLearner, versions

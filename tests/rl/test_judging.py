@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("trl", reason="needs the train extra")
 
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from agent.prompts.message import Message
-from agent.scripted import scripted_evaluation
+from agent.proposing.scripted import scripted_evaluation
 from agent.types import Proposal
 from kernelbench.suite import load_tasks
 from rewards import speedup

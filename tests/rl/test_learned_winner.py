@@ -15,7 +15,7 @@ pytest.importorskip("trl", reason="needs the train extra")
 
 import torch
 
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from agent.learner import LEARN, POLICY_VERSION, rollouts
 from agent.report.details import unpack
 from agent.report.find import page_of

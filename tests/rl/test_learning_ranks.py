@@ -18,7 +18,7 @@ pytest.importorskip("trl", reason="needs the train extra")
 
 import torch
 
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from agent.learner import LEARN, POLICY_VERSION
 from rl.grpo import versions
 from rl.policy import load_policy

@@ -10,12 +10,12 @@ pytest.importorskip("datasets", reason="needs the train extra")
 
 from agent.config import OptimizeConfig
 from agent.features.proposer import FeatureProposer
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from agent.model import ScriptedModel
-from agent.model_proposer import ModelProposer
 from agent.proposers import open_proposers
-from agent.replies import extract
-from agent.scripted import scripted_evaluation
+from agent.proposing.model_proposer import ModelProposer
+from agent.proposing.replies import extract
+from agent.proposing.scripted import scripted_evaluation
 from agent.strategies.best_of_n import BestOfN
 from agent.types import Measured, Turn
 from kernelbench.suite import load_tasks

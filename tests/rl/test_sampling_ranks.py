@@ -13,7 +13,7 @@ pytest.importorskip("trl", reason="needs the train extra")
 
 import torch
 
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from rl.policy import load_policy
 from tests.conftest import COMMAND, environment_of
 from tests.rl import toy

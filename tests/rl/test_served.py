@@ -14,7 +14,7 @@ from agent.config import load_optimize
 from agent.learner import Rollout
 from agent.model import ModelError, Reply
 from agent.prompts.message import Message
-from agent.scripted import scripted_evaluation
+from agent.proposing.scripted import scripted_evaluation
 from rl.campaign import open_policy
 from rl.completions import NEUTRAL, reply_ids
 from rl.config import GrpoConfig, LoraConfig, SamplingConfig, ShapeConfig, TrainConfig, load_train

@@ -11,9 +11,9 @@ pytest.importorskip("trl", reason="needs the train extra")
 
 from agent.config import OptimizeConfig, load_optimize
 from agent.features.proposer import FeatureProposer
-from agent.journal import Journal
+from agent.journals.journal import Journal
 from agent.prompts.message import Message
-from agent.scripted import scripted_evaluation
+from agent.proposing.scripted import scripted_evaluation
 from agent.types import Measured
 from kernelbench.suite import load_tasks
 from rewards import speedup

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from agent.config import load_optimize
 from agent.features.proposer import FeatureProposer
-from agent.journal import Journal
-from agent.scripted import scripted_evaluation
+from agent.journals.journal import Journal
+from agent.proposing.scripted import scripted_evaluation
 from agent.types import Measured
 from kernelbench.suite import load_tasks
 from rewards import speedup

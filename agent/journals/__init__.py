@@ -1,0 +1,1 @@
+"""A campaign's journal, and what can be told from its rows alone."""

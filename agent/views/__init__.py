@@ -1,0 +1,1 @@
+"""What a user sees of a campaign in a terminal."""
