@@ -231,7 +231,7 @@ def _connect(address: str | None, cpus: int | None, gpus: int | None) -> str:
     """Returns the session's folder. `local`, not None: None would silently join a cluster named by
     RAY_ADDRESS.
     """
-    root = str(Path(__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     common: dict[str, Any] = {
         "log_to_driver": False,

@@ -129,7 +129,7 @@ def load(path: Path) -> list[Row]:
 @cache
 def judge_hash() -> str:
     """Of the sandbox's sources as this program began: one record, one judge."""
-    folder = Path(judge.__file__).parent
+    folder = Path(judge.__file__).parents[1]
     return digest([path.read_text() for path in sorted(folder.rglob("*.py"))])
 
 
