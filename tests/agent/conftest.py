@@ -22,5 +22,5 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Of every campaign in this process."""
     found = Clock()
     for module in ("campaign", "course"):
-        monkeypatch.setattr(f"agent.{module}.time", SimpleNamespace(monotonic=found.read))
+        monkeypatch.setattr(f"agent.loop.{module}.time", SimpleNamespace(monotonic=found.read))
     return found
