@@ -25,7 +25,8 @@ from sandbox.pairs.turn import Turn
 from sandbox.pairs.turns import Turns
 from sandbox.pairs.unlike import Kind, Kinds, Unlike
 from sandbox.subjects.plan import SPARE_OUTPUTS, Plan
-from sandbox.subjects.subject import Signature, Subject
+from sandbox.subjects.signature import Signature
+from sandbox.subjects.subject import Subject
 from sandbox.types import EvalConfig
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from sandbox.judging.statistics import full_rounds
 from sandbox.machine.trees import Leaf
 from sandbox.observation import Errors
 from sandbox.pairs.rounds import HIDING_ROUNDS
-from sandbox.subjects.subject import Signature
+from sandbox.subjects.signature import Signature
 from sandbox.types import EvalConfig
 
 MOST = 4
