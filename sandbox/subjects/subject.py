@@ -68,8 +68,9 @@ class Subject:
         """Seconds of the last batch, of one that is trusted, in which none of its calls ran."""
         self.beyond = deque[float](maxlen=BEYOND_KEPT)
         """The same of the last timed ones."""
-        self.call_s = {False: 0.0, True: 0.0}
-        """Of the last batch, and of the last call alone: we are awake when the next one ends."""
+        self.call_s = {alone: deque([0.0], maxlen=2) for alone in (False, True)}
+        """Of the last two batches, and the last two calls alone: we are awake when the next one
+        ends."""
         self.room: Mapping[str, int] = {}
         """Bytes that arenas are made with, as far as they will be needed later."""
         self.given_bytes = 0
@@ -284,12 +285,13 @@ class Subject:
         self.worker.send("go", stage=self.stage, sets=sets, **more)
         # Who slept at the end of a long batch of the reference's would take too much off a short
         # one of the candidate's, as what any batch takes beyond its calls.
-        asleep_s = max(0.0, len(sets) * self.call_s[len(sets) == 1] - self.awake_s / 2)
+        usual = self.call_s[len(sets) == 1]
+        asleep_s = max(0.0, len(sets) * min(usual) - self.awake_s / 2)
         told = self.worker.reply(
             stage=self.stage, timeout_s=limit_s, asleep_s=asleep_s, awake_s=self.awake_s
         )
         seconds = time.perf_counter() - start
-        self.call_s[len(sets) == 1] = seconds / max(1, len(sets))
+        usual.append(seconds / max(1, len(sets)))
         if self.worker.trusted and sets and hasty is None:
             self.last_beyond_s = seconds - float(told["seconds"])
         return seconds
