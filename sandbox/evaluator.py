@@ -41,8 +41,9 @@ from sandbox.prepare import Figures, Preparation, Preparer
 from sandbox.prepared import Prepared, Refused, valid
 from sandbox.run import Run
 from sandbox.subjects.early import Early
+from sandbox.subjects.signature import Signature
 from sandbox.subjects.stand import Stand
-from sandbox.subjects.subject import Signature, Subject
+from sandbox.subjects.subject import Subject
 from sandbox.types import Candidate, EvalConfig, Evaluation, Status, Task
 from sandbox.validate import validate
 from sandbox.workers import Bench

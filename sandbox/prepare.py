@@ -32,8 +32,9 @@ from sandbox.pairs import arenas
 from sandbox.stages import Stages
 from sandbox.subjects.early import Early
 from sandbox.subjects.plan import LONGEST, Plan, plan
+from sandbox.subjects.signature import Opening, Signature
 from sandbox.subjects.stand import Stand
-from sandbox.subjects.subject import Opening, Signature, Subject
+from sandbox.subjects.subject import Subject
 from sandbox.subjects.warm import WarmReferences
 from sandbox.types import EvalConfig, Task
 

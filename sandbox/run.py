@@ -35,7 +35,8 @@ from sandbox.static.scan import scan
 from sandbox.subjects.early import Early
 from sandbox.subjects.plan import Plan
 from sandbox.subjects.room import SHORTAGE, blame, own_bytes
-from sandbox.subjects.subject import Signature, Subject
+from sandbox.subjects.signature import Signature
+from sandbox.subjects.subject import Subject
 from sandbox.timing import Timed
 from sandbox.types import Status
 from sandbox.walls.folders import ARTIFACTS, CUPY_CACHE, TRITON_CACHE

@@ -19,7 +19,8 @@ from sandbox.pairs.second_look import able
 from sandbox.pairs.unlike import Kinds, timed_kinds
 from sandbox.prepare import Preparation
 from sandbox.subjects.plan import SLOW, Plan
-from sandbox.subjects.subject import Opening, Subject
+from sandbox.subjects.signature import Opening
+from sandbox.subjects.subject import Subject
 from sandbox.types import Status
 from sandbox.workers import Workers
 

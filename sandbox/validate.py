@@ -39,8 +39,9 @@ from sandbox.machine.trees import Layout
 from sandbox.observation import Errors
 from sandbox.prepare import Preparer
 from sandbox.subjects.plan import Plan, plan
+from sandbox.subjects.signature import Opening, Signature
 from sandbox.subjects.stand import Stand
-from sandbox.subjects.subject import Opening, Signature, Subject
+from sandbox.subjects.subject import Subject
 from sandbox.types import EvalConfig, Task
 
 MOST_PARAMETERS = 256

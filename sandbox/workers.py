@@ -21,8 +21,9 @@ from sandbox.prepare import ROOM_SHARE, Preparer
 from sandbox.stages import Stages
 from sandbox.subjects.early import Early
 from sandbox.subjects.room import own_bytes, refuse_hoard, room_beside
+from sandbox.subjects.signature import Signature
 from sandbox.subjects.stand import Stand
-from sandbox.subjects.subject import Signature, Subject
+from sandbox.subjects.subject import Subject
 from sandbox.types import Candidate, EvalConfig, Task
 
 UNASKED_SHARE = 1 / 64

@@ -31,8 +31,9 @@ from sandbox.observation import FailureKind, RoundObservation
 from sandbox.records import from_record, to_record
 from sandbox.stages import Stages
 from sandbox.subjects.plan import Plan
+from sandbox.subjects.signature import Signature
 from sandbox.subjects.stand import Stand
-from sandbox.subjects.subject import Signature, Subject
+from sandbox.subjects.subject import Subject
 from sandbox.types import BASELINES, SCHEMA_VERSION, EvalConfig, Task, digest
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,9 @@ from sandbox.cleanup import on_failure
 from sandbox.errors import SandboxFault
 from sandbox.machine import copying
 from sandbox.machine.handle import WorkerFailed
+from sandbox.subjects.signature import Opening, Signature
 from sandbox.subjects.stand import Stand
-from sandbox.subjects.subject import Opening, Signature, Subject
+from sandbox.subjects.subject import Subject
 from sandbox.types import EvalConfig, Task
 
 logger = logging.getLogger(__name__)

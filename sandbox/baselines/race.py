@@ -25,8 +25,9 @@ from sandbox.machine.memory import OutOfMemoryError
 from sandbox.observation import Errors, RoundObservation
 from sandbox.pairs.pair import ProcessPair
 from sandbox.subjects.plan import Plan
+from sandbox.subjects.signature import Opening, Signature
 from sandbox.subjects.stand import Stand
-from sandbox.subjects.subject import Opening, Signature, Subject
+from sandbox.subjects.subject import Subject
 from sandbox.types import EvalConfig, Task
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from sandbox.machine.device import free_bytes
 from sandbox.subjects.plan import Plan
-from sandbox.subjects.subject import SLOWLY_FREED_BYTES, Signature
+from sandbox.subjects.signature import Signature
+from sandbox.subjects.subject import SLOWLY_FREED_BYTES
 from sandbox.types import EvalConfig, Task
 
 BESIDE_BYTES = 1 << 30

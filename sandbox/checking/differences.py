@@ -13,7 +13,8 @@ from sandbox.checking.updates import coarsened, input_share, same_update
 from sandbox.machine import memory
 from sandbox.machine.trees import Layout
 from sandbox.observation import Errors
-from sandbox.subjects.subject import Signature, Subject
+from sandbox.subjects.signature import Signature
+from sandbox.subjects.subject import Subject
 
 INPUT_BOUND = Errors(1e-4, 1e-3, 1e-2)
 """Of inputs that are written to, by their size."""

@@ -17,7 +17,7 @@ from sandbox.checking import compare
 from sandbox.machine import memory
 from sandbox.machine.trees import Layout
 from sandbox.observation import Errors
-from sandbox.subjects.subject import Signature
+from sandbox.subjects.signature import Signature
 
 if TYPE_CHECKING:
     from sandbox.checking.pool import Case

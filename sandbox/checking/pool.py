@@ -24,7 +24,8 @@ from sandbox.machine import memory
 from sandbox.machine.handle import WorkerFailed
 from sandbox.machine.trees import Layout, Leaf
 from sandbox.observation import Errors, FailureKind
-from sandbox.subjects.subject import Signature, Subject
+from sandbox.subjects.signature import Signature
+from sandbox.subjects.subject import Subject
 from sandbox.types import EvalConfig
 
 LARGE_BYTES = 4 << 30

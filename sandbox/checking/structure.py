@@ -6,7 +6,7 @@ from typing import Any
 
 from sandbox.machine import trees
 from sandbox.subjects.claims import word
-from sandbox.subjects.subject import Signature
+from sandbox.subjects.signature import Signature
 
 
 def structure(

@@ -21,6 +21,8 @@ FRAME_LIMIT = 4 << 20
 """Bytes; a reply is metadata, tensors never travel here."""
 SEND_TIMEOUT_S = 10
 """A living reader takes a frame in microseconds."""
+WATCHED_S = 0.05
+"""How often who waits asleep looks after the worker."""
 _HEADER = struct.Struct("<I")
 _MAX_FDS = 8
 
@@ -74,13 +76,15 @@ class Channel:
     ) -> Any:
         """The next frame's body.
 
-        `watch` is called every 50 ms while asleep and may raise. `awake_s`: seconds to look for it
-        without sleeping, after `asleep_s`: a virtual core needs 0.1 ms and more to wake. Raises
+        `watch` is called every WATCHED_S while asleep and may raise. `awake_s`: seconds to look for
+        it without sleeping, after `asleep_s`: a virtual core needs 0.1 ms and more to wake. Raises
         ChannelTimeout after `timeout_s` seconds, ChannelClosed at end of file, ChannelProtocol on a
         malformed or foreign frame.
         """
-        deadline = None if timeout_s is None else self._clock() + timeout_s
-        if awake_s and not (asleep_s and self._came(self._clock() + asleep_s, watch)):
+        now = self._clock()
+        deadline = None if timeout_s is None else now + timeout_s
+        until = now + (asleep_s if timeout_s is None else min(asleep_s, timeout_s))
+        if awake_s and not (asleep_s and self._came(until, watch)):
             self._look(awake_s)
         (length,) = _HEADER.unpack(self._read(_HEADER.size, deadline, watch))
         if length > FRAME_LIMIT:
@@ -161,14 +165,16 @@ class Channel:
             raise ChannelTimeout
 
     def _came(self, deadline: float | None, watch: Callable[[], None] | None) -> bool:
-        """Whether something has come by then, asleep meanwhile."""
+        """Whether something has come by then, asleep meanwhile. The last look is for that alone:
+        what `watch` does takes milliseconds.
+        """
         poller = self._poller()
         while True:
             left = None if deadline is None else deadline - self._clock()
             if left is not None and left <= 0:
                 return False
-            step = left if watch is None else min(0.05, 0.05 if left is None else left)
+            step = left if watch is None else min(WATCHED_S, WATCHED_S if left is None else left)
             if poller.poll(None if step is None else max(step * 1000, 1)):
                 return True
-            if watch is not None:
+            if watch is not None and step == WATCHED_S:
                 watch()

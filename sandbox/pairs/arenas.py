@@ -15,7 +15,8 @@ from sandbox.machine.trees import Layout
 from sandbox.subjects import bell
 from sandbox.subjects.early import Early
 from sandbox.subjects.plan import Plan
-from sandbox.subjects.subject import SCRAMBLED, layouts
+from sandbox.subjects.signature import layouts
+from sandbox.subjects.subject import SCRAMBLED
 from sandbox.worker.reserve import cut
 
 ONCE_SHARE = 1 / 8

@@ -16,7 +16,8 @@ from sandbox.checking.updates import same_buffer
 from sandbox.machine import memory
 from sandbox.machine.trees import Layout
 from sandbox.pairs.unlike import Unlike
-from sandbox.subjects.subject import Signature, Subject
+from sandbox.subjects.signature import Signature
+from sandbox.subjects.subject import Subject
 from sandbox.types import EvalConfig
 
 FLOAT32_BYTES = 4

@@ -25,7 +25,8 @@ from sandbox.pairs.turn import Turn
 from sandbox.pairs.turns import Turns
 from sandbox.pairs.unlike import Kind, Kinds, Unlike
 from sandbox.subjects.plan import SPARE_OUTPUTS, Plan
-from sandbox.subjects.subject import Signature, Subject
+from sandbox.subjects.signature import Signature
+from sandbox.subjects.subject import Subject
 from sandbox.types import EvalConfig
 
 logger = logging.getLogger(__name__)
@@ -165,14 +166,11 @@ class ProcessPair(Turns):
         """
         kinds = single_set(self.config, self.secret, judged=self.judged)
         most = 2 * len(kinds)
-        scarce = not self.strict and self.kinds is not None and self.kinds.scarce(self.plan.sets)
-        changed = restyled(len(kinds), self.secret)
-        hiding = hiding_rounds(kinds, self.secret, soon=scarce)
-        least = max(MET_BY, 1 + max(hiding, default=0)) if scarce else MET_BY
+        changed, hiding = restyled(len(kinds), self.secret), hiding_rounds(kinds, self.secret)
         # Once whole, once in part, in either order; where it is once alone, whole.
         part = self.secret.choice(sorted(changed)) if len(changed) > 1 else None
         for number, single in enumerate(kinds):
-            if number >= least and over():
+            if number >= MET_BY and over():
                 return
             self.last = number == len(kinds) - 1
             following = 0 if self.last else self.count(single=kinds[number + 1])

@@ -17,8 +17,6 @@ HIDING_ROUNDS = 2
 MET_BY = 3
 """Rounds by which every pair has met a single-set round, new parameters and hidden inputs, and
 before which none ends early: else a slow cheat would pass for a slow kernel."""
-SOON = 2
-"""Batches beside the early one, of which one holds hidden inputs too where that is to be soon."""
 
 
 def single_set(config: EvalConfig, secret: random.Random, *, judged: bool) -> list[bool]:
@@ -42,13 +40,11 @@ def restyled(rounds: int, secret: random.Random) -> set[int]:
     return {early, *secret.sample(others, min(RESTYLED_ROUNDS - 1, len(others)))}
 
 
-def hiding_rounds(kinds: Sequence[bool], secret: random.Random, *, soon: bool = False) -> set[int]:
-    """Numbers of the batches, among rounds of these kinds, that hold hidden inputs; `soon`: all of
-    them are among the first.
-    """
+def hiding_rounds(kinds: Sequence[bool], secret: random.Random) -> set[int]:
+    """Numbers of the batches, among rounds of these kinds, that hold hidden inputs."""
     batches = [number for number, single in enumerate(kinds) if not single]
     if not batches:
         return set()
     early = secret.choice([number for number in batches if number < MET_BY] or batches[:1])
-    others = [number for number in batches if number != early][: SOON if soon else None]
+    others = [number for number in batches if number != early]
     return {early, *secret.sample(others, min(HIDING_ROUNDS - 1, len(others)))}

@@ -14,7 +14,8 @@ from sandbox.machine.rest import Afterwards, probe_of
 from sandbox.pairs.given import Given
 from sandbox.pairs.turn import span
 from sandbox.subjects.plan import Plan
-from sandbox.subjects.subject import Signature, Subject
+from sandbox.subjects.signature import Signature
+from sandbox.subjects.subject import Subject
 from sandbox.types import EvalConfig
 
 RUNG_BYTES = 16 << 20

@@ -22,13 +22,13 @@ from sandbox.judging.statistics import full_rounds
 from sandbox.machine.trees import Leaf
 from sandbox.observation import Errors
 from sandbox.pairs.rounds import HIDING_ROUNDS
-from sandbox.subjects.subject import Signature
+from sandbox.subjects.signature import Signature
 from sandbox.types import EvalConfig
 
 MOST = 4
 """Sets of a batch, and at most a quarter of it (of two or three sets one), unless the batches that
 hold any would not meet all kinds so: its time is to stay that of the inputs as given."""
-SLOW_CHANGE = "flattened"
+PART_NEGATED, SLOW_CHANGE = "part negated", "flattened"
 FLATTENED_BYTES = 4 << 20
 """Of inputs, up to which another distribution is made of them beside what is timed (CPU: 0.1 s for
 four sets)."""
@@ -48,6 +48,11 @@ class Kind:
     bounds: tuple[Errors, ...]
     """Per output leaf, for timed rounds."""
 
+    @property
+    def signs(self) -> bool:
+        """Whether signs are others than of inputs as given."""
+        return self.scale < 0 or self.change == PART_NEGATED
+
 
 @dataclass(frozen=True)
 class Unlike:
@@ -66,13 +71,16 @@ class Unlike:
 
 
 class Kinds:
-    """Of one evaluation: its batches meet all of them by turns, in a secret order."""
+    """Of one evaluation: its batches meet all of them by turns, in a secret order that begins with
+    one of other signs.
+    """
 
     def __init__(self, kinds: Sequence[Kind], batches: int, *, whole: bool = False) -> None:
         """`batches`: so many hold any at least. `whole`: such a batch has one kind alone."""
         self.kinds, self.whole = tuple(kinds), whole
         self._least = math.ceil(len(self.kinds) / batches)
         self._coming: list[Kind] = []
+        self._first = True
         self._secret = random.Random(secrets.randbits(64))
 
     def draw(self, sets: int) -> Unlike | None:
@@ -81,26 +89,21 @@ class Kinds:
             return None
         if self.whole or sets < 2:
             return Unlike(sets, ((range(sets), self._next()),))
-        count = self._count(sets)
+        count = min(sets - 1, max(1, self._least, min(MOST, sets // 4)))
         first = self._secret.randrange(sets - count + 1)
         places = (range(index, index + 1) for index in range(first, first + count))
         return Unlike(sets, tuple((place, self._next()) for place in places))
 
-    def scarce(self, sets: int) -> bool:
-        """Whether one batch of so many sets meets so few kinds that chance decides which cheat is
-        caught: of five two, one of which changes signs.
-        """
-        return self._count(sets) < min(MOST, len(self.kinds))
-
-    def _count(self, sets: int) -> int:
-        """Kinds that a batch holds."""
-        if self.whole or sets < 2:
-            return 1
-        return min(sets - 1, max(1, self._least, min(MOST, sets // 4)))
-
     def _next(self) -> Kind:
         if not self._coming:
             self._coming = self._secret.sample(self.kinds, len(self.kinds))
+            signs = [kind for kind in self._coming if kind.signs]
+            if self._first and signs:
+                # A search may end after one batch that holds any, of few sets one or two: chance
+                # would else decide whether it met more than positive inputs.
+                self._coming.remove(signs[0])
+                self._coming.append(signs[0])
+            self._first = False
         return self._coming.pop()
 
 

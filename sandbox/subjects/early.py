@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sandbox.subjects.subject import Signature
+from sandbox.subjects.signature import Signature
 
 
 @dataclass(frozen=True)

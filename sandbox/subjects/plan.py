@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sandbox.judging.invalid import NoRoom
 from sandbox.machine.pages import MAPPED_BYTES
-from sandbox.subjects.subject import Signature
+from sandbox.subjects.signature import Signature
 from sandbox.types import EvalConfig
 
 MEMORY_SHARE = 0.75

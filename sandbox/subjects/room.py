@@ -19,7 +19,8 @@ from sandbox.machine.gpu_state import GpuWatch
 from sandbox.machine.handle import WorkerFailed
 from sandbox.observation import Failure, FailureKind
 from sandbox.subjects.plan import MEMORY_SHARE
-from sandbox.subjects.subject import Signature, Subject
+from sandbox.subjects.signature import Signature
+from sandbox.subjects.subject import Subject
 
 SHARE = (1 - MEMORY_SHARE) / 2
 """Of a GPU's memory: one side's part of what the plan leaves to both."""

@@ -1,9 +1,8 @@
-"""Starting the sides of an evaluation on one device: workers, models, how states correspond."""
+"""Starting the sides of an evaluation on one device: workers, and the models in them."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import secrets
 import threading
@@ -18,7 +17,6 @@ import torch
 
 from sandbox.cleanup import on_failure
 from sandbox.machine import cores, memory, pages, proc, processes, queues
-from sandbox.machine.channel import FRAME_LIMIT
 from sandbox.machine.device import free_bytes
 from sandbox.machine.gpu_state import GpuState, GpuWatch, undisturbed
 from sandbox.machine.handle import Worker, WorkerFailed
@@ -28,7 +26,9 @@ from sandbox.machine.spawn import Zygote
 from sandbox.machine.trees import CLAIM_ERRORS, Layout, Leaf
 from sandbox.observation import Failure, FailureKind
 from sandbox.subjects.early import Early
-from sandbox.subjects.subject import SCRAMBLED, Opening, Signature, Subject
+from sandbox.subjects.matching import match_state
+from sandbox.subjects.signature import Opening, Signature
+from sandbox.subjects.subject import SCRAMBLED, Subject
 from sandbox.types import Candidate, EvalConfig, Task
 
 logger = logging.getLogger(__name__)
@@ -38,9 +38,6 @@ REFERENCE_SHARE = 0.5
 USED_CPU_S = 600.0
 """Of processor time, after which a process serves no other task: one may take an hour in all
 (sandbox/machine/spawn.py)."""
-NAMES_BYTES = FRAME_LIMIT // 2
-"""Of parameters, as JSON: a candidate's are sent back to it, and may be longer so than they came.
-"""
 STATE_TIMES = 2
 """Parameters that a candidate may hold on the host, converted ones beside the first."""
 
@@ -380,35 +377,3 @@ def memory_limit(role: str, config: EvalConfig, first: Signature | None) -> int:
 def made_from(signature: Signature) -> dict[str, Any]:
     """What a candidate's model is constructed from."""
     return {"init": signature.init, "seed": signature.seed}
-
-
-def match_state(
-    reference: tuple[tuple[str, Leaf], ...], claimed: list[Any]
-) -> tuple[str, list[str]]:
-    """How a candidate's parameters and buffers correspond, and its names in the reference's order.
-
-    By name where every candidate tensor has a namesake of its shape and dtype; else by order where
-    shapes and dtypes agree one by one; else only through the shared seed, and nothing is
-    overwritten. Raises one of CLAIM_ERRORS where what is claimed is no state.
-    """
-    own = [(str(name), Leaf.from_json(leaf)) for name, leaf in claimed]
-    if not reference and not own:
-        return "none", []
-    named = dict(own)
-    wanted = dict(reference)
-    if all(name in wanted and _alike(leaf, wanted[name]) for name, leaf in own) and own:
-        if len(own) == len(reference):
-            return "name", [name for name, _ in reference]
-        return "subset", [name if name in named else "" for name, _ in reference]
-    if len(own) == len(reference) and all(
-        _alike(mine, theirs) for (_, mine), (_, theirs) in zip(own, reference, strict=True)
-    ):
-        names = [name for name, _ in own]
-        if len(json.dumps(names)) > NAMES_BYTES:
-            raise ValueError(f"names of more than {NAMES_BYTES} bytes")
-        return "order", names
-    return "seed", []
-
-
-def _alike(left: Leaf, right: Leaf) -> bool:
-    return left.shape == right.shape and left.dtype == right.dtype

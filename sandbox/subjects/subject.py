@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,12 +17,13 @@ from sandbox.judging.drift import Alone
 from sandbox.machine import memory, proc, tree
 from sandbox.machine.handle import Worker
 from sandbox.machine.memory import Arena
-from sandbox.machine.trees import Layout, Leaf
+from sandbox.machine.trees import Layout
 from sandbox.observation import RuntimeClaim, TreeFacts
 from sandbox.subjects import bell
 from sandbox.subjects.bell import Bell
 from sandbox.subjects.claims import runtime_claim
 from sandbox.subjects.scrambling import KEY_BITS, Scrambler
+from sandbox.subjects.signature import Signature, layouts
 from sandbox.types import EvalConfig, Task
 
 SLOWLY_FREED_BYTES = 1 << 30
@@ -42,71 +43,6 @@ SCRAMBLED = "scrambled"
 """The arena of a lone call's inputs that the bell does not carry."""
 BLANK = 0xFF
 """A byte of it."""
-
-
-@dataclass(frozen=True)
-class Signature:
-    """What the reference's worker told about the model at one shape."""
-
-    shape: int
-    seed: int
-    init: dict[str, Any]
-    input_tree: dict[str, Any]
-    inputs: tuple[Leaf, ...]
-    state: tuple[tuple[str, Leaf], ...]
-    output_tree: dict[str, Any]
-    outputs: tuple[Leaf, ...]
-    classes: tuple[str, ...]
-    """Stride class of each output leaf."""
-    repeatable: bool
-    mutates: bool
-    moves_state: bool
-    aliases: bool
-    latency_s: float
-    fill_s: float
-    """Seconds to make one input set: single-threaded and slow on the CPU."""
-    lends: bool = False
-    """Its outputs are memory that it gives out again and again, such as a mask it keeps."""
-
-    @property
-    def owns(self) -> bool:
-        """Every output is memory of its own, which its caller may keep and write to."""
-        return not self.aliases and not self.mutates and not self.lends
-
-    @property
-    def state_bytes(self) -> int:
-        """Of parameters and buffers."""
-        return sum(leaf.bytes for _, leaf in self.state)
-
-    @property
-    def input_bytes(self) -> int:
-        return Layout(self.inputs, 1).stride
-
-    @property
-    def output_bytes(self) -> int:
-        return Layout(self.outputs, 1).stride
-
-
-@dataclass(frozen=True)
-class Opening:
-    """How a reference's model is built."""
-
-    shape: int = 0
-    randomise: bool = True
-    """False for candidates whose parameters match only through the shared seed."""
-    wrap: str | None = None
-    """Baseline: compile, max_autotune or cuda_graph."""
-    known: Signature | None = None
-    """From an earlier worker: spares another examination."""
-
-
-def layouts(signature: Signature, sets: int, slots: int) -> dict[str, Layout]:
-    """Of the arenas for so many sets of inputs and slots of one shape."""
-    return {
-        "inputs": Layout(signature.inputs, sets),
-        "slots": Layout(signature.outputs, slots),
-        "state": Layout(tuple(leaf for _, leaf in signature.state), 1),
-    }
 
 
 class Subject:
@@ -132,8 +68,9 @@ class Subject:
         """Seconds of the last batch, of one that is trusted, in which none of its calls ran."""
         self.beyond = deque[float](maxlen=BEYOND_KEPT)
         """The same of the last timed ones."""
-        self.call_s = {False: 0.0, True: 0.0}
-        """Of the last batch, and of the last call alone: we are awake when the next one ends."""
+        self.call_s = {alone: deque([0.0], maxlen=2) for alone in (False, True)}
+        """Of the last two batches, and the last two calls alone: we are awake when the next one
+        ends."""
         self.room: Mapping[str, int] = {}
         """Bytes that arenas are made with, as far as they will be needed later."""
         self.given_bytes = 0
@@ -348,12 +285,13 @@ class Subject:
         self.worker.send("go", stage=self.stage, sets=sets, **more)
         # Who slept at the end of a long batch of the reference's would take too much off a short
         # one of the candidate's, as what any batch takes beyond its calls.
-        asleep_s = max(0.0, len(sets) * self.call_s[len(sets) == 1] - self.awake_s / 2)
+        usual = self.call_s[len(sets) == 1]
+        asleep_s = max(0.0, len(sets) * min(usual) - self.awake_s / 2)
         told = self.worker.reply(
             stage=self.stage, timeout_s=limit_s, asleep_s=asleep_s, awake_s=self.awake_s
         )
         seconds = time.perf_counter() - start
-        self.call_s[len(sets) == 1] = seconds / max(1, len(sets))
+        usual.append(seconds / max(1, len(sets)))
         if self.worker.trusted and sets and hasty is None:
             self.last_beyond_s = seconds - float(told["seconds"])
         return seconds

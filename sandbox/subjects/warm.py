@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from sandbox.machine.handle import WorkerFailed
+from sandbox.subjects.signature import Opening, Signature
 from sandbox.subjects.stand import Stand
-from sandbox.subjects.subject import Opening, Signature, Subject
+from sandbox.subjects.subject import Subject
 from sandbox.types import EvalConfig, Task
 
 KEPT_WARM = 4

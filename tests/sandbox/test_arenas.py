@@ -21,8 +21,9 @@ from sandbox.pairs import arenas
 from sandbox.pairs.arenas import early
 from sandbox.subjects.early import Early
 from sandbox.subjects.plan import Plan
+from sandbox.subjects.signature import Signature
 from sandbox.subjects.stand import Stand
-from sandbox.subjects.subject import Signature, Subject
+from sandbox.subjects.subject import Subject
 from sandbox.types import Candidate, Language
 from tests.sandbox.conftest import FAST, SCALE, forward, task_of
 

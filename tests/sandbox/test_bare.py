@@ -20,7 +20,8 @@ from sandbox.observation import RoundObservation
 from sandbox.pairs.given import Given
 from sandbox.pairs.pair import ProcessPair
 from sandbox.subjects.plan import Plan
-from sandbox.subjects.subject import Opening, Subject
+from sandbox.subjects.signature import Opening
+from sandbox.subjects.subject import Subject
 from sandbox.types import Candidate, Language
 from tests.sandbox.conftest import FAST, SCALE, forward, task_of
 

@@ -22,7 +22,8 @@ from sandbox.evaluator import LocalEvaluator
 from sandbox.judging.statistics import Null
 from sandbox.machine.handle import WorkerFailed
 from sandbox.observation import Failure, FailureKind, RoundObservation
-from sandbox.subjects.subject import Opening, Subject
+from sandbox.subjects.signature import Opening
+from sandbox.subjects.subject import Subject
 from sandbox.types import EvalConfig, Task
 from sandbox.worker.reference import ReferenceSession
 from sandbox.worker.wrapped import THREADS, untuned

@@ -21,7 +21,8 @@ from sandbox.evaluator import LocalEvaluator
 from sandbox.machine import memory
 from sandbox.machine.quiet import BEGUN, Turns
 from sandbox.prepare import Figures
-from sandbox.subjects.subject import Opening, Subject
+from sandbox.subjects.signature import Opening
+from sandbox.subjects.subject import Subject
 from sandbox.types import EvalConfig, Task
 from tests.sandbox.conftest import FAST, SCALE, task_of
 

@@ -185,5 +185,20 @@ def test_who_waits_awake_may_sleep_first_and_wakes_for_what_comes_early(ends: Pa
 def test_waiting_awake_is_no_reason_to_wait_for_ever(ends: Pair) -> None:
     with pytest.raises(ChannelTimeout):
         ends[0].receive(0.02, awake_s=0.01)
+    for asleep_s in (0.01, 20):
+        start = time.monotonic()
+        with pytest.raises(ChannelTimeout):
+            ends[0].receive(0.02, asleep_s=asleep_s, awake_s=0.01)
+        assert time.monotonic() - start < 5
+
+
+def test_whoever_sleeps_looks_after_the_worker_and_not_at_the_end(ends: Pair) -> None:
+    looks: list[float] = []
+    start = time.monotonic()
     with pytest.raises(ChannelTimeout):
-        ends[0].receive(0.02, asleep_s=0.01, awake_s=0.01)
+        ends[0].receive(0.12, lambda: looks.append(time.monotonic() - start))
+    assert len(looks) == 2
+    looks.clear()
+    with pytest.raises(ChannelTimeout):
+        ends[0].receive(0.04, lambda: looks.append(0.0), asleep_s=0.02, awake_s=0.01)
+    assert not looks

@@ -17,6 +17,7 @@ from sandbox.errors import InvalidReference
 from sandbox.machine.trees import Leaf
 from sandbox.observation import Errors
 from sandbox.subjects.claims import LONGEST_WORD
+from sandbox.subjects.matching import match_state
 from sandbox.subjects.plan import (
     LEAST_SETS,
     LONGEST,
@@ -28,8 +29,7 @@ from sandbox.subjects.plan import (
     Plan,
     plan,
 )
-from sandbox.subjects.stand import match_state
-from sandbox.subjects.subject import Signature
+from sandbox.subjects.signature import Signature
 from sandbox.types import EvalConfig
 
 CONFIG = EvalConfig(batch_ms=10.0)

@@ -45,7 +45,8 @@ from sandbox.prepared import Refused
 from sandbox.records import from_record, to_record
 from sandbox.stages import Stages
 from sandbox.subjects.plan import LEAST_SETS, SLOW, Plan, plan
-from sandbox.subjects.subject import Signature, Subject
+from sandbox.subjects.signature import Signature
+from sandbox.subjects.subject import Subject
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
 from tests.sandbox.conftest import (
     FAST,

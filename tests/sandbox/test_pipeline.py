@@ -18,8 +18,8 @@ from sandbox.machine.quiet import Quiet
 from sandbox.machine.ready import PROFILED, Ready
 from sandbox.machine.spawn import Zygote
 from sandbox.many import evaluate_many
+from sandbox.subjects.signature import Opening
 from sandbox.subjects.stand import Stand
-from sandbox.subjects.subject import Opening
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Request, Status, Task
 from tests.sandbox.conftest import (
     FAST,

@@ -21,7 +21,8 @@ from sandbox.observation import CaseObservation, Errors, Failure, FailureKind
 from sandbox.pairs import second_look
 from sandbox.pairs.given import Given
 from sandbox.pairs.keepsake import HandedOver
-from sandbox.subjects.subject import Opening, Subject
+from sandbox.subjects.signature import Opening
+from sandbox.subjects.subject import Subject
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Status, Task
 from tests.sandbox.conftest import FAST, task_of
 

@@ -75,17 +75,18 @@ def test_we_are_awake_at_the_end_of_a_long_batch_too(monkeypatch) -> None:
     subject, _ = subject_on("cpu", monkeypatch)
     worker: Any = subject.worker
     worker.core, worker.lasts_s = object(), 0.2
-    subject.go([0, 1, 2, 3])
-    assert worker.asleep_s == 0
+    for _ in range(2):
+        subject.go([0, 1, 2, 3])
+        assert worker.asleep_s == 0
     subject.go([0, 1])
     assert 0 < 0.1 - AWAKE_S < worker.asleep_s < 0.1 < worker.asleep_s + worker.awake_s
     worker.lasts_s = 0.0
     subject.go([0])
     assert worker.asleep_s == 0, "how long a batch takes says nothing of a call alone"
     subject.go([0, 1])
-    assert worker.asleep_s > 0.15, "nor that of a batch"
+    assert worker.asleep_s > 0, "nor that of a batch"
     subject.go([0, 1])
-    assert worker.asleep_s == 0
+    assert worker.asleep_s == 0, "one slow batch says nothing of the next"
 
 
 def test_who_has_no_core_to_itself_sleeps_all_the_while(monkeypatch) -> None:

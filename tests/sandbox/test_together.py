@@ -24,8 +24,9 @@ from sandbox.evaluator import LocalEvaluator
 from sandbox.machine.handle import WorkerFailed
 from sandbox.machine.proc import family
 from sandbox.observation import Failure, FailureKind
+from sandbox.subjects.signature import Opening
 from sandbox.subjects.stand import Stand
-from sandbox.subjects.subject import Opening, Subject
+from sandbox.subjects.subject import Subject
 from sandbox.types import Candidate, EvalConfig, Language, Task
 from tests.sandbox.conftest import FAST, SCALE, forward, task_of
 

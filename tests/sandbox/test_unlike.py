@@ -17,10 +17,8 @@ from sandbox.checking.bounds import NONE, bound, timed_bounds
 from sandbox.checking.pool import Case
 from sandbox.machine.trees import Leaf
 from sandbox.observation import Errors
-from sandbox.pairs.pair import ProcessPair
 from sandbox.pairs.rounds import MET_BY, hiding_rounds, single_set
 from sandbox.pairs.unlike import MOST, Kind, Kinds, timed_kinds
-from sandbox.subjects.plan import Plan
 from sandbox.types import EvalConfig
 from sandbox.worker.tf32 import rounded
 
@@ -111,55 +109,26 @@ def test_a_pair_meets_hidden_inputs_early_and_never_in_a_lone_call(rounds: int) 
         assert len(found) == min(2, kinds.count(False))
 
 
-@pytest.mark.parametrize("rounds", [2, 3, 8, 20])
-def test_where_a_batch_meets_few_kinds_the_second_comes_soon(rounds: int) -> None:
-    secret = random.Random(3)
-    for _ in range(100):
-        kinds = single_set(EvalConfig(rounds=rounds), secret, judged=True)
-        found = hiding_rounds(kinds, secret, soon=True)
-        batches = [number for number, single in enumerate(kinds) if not single]
-        assert found <= set(batches[:3])
-        assert len(found) == min(2, len(batches))
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("sets", [1, 4, 9, 40])
+def test_the_first_batch_that_hides_any_has_other_signs(sets: int, whole: bool) -> None:
+    first = Counter[str]()
+    for _ in range(60):
+        kinds = timed_kinds(pool(moves_state=whole), EvalConfig())
+        found = kinds.draw(sets)
+        assert found is not None
+        names = [kind.name for _, kind in found.places]
+        assert {"inputs x -1", NEGATED} & set(names)
+        first.update(names[:1])
+        met = {kind.name for _ in range(9) for _, kind in (kinds.draw(sets) or found).places}
+        assert met | set(names) == {kind.name for kind in kinds.kinds}
+    assert len(first) == 2, "which of both is secret"
 
 
-@pytest.mark.parametrize(("sets", "scarce"), [(1, True), (10, True), (15, True), (16, False)])
-def test_a_batch_of_few_sets_meets_few_kinds(sets: int, scarce: bool) -> None:
-    assert Kinds([kind(name) for name in "abcde"], 6).scarce(sets) is scarce
-    assert not Kinds([kind("a")], 6).scarce(sets)
-    assert not Kinds([], 6).scarce(sets)
-    assert Kinds([kind("a"), kind("b")], 6, whole=True).scarce(sets)
-
-
-@pytest.mark.parametrize(("sets", "met"), [(10, 4), (40, 4), (6, 2)])
-def test_a_search_that_ends_early_has_met_more_than_half_of_the_kinds_where_batches_have_room(
-    sets: int, met: int
-) -> None:
-    config = EvalConfig(rounds=20)
-    for _ in range(50):
-        kinds = Kinds([kind(name) for name in "abcde"], 6)
-        pair = Noted(config, Plan(sets, 2), kinds)
-        list(pair.rounds((), lambda: True))
-        assert len(pair.seen) >= met
-        assert MET_BY <= pair.number < config.rounds
-
-
-class Noted(ProcessPair):
-    """Notes the kinds of its batches, and how many rounds there were."""
-
-    def __init__(self, config: EvalConfig, plan: Plan, kinds: Kinds) -> None:
-        self.config, self.plan, self.kinds = config, plan, kinds
-        self.strict, self.judged, self.number = False, True, 0
-        self.secret = random.Random()
-        self.given = SimpleNamespace(restyle=lambda part: None)  # type: ignore[assignment]
-        self.seen = set[str]()
-
-    def round(self, single: bool, bounds: Any, following: int) -> Any:
-        self.number += 1
-        if self.hides:
-            assert not single
-            found = self.kinds.draw(self.plan.sets) if self.kinds else None
-            self.seen |= {kind.name for _, kind in found.places} if found else set()
-        return SimpleNamespace(void=""), ()
+def test_where_no_kind_has_other_signs_the_order_is_secret_alone() -> None:
+    kinds = [Kinds([kind(name) for name in "abc"], 6) for _ in range(100)]
+    drawn = [found for each in kinds if (found := each.draw(4))]
+    assert {found.places[0][1].name for found in drawn} == set("abc")
 
 
 def case(name: str, scale: float = 1.0, change: str | None = None, alike: bool = False) -> Case:
