@@ -2,7 +2,7 @@
 of the others.
 
 `evaluator.py` is the way in, `run.py` one candidate's way through; `types.py` has the nouns. Below
-them, each using those before it alone (tests/test_imports.py):
+them, each using none but those before it (tests/test_imports.py):
 
     machine/    processes, memory and devices of this host; walls/ are around candidate code
     building/   sources to artifacts, ahead of the run; static/ reads them first
