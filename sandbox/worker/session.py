@@ -124,15 +124,18 @@ class Session:
 
     def do_release(self, request: Request, fds: list[int]) -> Request:
         """Drop arenas, results and the model."""
-        self.do_drop_model(request, fds)
+        self.part_with_model()
         return self.do_rest(request, fds)
 
     def do_drop_model(self, request: Request, fds: list[int]) -> Request:
         """And its results. Arenas stay for the next one, and what torch's allocator holds."""
-        self.state_tensors = []
-        self.model = self.call = None
+        self.part_with_model()
         self.forget()
         return {}
+
+    def part_with_model(self) -> None:
+        self.state_tensors = []
+        self.model = self.call = None
 
     def do_rest(self, request: Request, fds: list[int]) -> Request:
         """Keep the model, give all other memory back."""
