@@ -239,6 +239,10 @@ def report(demo: Demo) -> None:
     updates = {name: max(versions(demo.learner(name)), default=0) for name in curves}
     others = [name for name in runs if name != "rl" and "rl" in runs]
     gains = {name: against(firsts["rl"], firsts[name]) for name in others}
+    wrong = {
+        name: {t: f"{e.status.value}: {e.detail}" for t, e in evaluations.items() if not e.passed}
+        for name, evaluations in firsts.items()
+    }
     accused = {
         f"{name}, {task}": found.detail
         for name, evaluations in firsts.items()
@@ -257,6 +261,7 @@ def report(demo: Demo) -> None:
         "replies_judged": replies,
         "paired_tasks": {name: len(firsts["rl"].keys() & firsts[name].keys()) for name in others},
         "rl_against": gains,
+        "wrong": wrong,
         "accused": accused,
         "seconds": dict(seconds),
         "curves": curves,
