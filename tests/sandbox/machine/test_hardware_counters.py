@@ -22,7 +22,7 @@ from sandbox.worker.counters import (
     together,
 )
 
-DOUBLE = Path(__file__).parents[1] / "doubles" / "cupti.cpp"
+DOUBLE = Path(__file__).parents[2] / "doubles" / "cupti.cpp"
 DEVICE = 3
 
 

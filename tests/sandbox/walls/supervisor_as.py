@@ -1,5 +1,5 @@
 """An evaluator in a process of its own, to be attacked by its candidates:
-`python -m tests.sandbox.supervisor_as FOLDER`. Prints what it saw as one JSON line.
+`python -m tests.sandbox.walls.supervisor_as FOLDER`. Prints what it saw as one JSON line.
 """
 
 import ctypes
@@ -15,15 +15,15 @@ from typing import Any
 from sandbox.doctor import examine
 from sandbox.evaluator import LocalEvaluator
 from sandbox.types import Candidate, Language
-from tests.sandbox.attempts import SECRET, Target
 from tests.sandbox.conftest import FAST, SCALE, forward, task_of, workers_alive
-from tests.sandbox.host import lives
+from tests.sandbox.walls.attempts import SECRET, Target
+from tests.sandbox.walls.host import lives
 
 ATTACK = """
 import dataclasses, importlib, json, os
 from pathlib import Path
 # By a name that only exists at run time: static analysis refuses what names our packages.
-attempts = importlib.import_module(".".join(reversed(("attempts", "sandbox", "tests"))))
+attempts = importlib.import_module(".".join(reversed(("attempts", "walls", "sandbox", "tests"))))
 Target, attempt_all = attempts.Target, attempts.attempt_all
 note = Path(os.environ["HOME"], "orphan")
 target = Target({target}, note=note)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sandbox.walls.kernel import syscall
 from sandbox.walls.seccomp import ARCHITECTURES, DENIED
-from tests.sandbox.host import outcome
+from tests.sandbox.walls.host import outcome
 
 SECRET = b"the supervisor's secret"
 PIDFD_OPEN, PIDFD_SEND_SIGNAL = 434, 424

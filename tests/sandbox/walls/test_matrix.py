@@ -1,7 +1,7 @@
 """Every attempt on the walls, by each kind of user, on each kind of host: what holds where.
 
-What a host lacks is refused by its kernel (tests/sandbox/host.py); nothing of ours is patched.
-Where an attempt succeeds the grade is weak, and docs/walls.md says so.
+What a host lacks is refused by its kernel (tests/sandbox/walls/host.py); nothing of ours is
+patched. Where an attempt succeeds the grade is weak, and docs/walls.md says so.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sandbox.walls.enclose import Enclosure, Grade, Walls
 from sandbox.walls.folders import prepare_scratch, python_folders
 from sandbox.walls.privileges import closed_to
 from sandbox.walls.probe import ask
-from tests.sandbox.attempts import SECRET, Target, attempt_all
-from tests.sandbox.host import Host, in_host, lives
+from tests.sandbox.walls.attempts import SECRET, Target, attempt_all
+from tests.sandbox.walls.host import Host, in_host, lives
 
 SLOT_UID = 61_000 + os.getpid() % 2_000
 """Unlike any other test run's on this host: limits count, and kill_tree sweeps, by uid."""

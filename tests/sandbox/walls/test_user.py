@@ -21,8 +21,8 @@ import pytest
 
 from sandbox.types import Status
 from sandbox.walls.enclose import Grade
-from tests.sandbox.host import Host, become, bind, lack
-from tests.sandbox.test_walls_matrix import (
+from tests.sandbox.walls.host import Host, become, bind, lack
+from tests.sandbox.walls.test_matrix import (
     EXPOSED,
     GRADES,
     IF_PYTHON_IS_CLOSED,
@@ -32,7 +32,7 @@ from tests.sandbox.test_walls_matrix import (
     python_is_closed,
 )
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def home_of(user: int | None) -> Iterator[Path]:
 
 
 def supervise(who: str, host: Host) -> dict[str, Any]:
-    """What tests/sandbox/supervisor_as.py saw as that user on that host."""
+    """What tests/sandbox/walls/supervisor_as.py saw as that user on that host."""
     user = ORDINARY if ROOT and who == "ordinary" else None
     with home_of(user) as folder:
         real = {
@@ -73,7 +73,7 @@ def supervise(who: str, host: Host) -> dict[str, Any]:
         done = subprocess.run(
             [
                 str(places["python"] / "bin" / version) if user is not None else sys.executable,
-                *("-m", "tests.sandbox.supervisor_as", str(folder / "work")),
+                *("-m", "tests.sandbox.walls.supervisor_as", str(folder / "work")),
             ],
             cwd="/",
             env={

@@ -40,7 +40,7 @@ print(json.dumps(ask(enclosure, work, timeout_s=60)))
 
 def test_torch_openmp_and_load_inline_work_inside(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "scratch", SLOT_UID)
-    repository = Path(__file__).parents[2]
+    repository = Path(__file__).parents[3]
     done = subprocess.run(
         [sys.executable, "-c", ZYGOTE, str(scratch), str(SLOT_UID or 0)],
         cwd=repository,

@@ -15,7 +15,7 @@ from sandbox.worker import nvrtc
 from tests.gpu.test_builds import INCLUDES, USES
 from tests.gpu.test_languages import source
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 needs_nvrtc = pytest.mark.skipif(
     importlib.util.find_spec("cupy") is None, reason="cupy is not installed"
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BUSY = "import time\nprint('busy', flush=True)\ntime.sleep(60)\n"
 """A torch that is never imported to the end."""
 
