@@ -2,8 +2,9 @@
 
     python -m benchmarks.null_experiment builtin --repetitions 3 --out benchmarks/results/null.json
 
-Each repetition is one full evaluation (fresh process pairs, fresh secrets). Reported per task:
-call time, the ratios, the interval, and whether the interval holds 1.0.
+Each repetition is one full evaluation (fresh process pairs, fresh secrets), of another source.
+Reported per task: call time, the ratios, the interval, and whether the interval holds 1.0. With
+`--search` it is one as a search makes it: a warm reference, short batches, one pair.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def main() -> None:
     parser.add_argument("--sizes", choices=("own", "cpu", "both"), default="own")
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--search", action="store_true", help="figures as a search has them")
     parser.add_argument("--seconds", type=float, default=500.0, help="stop starting new work after")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -36,6 +38,7 @@ def main() -> None:
     tasks = chosen(options.suites, options.device, options.sizes)
     evaluator = LocalEvaluator(options.device)
     config = EvalConfig(baselines=(), min_pairs=options.pairs, max_pairs=max(options.pairs, 2))
+    to_beat = 1.0 if options.search else None
     rows: list[dict[str, Any]] = []
     record = {
         **header("null_experiment"),
@@ -47,7 +50,7 @@ def main() -> None:
         for task in tasks:
             for repetition in range(options.repetitions):
                 if time.monotonic() - start < options.seconds:
-                    rows.append(measure(evaluator, task, config, repetition))
+                    rows.append(measure(evaluator, task, config, repetition, to_beat))
                     print(line(rows[-1]), flush=True)
                     if options.out:
                         keep_json(options.out, record)
@@ -79,13 +82,17 @@ BANDS = (
 
 
 def measure(
-    evaluator: LocalEvaluator, task: Task, config: EvalConfig, repetition: int
+    evaluator: LocalEvaluator,
+    task: Task,
+    config: EvalConfig,
+    repetition: int,
+    to_beat: float | None,
 ) -> dict[str, Any]:
-    """One evaluation of the reference as candidate."""
+    """One evaluation of the reference as candidate; of a search that has `to_beat`."""
     row: dict[str, Any] = {"task": task.id, "repetition": repetition}
     begin = time.monotonic()
     try:
-        found = evaluator.evaluate(task, itself(task), config)
+        found = evaluator.evaluate(task, itself(task, repetition), config, to_beat=to_beat)
     except WarpsmithError as error:
         return {**row, "status": type(error).__name__, "detail": str(error)}
     row |= {"status": found.status.value, "detail": found.detail, "seconds": found.seconds}
