@@ -24,6 +24,8 @@ allocator does not return them to the system each time."""
 SHORT_ROW = 16
 """Rows shorter than this are joined with their neighbours: too few elements for a scale."""
 FEW_VALUES, SAMPLED = 16, 4096
+SOME = 8
+"""Indices."""
 """Distinct values, of so many elements, up to which a tensor is a mask or a constant."""
 QUIET_ROW = 1e-3
 """A row this much quieter than the tensor is judged by the tensor's scale."""
@@ -193,7 +195,8 @@ def ties_explain(indices: torch.Tensor, expected: torch.Tensor, inputs: list[tor
 
     Sorting, top-k and arg-reductions may break ties differently; an index repeated where the
     reference repeats none is no tie. A mask, or a bias of zeros, has equal values wherever one
-    looks: beside inputs of many values those alone explain nothing.
+    looks: beside inputs of many values those alone explain nothing. Nor is a tie what a constant
+    would be as well: of a padded row, how long it is and its last place hold the same.
     """
     if indices.is_floating_point() or indices.dtype == torch.bool:
         return False
@@ -209,9 +212,21 @@ def ties_explain(indices: torch.Tensor, expected: torch.Tensor, inputs: list[tor
     return False
 
 
+def _constant_holds(held: torch.Tensor, values: torch.Tensor, dim: int) -> bool:
+    """Whether the first or the last place along `dim` holds throughout what the reference picked
+    there, though not all places do; of fewer than `SOME` it may by chance.
+    """
+    if held.shape[dim] != 1 or held.numel() < SOME:
+        return False
+    ends = (values.narrow(dim, place, 1) for place in (0, values.shape[dim] - 1))
+    return any(map(held.equal, ends)) and not bool((values == held).all())
+
+
 def few_values(values: torch.Tensor) -> bool:
     """Whether it is a mask, a set of labels or a constant."""
-    return int(values.flatten()[:SAMPLED].unique().numel()) <= FEW_VALUES
+    flat = values.reshape(-1)
+    sampled = flat[:: max(1, flat.numel() // SAMPLED)]
+    return int(sampled.unique().numel()) <= FEW_VALUES
 
 
 def _fits(indices: torch.Tensor, values: torch.Tensor, dim: int, keep: bool) -> bool:
@@ -234,7 +249,8 @@ def _same_picks(
         return False
     if bool((wanted < 0).any()) or bool((wanted >= size).any()):
         return False
-    if not torch.equal(values.gather(dim, picks), values.gather(dim, wanted)):
+    held = values.gather(dim, wanted)
+    if not torch.equal(values.gather(dim, picks), held) or _constant_holds(held, values, dim):
         return False
     ordered = picks.sort(dim).values
     repeats = (ordered.diff(dim=dim) == 0).any()

@@ -161,11 +161,13 @@ class _Checker:
         )
 
     def state_differs(self, index: int) -> bool:
-        """Buffers after the call against the reference's, where calls move them and names match."""
+        """Buffers after the call against the reference's, where calls move them and names match; of
+        one that it does not have the arena holds what it was before.
+        """
         expected = self.pool.cases[index].state_after
         if expected is None or not self.subject.config.check_state:
             return False
-        if self.matched not in ("name", "order"):
+        if self.matched not in ("name", "order", "subset"):
             return False
         self.subject.request("publish", self.subject.config.run_timeout_s)
         layout, arena = self.subject.layouts["state"], self.subject.arenas["state"].bytes

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import random
 import secrets
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -47,6 +48,9 @@ class Given:
         self.new_weights = new_weights and bool(signature.state)
         self.varied = False
         """Inputs that get_inputs() makes alike each time differ too."""
+        self.publish_s: tuple[float, float] | None = None
+        """Of the reference and of the candidate, to tell what they had updated in the round before;
+        None where nothing is."""
         self._fresh = 0
         """The first so many input sets have values that no round has used."""
         self._made, self._used = (0, 0), (0, 0)
@@ -166,16 +170,21 @@ class Given:
             self.share_state()
 
     def same_state(self) -> bool:
-        """Whether both sides' calls left the same in what they update, after a round of them. Not
-        told of half precision: what is fed back drifts.
+        """Whether both sides' calls left the same in what they update, after a round of them; how
+        long either takes to tell is in `publish_s`. Not told of half precision: what is fed back
+        drifts.
         """
         if not (self.new_weights and self.signature.moves_state and self.config.check_state):
             return True
         sides = self.reference, self.candidate
         before = self.reference.arenas["state"].bytes.clone()
+        spent = []
         for side in sides:
             side.idle.end()
+            start = time.perf_counter()
             side.request("publish", self.config.run_timeout_s)
+            spent.append(time.perf_counter() - start)
+        self.publish_s = spent[0], spent[1]
         layout = Layout(tuple(leaf for _, leaf in self.signature.state), 1)
         same = all(
             same_buffer(

@@ -19,7 +19,7 @@ from sandbox.checking.differences import differences, finite
 from sandbox.judging.drift import drift, timed_alone, uneven
 from sandbox.machine.quiet import Quiet
 from sandbox.observation import CaseObservation, Errors, RoundObservation
-from sandbox.pairs.rounds import MET_BY, hiding_rounds, restyled, single_set
+from sandbox.pairs.rounds import MET_BY, hiding_rounds, restyled, short_round, single_set
 from sandbox.pairs.second_look import second_look
 from sandbox.pairs.turn import Turn
 from sandbox.pairs.turns import Turns
@@ -167,19 +167,25 @@ class ProcessPair(Turns):
         kinds = single_set(self.config, self.secret, judged=self.judged)
         most = 2 * len(kinds)
         changed, hiding = restyled(len(kinds), self.secret), hiding_rounds(kinds, self.secret)
+        counts = [self.count(single=single) for single in kinds]
+        if self.judged and self.signature.moves_state and self.plan.sets > 1:
+            short = short_round(kinds, hiding, self.secret)
+            if short is not None:
+                counts[short] = self.secret.randrange(1, self.plan.sets)
         # Once whole, once in part, in either order; where it is once alone, whole.
         part = self.secret.choice(sorted(changed)) if len(changed) > 1 else None
         for number, single in enumerate(kinds):
             if number >= MET_BY and over():
                 return
             self.last = number == len(kinds) - 1
-            following = 0 if self.last else self.count(single=kinds[number + 1])
+            following = 0 if self.last else counts[number + 1]
             if number in changed:
                 self.given.restyle(part=number == part)
             self.hides = number in hiding
-            seen, cases = self.round(single, bounds, following)
+            seen, cases = self.round(single, counts[number], bounds, following)
             if seen.void and len(kinds) < most:
                 kinds.append(single)
+                counts.append(self.count(single=single))
             yield seen, cases
 
     def count(self, *, single: bool) -> int:
@@ -187,12 +193,12 @@ class ProcessPair(Turns):
         return self.plan.single if single else self.plan.sets
 
     def round(
-        self, single: bool, bounds: Sequence[Errors], following: int
+        self, single: bool, count: int, bounds: Sequence[Errors], following: int
     ) -> tuple[RoundObservation, Sequence[CaseObservation]]:
-        """One round, and fresh values for the sets of the one that is to follow, so many. Tells of
-        the inputs as given, and of those of each other kind where there are any.
+        """One round of `count` sets, and fresh values for those of the one that is to follow, so
+        many. Tells of the inputs as given, and of those of each other kind where there are any.
         """
-        sets = list(range(self.count(single=single)))
+        sets = list(range(count))
         self.secret.shuffle(sets)
         self.given.fill(len(sets))
         unlike = self.kinds.draw(len(sets)) if self.kinds and self.hides else None
@@ -224,6 +230,8 @@ class ProcessPair(Turns):
         mine, its = turns[self.reference], turns[self.candidate]
         if single:
             its = its.beside(mine)
+        elif self.given.publish_s is not None:
+            mine, its = map(Turn.told, (mine, its), self.given.publish_s)
         return self.observed(mine, its, len(sets), single=single), cases
 
     def observed(self, mine: Turn, its: Turn, calls: int, *, single: bool) -> RoundObservation:

@@ -40,6 +40,17 @@ def restyled(rounds: int, secret: random.Random) -> set[int]:
     return {early, *secret.sample(others, min(RESTYLED_ROUNDS - 1, len(others)))}
 
 
+def short_round(kinds: Sequence[bool], hiding: set[int], secret: random.Random) -> int | None:
+    """Number of the batch, among rounds of these kinds, that ends before it should: what calls
+    update is compared at the end alone, where who knows it updates nothing before. None where there
+    is no batch for it behind the first, of which an output is kept, and beside those that are
+    `hiding`.
+    """
+    batches = [number for number, single in enumerate(kinds) if not single]
+    able = [number for number in batches[1:] if number not in hiding]
+    return secret.choice(able) if able else None
+
+
 def hiding_rounds(kinds: Sequence[bool], secret: random.Random) -> set[int]:
     """Numbers of the batches, among rounds of these kinds, that hold hidden inputs."""
     batches = [number for number, single in enumerate(kinds) if not single]

@@ -30,6 +30,12 @@ class Turn:
     def collect_s(self) -> float:
         return sum(self.collects)
 
+    def told(self, seconds: float) -> Turn:
+        """With what telling its updates took, which is handed over like outputs: who updates only
+        when it is looked at pays then.
+        """
+        return replace(self, collects=(*self.collects, seconds))
+
     def beside(self, reference: Turn) -> Turn:
         """Of lone calls: what handing an output over takes beyond what is usual of the reference's
         is part of its call. Else the one that leaves its work for then would be the quickest, and

@@ -9,6 +9,11 @@ import torch
 from sandbox.checking.parts import part_of
 from sandbox.worker import models
 
+LEAST = 0.1
+"""Of what a value is multiplied by, where signs differ: less would change its sign, and a mask's
+minus infinity with it (of 131,000 elements four were below zero).
+"""
+
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
     """Move every floating parameter and buffer off its initial value, keeping its scale and sign.
@@ -37,15 +42,32 @@ def change_part(model: torch.nn.Module, seed: int) -> bool:
 
 
 def shake(tensor: torch.Tensor) -> bool:
-    """Other values of the same scale and sign, in place; False where there are none to be told."""
+    """Other values of the same scale and sign, in place, in order where they are in order: code may
+    search them. False where there are none to be told.
+    """
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return False
     noise = torch.randn_like(tensor)
+    descending = direction(tensor)
     low, high = tensor.min(), tensor.max()
     if bool(low == high) and bool(low == 0):
         tensor.copy_(0.25 * noise)
     elif bool(low > 0):
         tensor.mul_(torch.exp(0.25 * noise))
     else:
-        tensor.mul_(1 + 0.25 * noise)
+        tensor.mul_((1 + 0.25 * noise).clamp_min(LEAST))
+    if descending is not None:
+        tensor.copy_(tensor.sort(dim=-1, descending=descending).values)
     return True
+
+
+def direction(tensor: torch.Tensor) -> bool | None:
+    """Whether all rows, of different values, fall; None where they neither fall nor rise."""
+    if tensor.ndim == 0 or tensor.shape[-1] < 2:
+        return None
+    before, after = tensor[..., :-1], tensor[..., 1:]
+    if not bool((before != after).any()):
+        return None
+    if bool((before <= after).all()):
+        return False
+    return True if bool((before >= after).all()) else None

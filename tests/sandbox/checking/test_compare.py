@@ -178,6 +178,19 @@ def test_only_ties_explain_other_indices(
     assert found is explained
 
 
+def test_what_a_constant_would_pick_as_well_is_no_tie() -> None:
+    """How long padded rows are, told as their last place: both hold the padding."""
+    lengths = torch.arange(3, 19)
+    padded = (torch.arange(20) < lengths[:, None]).float()
+    assert not ties_explain(torch.full((16,), 19), lengths, [padded])
+    assert not ties_explain(lengths - 2, torch.zeros(16, dtype=torch.int64), [padded])
+    assert ties_explain(torch.full((16,), 19), lengths, [torch.ones(16, 20)]), "all are equal"
+    largest = padded.flip(1).argmax(1)
+    assert not ties_explain(torch.full((16,), 18), largest, [padded.flip(1)])
+    found = torch.rand(16, 20).index_fill(1, torch.tensor([5, 9]), 2.0)
+    assert ties_explain(torch.full((16,), 9), torch.full((16,), 5), [found])
+
+
 def test_ties_in_another_input_or_dimension_count_too() -> None:
     columns = torch.tensor([[1.0, 2.0], [1.0, 3.0], [0.0, 3.0]])
     assert ties_explain(torch.tensor([1, 2]), torch.tensor([0, 1]), [torch.rand(7), columns])

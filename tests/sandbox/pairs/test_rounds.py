@@ -25,13 +25,14 @@ from sandbox.machine.rest import Afterwards
 from sandbox.observation import CaseObservation, Observation, RoundObservation
 from sandbox.pairs import turns
 from sandbox.pairs.pair import ProcessPair
-from sandbox.pairs.rounds import MET_BY, restyled, single_set
+from sandbox.pairs.rounds import MET_BY, restyled, short_round, single_set
 from sandbox.pairs.turn import Progress, Turn, together
 from sandbox.run import Run
 from sandbox.subjects.plan import Plan
 from sandbox.subjects.subject import Subject
 from sandbox.types import Candidate, Language, Status
 from tests.exploits.problems import FRAMES
+from tests.exploits.x_state_left_to_itself import AVERAGE
 from tests.sandbox.conftest import FAST, LINEAR, SCALE, forward, task_of
 
 
@@ -75,6 +76,40 @@ def test_parameters_change_early_and_again_at_secret_places() -> None:
     assert all(min(numbers) < MET_BY for numbers in places)
     assert set().union(*places) == set(range(8))
     assert restyled(1, secret) == {0}
+
+
+def test_one_batch_ends_early_and_is_neither_the_first_nor_one_with_hidden_inputs() -> None:
+    kinds = [False, True, False, False, True, False]
+    found = {short_round(kinds, {2}, random.Random(seed)) for seed in range(50)}
+    assert found == {3, 5}
+    assert short_round([False, True, False], {2}, random.Random(0)) is None
+
+
+def test_what_is_updated_is_told_after_batches_of_which_one_is_shorter(
+    evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[int, list[tuple[int, bool, int]]] = {}
+    observed = ProcessPair.observed
+
+    def noted(self: ProcessPair, mine: Turn, its: Turn, calls: int, *, single: bool) -> Any:
+        if self.judged:
+            more = len(mine.collects) - (calls if single else 1)
+            told.setdefault(self.number, []).append((calls, single, more))
+            assert len(its.collects) == len(mine.collects)
+        return observed(self, mine, its, calls, single=single)
+
+    monkeypatch.setattr(ProcessPair, "observed", noted)
+    task = task_of(AVERAGE)
+    source = AVERAGE.replace("class Model(", "class ModelNew(")
+    config = replace(FAST, rounds=8)
+    found = evaluator.evaluate(task, Candidate(task.id, Language.TORCH, source), config)
+    assert found.status is Status.PASSED, found.detail
+    assert told
+    for rounds in told.values():
+        batches = [calls for calls, single, _ in rounds if not single]
+        assert sum(calls < max(batches) for calls in batches) == 1
+        assert {more for _, single, more in rounds if not single} == {1}, "its telling is one more"
+        assert {more for _, single, more in rounds if single} == {0}
 
 
 def test_between_trusted_sides_no_call_is_alone() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sandbox.worker.reference import ReferenceSession
-from sandbox.worker.weights import change_part
+from sandbox.worker.weights import change_part, direction, shake
 
 CALL_S = 0.004
 
@@ -51,6 +51,28 @@ def test_a_part_of_one_parameter_changes_and_nothing_else(positive: bool) -> Non
         assert name in dict(model.named_parameters())
         assert 0 < count <= max(1, before[name].numel() // 64)
         assert not positive or bool((model.state_dict()[name] > 0).all())
+
+
+def test_new_values_keep_signs_infinities_and_order() -> None:
+    torch.manual_seed(0)
+    signed = torch.randn(1 << 20)
+    before = signed.clone()
+    assert shake(signed)
+    assert torch.equal(signed.sign(), before.sign())
+    assert not torch.equal(signed, before)
+    mask = torch.triu(torch.full((512, 512), -torch.inf), 1)
+    hidden = mask.clone()
+    assert shake(mask)
+    assert torch.equal(mask, hidden)
+    for rising in (torch.linspace(-2, 2, 64), torch.linspace(0.1, 1, 64).repeat(3, 1)):
+        for flip in (False, True):
+            ordered = rising.flip(-1) if flip else rising.clone()
+            assert shake(ordered)
+            assert direction(ordered) is flip
+            assert not torch.equal(ordered, rising.flip(-1) if flip else rising)
+    assert direction(torch.ones(8)) is None
+    assert direction(torch.tensor([1.0, 3.0, 2.0])) is None
+    assert direction(torch.tensor(1.0)) is None
 
 
 def test_without_parameters_there_is_no_part_to_change() -> None:
