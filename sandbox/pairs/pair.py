@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 LOOKS = 2
 """Calls of a candidate that have to be slow for short batches."""
+CUT_SHORT = "we ended it at a secret place, to see what calls had updated"
+"""Why a batch does not count that has fewer sets: what is charged is compared over all of them."""
 WATCHED, WATCHED_BYTES = 2, 1 << 30
 """Sets of a round whose inputs are kept, where calls write to them, and at most: how small a change
 is tells what it was made to."""
@@ -232,7 +234,10 @@ class ProcessPair(Turns):
             its = its.beside(mine)
         elif self.given.publish_s is not None:
             mine, its = map(Turn.told, (mine, its), self.given.publish_s)
-        return self.observed(mine, its, len(sets), single=single), cases
+        seen = self.observed(mine, its, len(sets), single=single)
+        if count < self.count(single=single):
+            seen = replace(seen, void=seen.void or CUT_SHORT)
+        return seen, cases
 
     def observed(self, mine: Turn, its: Turn, calls: int, *, single: bool) -> RoundObservation:
         """What the turns of the reference and of the candidate come to."""
