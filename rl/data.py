@@ -23,6 +23,7 @@ from typing import Any
 from datasets import Dataset, DatasetDict, disable_progress_bars, load_from_disk
 
 from agent.features.assemble import without_header
+from agent.features.emit import quoted
 from agent.journals.journal import Journal
 from agent.prompts.message import Message
 from agent.prompts.render import Scene, fenced, render_contrast, render_propose, render_repair
@@ -78,7 +79,7 @@ def examples_of(
                     composition_of(task),
                     kind,
                     messages,
-                    reply_of(task, attempt.proposal, kind),
+                    reply_of(attempt.proposal, kind),
                     _speed(attempt),
                     journal.folder.name,
                 )
@@ -117,23 +118,24 @@ def contrastive_of(config: TrainConfig) -> Contrastive:
     )
 
 
-def reply_of(task: Task, proposal: Proposal, kind: str) -> str:
+def reply_of(proposal: Proposal, kind: str) -> str:
     """What the policy is to write: the reply as it was given, or one around a kernel that no model
-    wrote: first the reference's steps, then the features it was made of, as its reasons.
+    wrote: first the reference's statements as the kernel numbers them, so that two that are alike
+    are told apart, then the features it was made of, as its reasons.
     """
     if proposal.reply is not None and (kind != "contrast" or SECTIONS[-1] in proposal.reply):
         return proposal.reply
-    code = fenced(plain(proposal.candidate.source), "python")
+    source = plain(proposal.candidate.source)
+    code = fenced(source, "python")
     chosen = ", ".join(f"{k} {v}" for k, v in proposal.features.items() if isinstance(v, int | str))
     why = f"One pass over memory; {chosen}." if chosen else "One pass over memory."
-    if steps := steps_of(task):
-        why = f"{', '.join(steps)}. {why}"
+    steps = "".join(f"{step}\n" for step in quoted(source))
     if kind != "contrast":
-        return f"{why}\n\n{code}\n"
+        return f"{steps}{why}\n\n{code}\n"
     analysis, design, implementation = SECTIONS
     return (
         f"{analysis}\nMemory traffic and how it is cut into work limit them.\n\n"
-        f"{design}\n1. {why}\n\n{implementation}\n{code}\n"
+        f"{design}\n{steps}{why}\n\n{implementation}\n{code}\n"
     )
 
 
@@ -159,20 +161,6 @@ def composition_of(task: Task) -> str:
 
 def split_of(task: Task, held_out: HeldOut) -> Split:
     return held_out.split(composition_of(task), family_of(task))
-
-
-def steps_of(task: Task) -> list[str]:
-    """The operators that the reference's `forward` calls, as they are evaluated."""
-
-    def evaluated(node: ast.AST) -> Iterator[str]:
-        for child in ast.iter_child_nodes(node):
-            yield from evaluated(child)
-        if isinstance(node, ast.BinOp):
-            yield type(node.op).__name__.lower()
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            yield node.func.attr
-
-    return [name for statement in _forward(task) for name in evaluated(statement)]
 
 
 def statements_of(task: Task) -> int:

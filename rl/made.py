@@ -127,7 +127,7 @@ class _Lesson:
         scene = self.scene(task, proposals[0].candidate.language)
 
         def example(kind: str, asked: list[Message], proposal: Proposal) -> Example:
-            reply, family = reply_of(task, proposal, kind), family_of(task)
+            reply, family = reply_of(proposal, kind), family_of(task)
             return Example(task.id, family, composition_of(task), kind, asked, reply, None, "")
 
         asked = render_propose(scene)

@@ -1,6 +1,7 @@
 """A feature proposer's kernel as a policy can learn to write it: the same program in plainer text.
 
-What cannot be told from the task goes: comments on its making, the hash in its build's name, the
+What cannot be told from the task goes: comments but for the statements of the reference that it
+quotes, the hash in its build's name, the
 numbers that values and results got while the reference was lowered. Constants stand where they are
 used, as in the reference: lifted out of the loops and numbered, they would have to be foreseen.
 What is loaded from an input has that input's number, other values theirs as they come. What only
@@ -13,7 +14,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from agent.features.assemble import MADE, without_header
+from agent.features.assemble import MADE
+from agent.features.emit import quoted
 
 CONSTANT = re.compile(
     r"^[ ]*const float (v\d+) = (-?\d+(?:\.\d*)?(?:e[-+]?\d+)?f|\(float\)columns);\n", re.MULTILINE
@@ -23,6 +25,10 @@ LOADED = re.compile(
     r"|const [a-z ]+ v(\d+) = p(\d+)(?:_row\[c(?: \* inner)?\]|\[row\]);"
 )
 """On a GPU, or on the CPU, where input and value have changed places."""
+COMMENT = re.compile(r"^ *// (?!\d+: ).*\n", re.MULTILINE)
+"""Any but a statement of the reference."""
+QUOTE = re.compile(r"^( *// )(\d+)(?:: .*)?$", re.MULTILINE)
+"""Such a statement, or what is left of it: its number."""
 BUILD_NAME = re.compile(r'(name=")features_[0-9a-f]{16}(")')
 VALUE = re.compile(r"\bv(\d+)(?=_|\b)")
 WORKSPACE = re.compile(r"\bw(\d+)(?=_|\b)")
@@ -33,11 +39,13 @@ def plain(source: str) -> str:
     """Other sources than the feature proposer's are returned as they are."""
     if MADE not in source:
         return source
-    text = without_header(BUILD_NAME.sub(r"\1kernel\2", source)).strip("\n") + "\n"
+    said = {statement.partition(":")[0]: statement for statement in quoted(source)}
+    text = COMMENT.sub("", BUILD_NAME.sub(r"\1kernel\2", source)).strip("\n") + "\n"
+    text = QUOTE.sub(r"\1\2", text)  # What it quotes has names of its own.
     text = _after_inputs(_inlined(text))
     for pattern, name in ((VALUE, "v"), (WORKSPACE, "w"), (RESULT, "out")):
         text = _renumbered(text, pattern, name)
-    return _without_unused(text)
+    return QUOTE.sub(lambda m: m[1] + said[m[2]], _without_unused(text))
 
 
 def _inlined(text: str) -> str:

@@ -18,8 +18,8 @@ from sandbox.errors import TaskError
 from sandbox.tracer import TRACER
 from sandbox.types import SCHEMA_VERSION, Task, digest
 
-TRACED = 2
-"""Of what a trace tells; 2: values of constants."""
+TRACED = 3
+"""Of what a trace tells; 2: values of constants; 3: statements."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class Node:
     """The position of an `input` in get_inputs(), the dotted attribute of a `parameter` or
     `buffer`.
     """
+    statement: str = ""
+    """Of a `forward` of the reference, after its number in their order: `2: y = torch.relu(x)`."""
 
     @property
     def meta(self) -> TensorMeta:
@@ -144,6 +146,7 @@ def _decode_graph(record: Mapping[str, Any]) -> Graph:
                 TensorMeta(tuple(o["shape"]), o["dtype"], tuple(o["stride"])) for o in n["outputs"]
             ),
             target=n["target"],
+            statement=n["statement"],
         )
         for n in record["nodes"]
     )

@@ -8,11 +8,13 @@ which ends with ours, or once nothing was asked for a minute.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import gc
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -26,6 +28,9 @@ from typing import Any
 from sandbox.machine.parent import tied_to
 
 TRACE_TIMEOUT_S = 180.0
+FILE = "reference.py"
+"""What its source is called in tracebacks."""
+FRAME = re.compile(rf'File "{re.escape(FILE)}", line (\d+)')
 IDLE_S = 60.0
 """After which the process, some 200 MB of torch, ends; the next request starts another."""
 FIRST = """
@@ -187,7 +192,7 @@ def _describe(source: str, dtype_name: str, constants: Mapping[str, Any]) -> dic
     from torch.utils._pytree import tree_flatten, tree_unflatten
 
     module: dict[str, Any] = {"__name__": "reference"}
-    exec(compile(source, "reference.py", "exec"), module)
+    exec(compile(source, FILE, "exec"), module)
     module.update(constants)
     dtype = getattr(torch, dtype_name)
 
@@ -215,9 +220,9 @@ def _describe(source: str, dtype_name: str, constants: Mapping[str, Any]) -> dic
             structure.append(spec)
             return flat
 
-        traced = make_fx(forward, decomposition_table=_decompositions())(
-            [inputs[i] for i in places], [value for _, _, value in state]
-        )
+        trace = make_fx(forward, decomposition_table=_decompositions(), record_stack_traces=True)
+        traced = trace([inputs[i] for i in places], [value for _, _, value in state])
+    statements = _Statements(source)
     origins = [("input", str(i)) for i in places] + [(kind, name) for kind, name, _ in state]
     nodes: list[dict[str, Any]] = []
     result: Any = None
@@ -241,10 +246,35 @@ def _describe(source: str, dtype_name: str, constants: Mapping[str, Any]) -> dic
                 "kwargs": {k: _encode(v) for k, v in node.kwargs.items()},
                 "outputs": _metas(node.meta.get("val")),
                 "target": target,
+                "statement": statements.of(node.stack_trace),
             }
         )
     scalars = [i for i in range(len(inputs)) if i not in places]
     return {"nodes": _alive(nodes, result), "result": result, "scalars": scalars}
+
+
+class _Statements:
+    """Those of a reference that operators come from, numbered as they are first met."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.numbers: dict[int, int] = {}
+        self.starts: dict[int, ast.stmt] = {}
+        """By each of its lines, the statement that holds no other one."""
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.stmt) and not hasattr(node, "body"):
+                for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                    self.starts[line] = node
+
+    def of(self, stack: str | None) -> str:
+        """`2: y = torch.relu(x)`; empty where the reference is not on the stack."""
+        lines = FRAME.findall(stack or "")
+        found = self.starts.get(int(lines[-1])) if lines else None
+        if found is None:
+            return ""
+        number = self.numbers.setdefault(found.lineno, len(self.numbers) + 1)
+        text = ast.get_source_segment(self.source, found) or ""
+        return f"{number}: {' '.join(text.split())}"
 
 
 def _check_result(result: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from agent.features import cpp, cuda, host
 from agent.features.cuda_pool import default, mapping
 from agent.features.cuda_source import prelude
+from agent.features.emit import headed
 from agent.features.program import Plan
 from agent.features.search import Features
 from sandbox.types import Candidate, Language, Task, digest
@@ -80,14 +81,14 @@ def header(plan: Plan, features: Features, shape: str) -> str:
 
 def without_header(source: str) -> str:
     """The source less its comments: equal bodies are equal kernels, whatever features they name."""
-    return "\n".join(line for line in source.splitlines() if not line.startswith("// "))
+    return "\n".join(line for line in source.splitlines() if not line.lstrip().startswith("// "))
 
 
 def _cpp(task: Task, plan: Plan, features: Features) -> str:
     shape = f"one thread per {cpp.FORMS[str(features['form'])]}"
     source = header(plan, features, shape) + cpp.PRELUDE
     for i, program in enumerate(plan.programs):
-        source += "\n" + cpp.kernel(program, f"stage{i}", _fitting(plan, i, features))
+        source += "\n" + headed(cpp.kernel(program, f"stage{i}", _fitting(plan, i, features)))
     flags = cpp.flags(features)
     text = CPP_HEAD.format(source=source, key=digest([without_header(source), flags]), flags=flags)
     calls = []
@@ -136,7 +137,7 @@ def _cuda(task: Task, plan: Plan, features: Features) -> str:
         place = made.setdefault(cuda.kernels(program.numbered(), "stage", own).source, i)
         if place == i:  # a network's layers are alike: NVRTC compiles each kernel of theirs once
             kernels = cuda.kernels(program, f"stage{i}", own)
-            source += "\n" + kernels.source
+            source += "\n" + headed(kernels.source)
             handles += "".join(f'{n.upper()} = MODULE.get_function("{n}")\n' for n in kernels.names)
         calls.append(cuda.launches(program, own, known, place))
     text = CUDA_HEAD.format(source=source, options=cuda.OPTIONS)

@@ -84,7 +84,8 @@ class Composer:
         depth = max((a.depth for a in arguments), default=0) + op.startswith("reduce.")
         literals = tuple(a for a in term.args if not isinstance(a, Term | str))
         args = tuple(a.name for a in arguments) + literals
-        return Value(name, op, args, term.kind, element, depth)
+        said = term.statement if op != "const" else ""
+        return Value(name, op, args, term.kind, element, depth, said)
 
     def operand(self, term: Term, held: set[int]) -> Operand:
         name = f"p{len(self.operands)}"

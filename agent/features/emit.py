@@ -7,6 +7,7 @@ either kept or computed again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
@@ -26,6 +27,11 @@ BYTES = {
     "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
     "uint8": 1, "bool": 1,
 }  # fmt: skip
+BEHIND = "  //= "
+"""Between a declaration and the statement that it is part of."""
+QUOTABLE = re.compile(r'\d+: (?!.*""")[ -\[\]-~]{1,100}')
+"""Statements that a source may quote: ASCII that neither ends its string nor escapes anything."""
+QUOTED = re.compile(r"^ *// (\d+: .*)$", re.MULTILINE)
 IDENTITY = {"sum": "0", "max": "-INFINITY", "min": "INFINITY"}
 COMBINE = {"sum": "{0} + {1}", "max": "larger({0}, {1})", "min": "smaller({0}, {1})"}
 
@@ -105,7 +111,26 @@ def _expensive(value: Value, names: dict[str, Value]) -> bool:
 
 
 def declare(value: Value, text: str) -> str:
+    """On a line of its own; what it is part of stands behind it until `headed`."""
+    line = bare(value, text)
+    return f"{line}{BEHIND}{value.statement}" if QUOTABLE.fullmatch(value.statement) else line
+
+
+def bare(value: Value, text: str) -> str:
     return f"const {TYPES[value.kind]} {value.name} = {text};"
+
+
+def headed(source: str) -> str:
+    """With each statement of the reference as a comment above the lines that it became."""
+    lines: list[str] = []
+    last = ""
+    for line in source.splitlines():
+        code, _, statement = line.partition(BEHIND)
+        if statement and statement != last:
+            lines.append(f"{code[: len(code) - len(code.lstrip())]}// {statement}")
+        last = statement or ("" if "{" in line or "}" in line else last)
+        lines.append(code)
+    return "\n".join(lines) + "\n"
 
 
 def operand_of(program: Program, value: Value) -> Operand:
@@ -171,15 +196,20 @@ def pick(program: Program, value: Value, base: Callable[[Operand], str]) -> str:
     for v in closure(program, [source]):
         if v.op == "load":
             operand = operand_of(program, v)
-            lines.append(declare(v, read(operand, f"{base(operand)}[c]")))
+            lines.append(bare(v, read(operand, f"{base(operand)}[c]")))
         else:
-            lines.append(declare(v, expression(v)))
+            lines.append(bare(v, expression(v)))
     body = " ".join(lines)
     # An index that the reference would refuse must not read beyond the row.
     return (
         f"[&](long long c) {{ if (c < 0 || c >= columns) return ({TYPES[value.kind]})NAN; {body} "
         f"return {source}; }}({index})"
     )
+
+
+def quoted(source: str) -> list[str]:
+    """The statements of the reference that a source of the feature proposer's quotes, in order."""
+    return sorted(set(QUOTED.findall(source)), key=lambda said: int(said.partition(":")[0]))
 
 
 def parameters(program: Program) -> list[tuple[str, str]]:

@@ -85,6 +85,7 @@ class Lowering:
                 self.values[node.name] = self.load(node)
                 self.spoken[node.name] = host_name(node)
                 continue
+            self.build.statement = node.statement
             if self.counts(node):
                 continue
             handler = self.handlers.get(node.op.rsplit(".", 1)[0].removesuffix("_"))

@@ -72,6 +72,8 @@ class Value:
     kind: str
     element: bool
     depth: int
+    statement: str = ""
+    """Of the reference, as a Node's: what it is part of."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class Program:
             replace(
                 value,
                 name=names[value.name],
+                statement="",
                 args=tuple(names.get(a, a) if isinstance(a, str) else a for a in value.args),
             )
             for value in self.values

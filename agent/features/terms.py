@@ -50,6 +50,8 @@ class Term:
     """The atom (of the part) along which a load is sliced."""
     window: Window = ()
     """Of a pooling (`window.*`): its axes are the outputs'."""
+    statement: str = ""
+    """Of the reference, which it is first needed for."""
 
     @property
     def arguments(self) -> list[Term]:
@@ -78,6 +80,8 @@ class Builder:
     known: dict[object, Term] = field(default_factory=dict)
     splits: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Atoms that are two, the first one running slower; see `split`."""
+    statement: str = ""
+    """What is being lowered."""
 
     def atom(self, expression: str, size: int) -> int:
         for i, atom in enumerate(self.atoms):
@@ -173,7 +177,8 @@ class Builder:
             window,
         )
         if key not in self.known:
-            term = Term(op, tuple(args), kind, axes, len(self.terms), part, sliced, window)
+            place, said = len(self.terms), self.statement
+            term = Term(op, tuple(args), kind, axes, place, part, sliced, window, said)
             self.terms.append(term)
             self.known[key] = term
         return self.known[key]

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from agent.features import cpp
-from agent.features.assemble import candidate
+from agent.features.assemble import candidate, without_header
 from agent.features.cpp import default
+from agent.features.emit import quoted
 from sandbox.types import Language, Shape, Task
 from tests.agent.features_references import (
     GROUPED,
@@ -209,6 +210,35 @@ def test_transposed_matrices_of_a_batch_are_right_or_refused(name: str) -> None:
     assert any(p.inner for p in found.programs) is transposes
     source = proposer().propose(given, [], 1)[0].candidate.source
     assert worst_error(given, load(source)) < 5e-6
+
+
+QUOTING = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x, v1):
+        v1 = torch.softmax(x, dim=-1) * v1
+        v1 = torch.relu(v1)
+        v1 = torch.sin(v1 + len("\\n"))
+        v1 = torch.cos(v1 + len('\"\"\"'))
+        return v1
+def get_inputs():
+    return [torch.rand(6, 40), torch.rand(6, 40)]
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_kernel_quotes_the_statements_above_what_they_became(device: str) -> None:
+    [proposal] = proposer().propose(Task("t", QUOTING, device), [], 1)
+    source = proposal.candidate.source
+    assert quoted(source) == ["1: v1 = torch.softmax(x, dim=-1) * v1", "2: v1 = torch.relu(v1)"]
+    relu = source.index("// 2: ")
+    assert source.index("< 0 ? 0") > relu > source.rindex("* v", 0, relu) > source.index("// 1: ")
+    assert "//=" not in source
+    body = without_header(source)
+    assert "torch.relu" not in body
+    assert "< 0 ? 0" in body
 
 
 def test_nan_and_infinity_pass_through_the_maximum() -> None:

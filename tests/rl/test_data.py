@@ -26,9 +26,9 @@ from rl.data import (
     examples_of,
     family_of,
     load_examples,
+    reply_of,
     save_dataset,
     split_of,
-    steps_of,
 )
 from rl.plain import plain
 from sandbox.errors import ConfigError
@@ -119,12 +119,22 @@ def test_what_is_held_out_is_not_trained_on(journal):
         build_dataset(examples_of(journal, TRAIN), HeldOut(families=1.0))
 
 
-def test_a_lesson_begins_with_the_steps_of_its_reference(journal):
-    [task] = load_tasks("synthetic/rows-0-3", "cuda")
-    assert steps_of(task) == ["silu", "sin", "sigmoid", "mult", "maximum"]
-    assert all(
-        e.reply.startswith(f"{e.task_id.split('/')[1]}. One pass") for e in _proposed(journal)
-    )
+def test_a_lesson_begins_with_the_statements_that_its_kernel_quotes():
+    """Two that are alike have numbers of their own."""
+    [task] = load_tasks("synthetic/rows-0-10834", "cuda")
+    [proposal] = FeatureProposer().propose(task, [], 1)
+    statements = [
+        "1: a = torch.sigmoid(x)",
+        "2: a = torch.log1p(torch.abs(a))",
+        "3: a = torch.maximum(a, y)",
+        "4: a = torch.log1p(torch.abs(a))",
+        "5: return torch.log_softmax(a, dim=-1)",
+    ]
+    for kind in ("propose", "contrast"):
+        reply = reply_of(proposal, kind)
+        before, code = reply.split("```python")
+        assert "\n".join(statements) in before
+        assert all(f"\n// {statement}\n" in code for statement in statements)
 
 
 def _proposed(journal):

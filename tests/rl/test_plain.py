@@ -25,10 +25,17 @@ def test_what_cannot_be_told_from_the_task_is_gone():
     [problem] = load_tasks("builtin/softmax", "cpu")
     source = kernel_of(problem)
     text = plain(source)
-    for word in ("features_", "out__softmax", "ROWS", "\n// "):
+    for word in ("features_", "out__softmax", "ROWS", "\n// Bound"):
         assert word in source
         assert word not in text
     assert text == plain(text)
+
+
+def test_what_is_quoted_of_the_reference_keeps_its_names():
+    quote = "// 1: v17 = torch.sin(v3) * out_x"
+    lines = f"{quote}\nconst float v9 = sinf(v3);\n  // A word on it.\nout_sin[c] = v9;\n"
+    text = plain(f"SOURCE = r'''\n{MADE}\n{lines}'''\nuse(SOURCE)\n")
+    assert f"{quote}\nconst float v0 = sinf(v1);\nout0[c] = v0;\n" in text
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

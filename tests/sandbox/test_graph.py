@@ -56,6 +56,28 @@ def test_what_forward_makes_of_numbers_is_told() -> None:
     assert found == [(0.5,), (), (3,)]
 
 
+def test_operators_name_their_statement_and_equal_ones_are_told_apart() -> None:
+    body = """y = self.norm(
+            x
+        )
+        y = torch.abs(y) + 1
+        y = torch.abs(y) + 1
+        return self.shifted(y), t
+
+    def shifted(self, y):
+        return y * 2"""
+    source = SOURCE.replace("return self.norm(x) * factor + self.shift, t + 1", body)
+    graph = trace(Task("t", source, "cpu"))
+    found = [n.statement for n in graph.nodes if n.op.startswith("aten.")]
+    assert list(dict.fromkeys(found)) == [
+        "1: y = self.norm( x )",
+        "2: y = torch.abs(y) + 1",
+        "3: y = torch.abs(y) + 1",
+        "4: return self.shifted(y), t",
+    ]
+    assert {n.statement for n in graph.nodes if n.target} == {""}
+
+
 def test_terabyte_shapes_cost_nothing() -> None:
     shapes = (Shape("a"), Shape("b", (("ROWS", 1 << 18),)))
     first, second = trace_all(Task("t", SOURCE, "cuda", shapes=shapes))
