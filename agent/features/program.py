@@ -72,7 +72,7 @@ class Value:
     kind: str
     element: bool
     depth: int
-    statement: str = ""
+    statement: str = field(default="", compare=False)
     """Of the reference, as a Node's: what it is part of."""
 
 

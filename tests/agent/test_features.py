@@ -241,6 +241,28 @@ def test_a_kernel_quotes_the_statements_above_what_they_became(device: str) -> N
     assert "< 0 ? 0" in body
 
 
+BRANCHES = """
+import torch
+LENGTH = 6
+class Model(torch.nn.Module):
+    def forward(self, x):
+        if x.shape[-1] > 8:
+            wide = torch.relu(x)
+            return wide
+        return torch.relu(x)
+def get_inputs():
+    return [torch.randn(3, LENGTH)]
+def get_init_inputs():
+    return []
+"""
+
+
+def test_shapes_that_run_other_statements_with_equal_operators_have_one_kernel() -> None:
+    shapes = (Shape("6"), Shape("16", (("LENGTH", 16),)))
+    (proposal,) = proposer().propose(Task("t", BRANCHES, "cpu", shapes=shapes), [], 1)
+    assert quoted(proposal.candidate.source) == ["1: return torch.relu(x)"]
+
+
 def test_nan_and_infinity_pass_through_the_maximum() -> None:
     module = load(proposer().propose(task("row_extremes"), [], 1)[0].candidate.source)
     x = torch.zeros(37, 131)
