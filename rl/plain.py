@@ -1,9 +1,9 @@
 """A feature proposer's kernel as a policy can learn to write it: the same program in plainer text.
 
 What cannot be told from the task goes: comments but for the statements of the reference that it
-quotes, the hash in its build's name, the
-numbers that values and results got while the reference was lowered. Constants stand where they are
-used, as in the reference: lifted out of the loops and numbered, they would have to be foreseen.
+quotes, the hash in its build's name, the numbers that values and results got while the reference
+was lowered. Constants stand where they are used, as in the reference: lifted out of the loops and
+numbered, they would have to be foreseen.
 What is loaded from an input has that input's number, other values theirs as they come. What only
 the reference needs goes too: sizes and imports that nothing uses any more.
 """
