@@ -4,12 +4,14 @@ Most of a kernel is the same in every kernel. Lines that a fair share of the tex
 with those that mostly follow them, but for the fences of a code block, and each such block is one
 token, so that a policy spends its tokens where kernels differ. The rest is byte-level BPE, cut at
 digits and around the names of values (v12): what is done with a value stays apart from which one it
-is. Decoding gives back every text exactly.
+is. A statement of the reference is the same tokens where it is asked for, listed and quoted, so
+that it can be copied. Decoding gives back every text exactly.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -29,6 +31,11 @@ SHORTEST = 8
 """Characters of a block: shorter ones end other lines as well."""
 FENCE = "```"
 """Never amid a block: code is the same tokens after whatever it follows, shown or written."""
+STATEMENT = r"(?<=\d: |^ {8})\S[^\n]*|\b\d+: "
+"""In `forward`, and behind its number in a list or a comment."""
+VALUES = r"\b(?:v|in)\d+|\d(?!: )"
+NUMBERED = re.compile(r"^ *(?:// )?(?:\d+: )?(.*\n)", re.DOTALL)
+"""A line, and what is left of it without indentation and number."""
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
@@ -49,7 +56,8 @@ def new_tokenizer(
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\b(?:v|in)\d+|\d"), "isolated"),
+            pre_tokenizers.Split(Regex(STATEMENT), "isolated"),
+            pre_tokenizers.Split(Regex(VALUES), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -81,7 +89,12 @@ def repeated_blocks(texts: Sequence[str], most: int, asked: Sequence[str] = ()) 
         held.update(set(_lines(text)))
     for text in asked:
         held.update(line for line in set(_lines(text)) if not any(map(str.isdigit, line)))
-    common = {line for line, n in held.items() if n >= enough and line.endswith("\n")}
+    stated = {_bare(line) for line in held if re.match(r"\d+: ", line)}
+    common = {
+        line
+        for line, n in held.items()
+        if n >= enough and line.endswith("\n") and _bare(line) not in stated
+    }
     rows = [
         (_joined_apart([line if line in common else None for line in _lines(text)]), times)
         for text, times in counted.items()
@@ -98,6 +111,12 @@ def repeated_blocks(texts: Sequence[str], most: int, asked: Sequence[str] = ()) 
 
 def _lines(text: str) -> list[str]:
     return text.splitlines(keepends=True)
+
+
+def _bare(line: str) -> str:
+    """Without indentation and number."""
+    found = NUMBERED.match(line)
+    return found[1] if found else line
 
 
 def _joined_apart(lines: Sequence[str | None]) -> list[list[Block]]:

@@ -63,3 +63,34 @@ def test_every_text_comes_back(text):
     tokenizer = new_tokenizer(TEXTS, 400)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_a_statement_is_the_same_tokens_asked_for_listed_and_quoted():
+    statements = ["a = F.silu(x)", "a = torch.exp(a)", "a = a + 3.0", "return torch.sin(a)"]
+    prompts, replies = [], []
+    for number in range(60):
+        own = [statements[(number + k) % 4] for k in range(3)]
+        body = "".join(f"        {statement}\n" for statement in own)
+        prompts.append(f"class Model:\n    def forward(self, x):\n{body}\n")
+        listed = "".join(f"{k + 1}: {statement}\n" for k, statement in enumerate(own))
+        quoted = "".join(
+            f"    // {k + 1}: {statement}\n    v{k + 1} = v{k} + {number}.5f;\n"
+            for k, statement in enumerate(own)
+        )
+        replies.append(f"{listed}One pass.\n\n```python\n{HEAD}{quoted}{TAIL}```\n")
+    tokenizer = new_tokenizer(replies, 500, prompts)
+    alike = [
+        tokenizer.tokenize(statement)
+        for statement in statements
+        for text in (prompts[0], replies[0])
+        if statement in text
+    ]
+    for text in (prompts[0], replies[0]):
+        tokens = tokenizer.tokenize(text)
+        for found in alike:
+            assert any(tokens[i : i + len(found)] == found for i in range(len(tokens)))
+    twice = tokenizer.tokenize(replies[0])
+    first = tokenizer.tokenize(statements[0])
+    places = [i for i in range(len(twice)) if twice[i : i + len(first)] == first]
+    assert len(places) == 2
+    assert all(tokenizer.decode(tokenizer(t)["input_ids"]) == t for t in (*prompts, *replies))
