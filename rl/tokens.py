@@ -31,8 +31,10 @@ SHORTEST = 8
 """Characters of a block: shorter ones end other lines as well."""
 FENCE = "```"
 """Never amid a block: code is the same tokens after whatever it follows, shown or written."""
-STATEMENT = r"(?<=\d: |^ {8})\S[^\n]*|\b\d+: "
-"""In `forward`, and behind its number in a list or a comment."""
+STATEMENT = r"(?<=\d: |^ {8})\S[^\n]*\n?|\b\d+: "
+"""In `forward`, and behind its number in a list or a comment. With its newline one token is between
+two of them wherever they stand: a toy policy that learns to list them has after 200 batches 74 % of
+long lists right, 43 % where the newline was another token (benchmarks/results/cpu_lists.json)."""
 VALUES = r"\b(?:v|in)\d+|\d(?!: )"
 NUMBERED = re.compile(r"^ *(?:// )?(?:\d+: )?(.*\n)", re.DOTALL)
 """A line, and what is left of it without indentation and number."""

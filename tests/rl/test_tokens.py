@@ -79,18 +79,13 @@ def test_a_statement_is_the_same_tokens_asked_for_listed_and_quoted():
         )
         replies.append(f"{listed}One pass.\n\n```python\n{HEAD}{quoted}{TAIL}```\n")
     tokenizer = new_tokenizer(replies, 500, prompts)
-    alike = [
-        tokenizer.tokenize(statement)
-        for statement in statements
-        for text in (prompts[0], replies[0])
-        if statement in text
-    ]
-    for text in (prompts[0], replies[0]):
-        tokens = tokenizer.tokenize(text)
-        for found in alike:
-            assert any(tokens[i : i + len(found)] == found for i in range(len(tokens)))
-    twice = tokenizer.tokenize(replies[0])
-    first = tokenizer.tokenize(statements[0])
-    places = [i for i in range(len(twice)) if twice[i : i + len(first)] == first]
-    assert len(places) == 2
+    asked, replied = (tokenizer.tokenize(text) for text in (prompts[0], replies[0]))
+    for statement in statements[:3]:
+        found = tokenizer.tokenize(f"{statement}\n")
+        assert _places(found, asked) == 1
+        assert _places(found, replied) == 2
     assert all(tokenizer.decode(tokenizer(t)["input_ids"]) == t for t in (*prompts, *replies))
+
+
+def _places(found: list[str], tokens: list[str]) -> int:
+    return sum(tokens[i : i + len(found)] == found for i in range(len(tokens)))
