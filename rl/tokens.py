@@ -5,7 +5,8 @@ with those that mostly follow them, but for the fences of a code block, and each
 token, so that a policy spends its tokens where kernels differ. The rest is byte-level BPE, cut at
 digits and around the names of values (v12): what is done with a value stays apart from which one it
 is. A statement of the reference is the same tokens where it is asked for, listed and quoted, so
-that it can be copied. Decoding gives back every text exactly.
+that it can be copied, and one token where replies often list it. Decoding gives back every text
+exactly.
 """
 
 from __future__ import annotations
@@ -33,14 +34,17 @@ FENCE = "```"
 """Never amid a block: code is the same tokens after whatever it follows, shown or written."""
 STATEMENT = r"(?<=\d: |^ {8})\S[^\n]*\n?|\b\d+: "
 """In `forward`, and behind its number in a list or a comment. With its newline, so that one token
-is between two of them wherever they stand: a toy policy learns to list them sooner then (of 262
-long lists 87 % right after 250 of 500 batches for 33 %, 97 for 99 at the end, and with another seed
-98 for 95 after 300 of 300: benchmarks/results/cpu_lists.json).
-"""
+is between two of them wherever they stand."""
+LISTED = 0.002
+"""Of the texts that must list a statement for it to be a token of its own: a toy policy then has
+all of 262 long lists right after as many batches as it has 96 % for otherwise
+(benchmarks/results/cpu_lists.json)."""
 VALUES = r"\b(?:v|in)\d+|\d(?!: )"
 """Their names, and digits but the last of a statement's number."""
 NUMBERED = re.compile(r"^ *(?:// )?(?:\d+: )?(.*\n)", re.DOTALL)
 """A line, and what is left of it without indentation and number."""
+LIST = re.compile(r"\d+: ")
+"""How a line of a list of statements begins."""
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
@@ -56,7 +60,9 @@ def new_tokenizer(
     differ another day, so that its lines with digits count only as far as `texts` have them.
     """
     fixed, varying = list(texts), list(asked)
-    blocks = repeated_blocks(fixed, (vocabulary - FEWEST) // 2, varying)
+    stated = listed(fixed)
+    most = (vocabulary - FEWEST) // 2
+    blocks = stated[:most] + repeated_blocks(fixed, max(0, most - len(stated)), varying)
     known = fixed + varying
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -85,6 +91,17 @@ def new_tokenizer(
     return fast
 
 
+def listed(texts: Sequence[str]) -> list[Block]:
+    """Statements that many of the texts list, the most frequent first."""
+    lists = Counter(
+        statement
+        for text in texts
+        for statement in {_bare(line) for line in _lines(text) if LIST.match(line)}
+    )
+    enough = max(2, math.ceil(LISTED * len(texts)))
+    return [statement for statement, n in lists.most_common() if n >= enough]
+
+
 def repeated_blocks(texts: Sequence[str], most: int, asked: Sequence[str] = ()) -> list[Block]:
     """Those that save the most characters, best first."""
     counted = Counter([*texts, *asked])
@@ -94,7 +111,7 @@ def repeated_blocks(texts: Sequence[str], most: int, asked: Sequence[str] = ()) 
         held.update(set(_lines(text)))
     for text in asked:
         held.update(line for line in set(_lines(text)) if not any(map(str.isdigit, line)))
-    stated = {_bare(line) for line in held if re.match(r"\d+: ", line)}
+    stated = {_bare(line) for line in held if LIST.match(line)}
     common = {
         line
         for line, n in held.items()

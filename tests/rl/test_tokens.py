@@ -89,3 +89,12 @@ def test_a_statement_is_the_same_tokens_asked_for_listed_and_quoted():
 
 def _places(found: list[str], tokens: list[str]) -> int:
     return sum(tokens[i : i + len(found)] == found for i in range(len(tokens)))
+
+
+def test_a_statement_that_is_often_listed_is_one_token_wherever_it_stands():
+    often, rarely = "a = a + 3.0\n", "a = a * 0.125\n"
+    lists = [f"1: {rarely if number == 7 else often}2: return a\n" for number in range(600)]
+    tokenizer = new_tokenizer(lists, 400)
+    for text in (f"1: {often}", f"        {often}", f"    // 1: {often}"):
+        assert often in tokenizer.tokenize(text)
+    assert rarely not in tokenizer.tokenize(f"1: {rarely}")
