@@ -48,8 +48,10 @@ def local_policy(
         if train.sampling.greedy:
             raise ConfigError("sampling.greedy makes all replies of a group equal; leave it out")
     from rl.campaign import learning, open_policy
-    from rl.joining import joined
+    from rl.joining import as_launched, joined
 
+    if config.learn:
+        train = as_launched(train)
     with joined(train, config.device, learns=config.learn) as ranks:
         if config.learn:
             config = learning(config, train)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import torch
 from agent.journals.journal import Journal
 from agent.learner import LEARN, POLICY_VERSION
 from rl.grpo import versions
+from rl.kept import FILE
 from rl.policy import load_policy
 from tests.conftest import environment_of
 from tests.rl import recurrence
@@ -28,6 +29,13 @@ from tests.rl import recurrence
 ROOT = Path(__file__).parents[2]
 LAUNCH = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "warpsmith")
 LEARNING = ("optimize", "recurrence.py", "--config", "learn.yaml", "--learn")
+FSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
+}
+"""What `accelerate launch` makes of a file; on a CPU it starts no second process with one."""
 TORN = "one of 2 ranks failed or has ended"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -37,21 +45,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     recurrence.write(folder)
-    values = yaml.safe_load((folder / "toy.yaml").read_text())
-    values["rl"]["spread"] = True
-    (folder / "spread.yaml").write_text(yaml.safe_dump(values))
     return folder
 
 
 @contextmanager
-def launched(folder: Path, name: str, train: str = "toy.yaml") -> Iterator["subprocess.Popen[str]"]:
+def launched(
+    folder: Path, name: str, variables: Mapping[str, str] | None = None
+) -> Iterator["subprocess.Popen[str]"]:
     """The campaign of this name, begun or gone on with."""
-    options = ("--train", train, "--model", "local:policy", "--name", name)
+    options = ("--train", "toy.yaml", "--model", "local:policy", "--name", name)
     words = [sys.executable, "-m", *LAUNCH, *LEARNING, *options]
     process = subprocess.Popen(
         words,
         cwd=folder,
-        env=environment_of(folder, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT)),
+        env=environment_of(folder, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT), **(variables or {})),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -79,10 +86,10 @@ def await_version(folder: Path, name: str, process: "subprocess.Popen[str]") -> 
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("train", ["toy.yaml", "spread.yaml"], ids=["whole", "spread"])
-def test_a_campaign_goes_on_after_a_rank_was_killed(folder, train):
-    name = f"learned-{train.partition('.')[0]}"
-    with launched(folder, name, train) as process:
+@pytest.mark.parametrize("variables", [{}, FSDP], ids=["whole", "fsdp"])
+def test_a_campaign_goes_on_after_a_rank_was_killed(folder, variables):
+    name = "learned-fsdp" if variables else "learned"
+    with launched(folder, name, variables) as process:
         await_version(folder, name, process)
         _, follower = ranks_of(process)
         follower.kill()
@@ -92,7 +99,7 @@ def test_a_campaign_goes_on_after_a_rank_was_killed(folder, train):
         assert TORN in err or "Signal 9 (SIGKILL) received" in err
     with Journal(folder / "runs" / name, read_only=True) as journal:
         before = [r.id for t in journal.tasks() for r in journal.proposals(t.id)]
-    with launched(folder, name, train) as process:
+    with launched(folder, name, variables) as process:
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
     assert out.count(" tokens, ") == 1, "one campaign is told"
@@ -108,7 +115,8 @@ def test_a_campaign_goes_on_after_a_rank_was_killed(folder, train):
     assert [r.id for r in records][: len(before)] == before
     assert {0, 1} <= {r.proposal.features[POLICY_VERSION] for r in records}
     assert lessons[-1]["version"] == newest
-    assert set(os.listdir(folder / "runs")) <= {"learned-toy", "learned-spread"}
+    assert yaml.safe_load((learner / FILE).read_text())["rl"]["spread"] is bool(variables)
+    assert set(os.listdir(folder / "runs")) <= {"learned", "learned-fsdp"}
 
 
 def test_ctrl_c_ends_all_ranks(folder):
