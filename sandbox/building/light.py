@@ -69,9 +69,44 @@ TORCH_CUDA_CPP_API cudaDeviceProp* getCurrentDeviceProperties();
 """,
     # What each operator's header includes for all of them and few of them use.
     "ATen/Context.h": "",
+    # Of lists of tensors it takes IValue's headers, half of what a small source then consists of.
     "ATen/DeviceGuard.h": """\
-#ifdef LIGHT_GUARD
-#include_next <ATen/DeviceGuard.h>
+#if defined(LIGHT_GUARD) && !defined(LIGHT_GUARD_READ)
+#define LIGHT_GUARD_READ
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
+namespace at {
+inline std::optional<Device> device_of(const Tensor& tensor) {
+  if (!tensor.defined()) return std::nullopt;
+  return tensor.device();
+}
+inline std::optional<Device> device_of(const std::optional<Tensor>& tensor) {
+  if (!tensor.has_value()) return std::nullopt;
+  return device_of(*tensor);
+}
+}
+#endif
+""",
+    # thrust's, for CUDA: a quarter of the rest. What is deleted here ends the light compilation.
+    "thrust/complex.h": """\
+#if !defined(__CUDACC__) || defined(LIGHT_COMPLEX)
+#include_next <thrust/complex.h>
+#else
+#include <cfloat>
+namespace thrust {
+template <class T> struct complex {
+  __host__ __device__ complex(T, T) = delete;
+  T real() const = delete;
+  T imag() const = delete;
+};
+template <class T> T abs(const complex<T>&) = delete;
+template <class T> complex<T> polar(const T&, const T&) = delete;
+}
+#endif
+""",
+    "c10/util/complex_math.h": """\
+#if !defined(__CUDACC__) || defined(LIGHT_COMPLEX)
+#include_next <c10/util/complex_math.h>
 #endif
 """,
     "ATen/TensorUtils.h": "",
@@ -126,6 +161,8 @@ _OWN_PATHS = re.compile(
 _IMPLICIT = re.compile(r"\s*#include <torch/(?:extension|types)\.h>")
 """The first line that `load_inline` adds: nothing before it could steer the headers."""
 _BINDS = re.compile(r"\bPYBIND11_\w+|\bpy(?:bind11)?\s*::|\bPyObject\b")
+_COMPLEX = re.compile(r"complex|thrust|\bcub\b|\bcuda(?:/|\s*::\s*)std\b", re.IGNORECASE)
+"""Of libraries that use thrust's complex numbers, or would not know ours."""
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _CONDITION = re.compile(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b(.*)$", re.MULTILINE)
 _OWN_HEADER = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"', re.MULTILINE)
@@ -247,8 +284,10 @@ def switches(source: str, rule: str) -> list[str]:
     be tested by the prelude, or its precompiled form is refused.
     """
     guard = ["-DLIGHT_GUARD"] if re.search(r"\bdevice_of\b|\bOptionalDeviceGuard\b", source) else []
-    python = ["-DLIGHT_PYTHON"] if rule == "cuda_compile" and _BINDS.search(source) else []
-    return guard + python
+    if rule != "cuda_compile":
+        return guard
+    python = ["-DLIGHT_PYTHON"] if _BINDS.search(source) else []
+    return guard + python + (["-DLIGHT_COMPLEX"] if _COMPLEX.search(source) else [])
 
 
 def with_prelude(ninja: str, prelude: Path) -> str:

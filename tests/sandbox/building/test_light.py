@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils import cpp_extension
 
 from sandbox.building import light
 from sandbox.building.build import Builder
@@ -127,6 +130,70 @@ def test_another_version_of_a_compiler_has_preludes_of_its_own(
     assert light.prelude_key(faster.compiler(), "-O3") != light.prelude_key(known, "-O3")
     monkeypatch.setenv("CXX", "no such compiler")
     assert faster.compiler() == "no such compiler"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("float most = FLT_MAX;", []),
+        ("c10::complex<float> z;", ["-DLIGHT_COMPLEX"]),
+        ("AT_DISPATCH_FLOATING_AND_COMPLEX_TYPES(t, n, f);", ["-DLIGHT_COMPLEX"]),
+        ("#include <cub/cub.cuh>", ["-DLIGHT_COMPLEX"]),
+        ("cuda :: std::array<int, 2> a;", ["-DLIGHT_COMPLEX"]),
+        ("OptionalCUDAGuard guard(device_of(x));", ["-DLIGHT_GUARD"]),
+    ],
+)
+def test_a_device_source_has_thrusts_complex_numbers_where_it_could_use_them(
+    text: str, found: list[str]
+) -> None:
+    assert light.switches(text, "cuda_compile") == found
+    assert "-DLIGHT_COMPLEX" not in light.switches(text, "compile"), "the prelude would test it"
+
+
+KERNEL = """
+#include <torch/types.h>
+#include <cuda_runtime.h>
+#include <c10/core/DeviceGuard.h>
+__global__ void fill(float* out) { *out = FLT_MAX; }
+void f(at::Tensor x, std::optional<at::Tensor> y, std::vector<at::Tensor> z) {
+  const c10::OptionalDeviceGuard one(at::device_of(x)), two(at::device_of(y));
+  fill<<<1, 1>>>(x.data_ptr<float>());
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
+@pytest.mark.parametrize(
+    ("lines", "refused"),
+    [
+        ("", ""),
+        ("auto g(std::vector<at::Tensor> z) { return at::device_of(z); }", '"at::device_of"'),
+        ("auto g(c10::complex<float> z) { return std::exp(z); }", ""),
+        ("auto g(std::complex<float> z) { return (at::Half)std::abs(z.real()); }", ""),
+    ],
+    ids=["of tensors", "of a list", "c10's complex", "std's complex"],
+)
+def test_a_device_source_compiles_with_light_headers_or_is_refused(
+    lines: str, refused: str, tmp_path: Path
+) -> None:
+    """To what torch's own would compile it to; where it is refused, those come next."""
+    source = KERNEL + lines
+    (tmp_path / "k.cu").write_text(source)
+    # Which torch's CPU build leaves out.
+    macros = {"c10/cuda/impl/cuda_cmake_macros.h": "#pragma once\n"}
+    operators = light.operators_text(source, OPERATORS)
+    light.write_tree(
+        tmp_path / "light", {**light.shadow_tree(), **macros, light.OPERATORS: operators}
+    )
+    python = sysconfig.get_paths()["include"]
+    torchs = [f"--system-include={path}" for path in (*cpp_extension.include_paths(), python)]
+    flags = [*light.switches(source, "cuda_compile"), "-DAT_PER_OPERATOR_HEADERS", "-std=c++20"]
+    own = ["-I", str(tmp_path / "light"), "-include", light.OPERATORS, *flags, *torchs]
+    command = ["nvcc", "--cuda", *own, "--expt-relaxed-constexpr", "k.cu", "-o", "k.ii"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode != 0) == bool(refused), done.stderr
+    assert refused in done.stdout + done.stderr
 
 
 SOURCE = """
