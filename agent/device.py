@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from agent.config import OptimizeConfig
 from sandbox.doctor import resolve_device
+from sandbox.errors import ConfigError
 
 
 def resolved(config: OptimizeConfig) -> OptimizeConfig:
@@ -16,4 +17,7 @@ def resolved(config: OptimizeConfig) -> OptimizeConfig:
     """
     if config.ray_address is not None and config.device == "cuda" and config.local is None:
         return config
-    return replace(config, device=resolve_device(config.device))
+    device = resolve_device(config.device)
+    if config.gpu_type and device == "cpu":
+        raise ConfigError(f"gpu_type {config.gpu_type}: the device is the CPU; leave either out")
+    return replace(config, device=device)

@@ -19,14 +19,17 @@ from kernelbench.bench_report import Report, standings, summaries
 from kernelbench.fitting import Sizes
 from kernelbench.metrics import score_of, summarise
 from kernelbench.results import (
+    BASELINES,
     EVALUATIONS,
     REFERENCES,
+    RESULTS,
     SUMMARY,
     Key,
     Reference,
     Row,
     append_record,
     read_records,
+    refuse_foreign,
     write_baselines,
     write_csv,
     write_json,
@@ -95,6 +98,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         """Reads what earlier calls wrote; raises ConfigError where that cannot be read."""
+        refuse_foreign(self.folder)
         rows, complaints = read_records(self.folder / EVALUATIONS, Row)
         found, bad = read_records(self.folder / REFERENCES, Reference)
         self.sizes = Sizes(self.tasks, fit=self.fit_memory)
@@ -385,8 +389,8 @@ class Bench:
         baselines, references = self.timed_baselines(), list(self.references.values())
         try:
             write_json(self.folder / SUMMARY, report)
-            write_csv(self.folder / "results.csv", here)
-            write_baselines(self.folder / "baselines.csv", baselines, report.scaled)
+            write_csv(self.folder / RESULTS, here)
+            write_baselines(self.folder / BASELINES, baselines, report.scaled)
             write_upstream(self.folder / "kernelbench", list(order), rows, references)
         except OSError as error:
             raise ConfigError(f"{self.folder}: cannot be written ({error.strerror})") from error

@@ -36,6 +36,7 @@ SCHEMA_VERSION = 1
 EVALUATIONS = "evaluations.jsonl"
 REFERENCES = "references.jsonl"
 SUMMARY = "summary.json"
+RESULTS, BASELINES = "results.csv", "baselines.csv"
 UNCOMPILED = (Status.REJECTED, Status.COMPILE_ERROR)
 UPSTREAM_NAMES = {
     "compile": "baseline_time_torch_compile_inductor_default",
@@ -123,6 +124,24 @@ class Reference:
 
 
 T = TypeVar("T", Row, Reference)
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raises ConfigError where writing a bench here would replace what none has written."""
+    if any((folder / name).exists() for name in (EVALUATIONS, REFERENCES)) or _is_ours(folder):
+        return
+    for name in (SUMMARY, RESULTS, BASELINES):
+        if (folder / name).exists():
+            raise ConfigError(
+                f"{folder / name}: is no bench's, and would be lost; take another --out"
+            )
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        return "schema_version" in json.loads((folder / SUMMARY).read_text())
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def read_records(path: Path, kind: type[T]) -> tuple[list[T], list[str]]:

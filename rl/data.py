@@ -251,17 +251,23 @@ def load_examples(folder: Path) -> list[Example]:
         found = load_from_disk(str(folder))
     # Of files that say otherwise than they did, and of no rows, its reader raises the latter.
     except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{folder}: no training data; `warpsmith data` makes it") from error
+        what = "damaged" if (folder / "dataset_dict.json").is_file() else "no"
+        raise ConfigError(
+            f"{folder}: {what} training data; `warpsmith data examples` makes it"
+        ) from error
     if not isinstance(found, DatasetDict) or TRAIN not in found:
         raise ConfigError(f"{folder}: has no split {TRAIN!r}")
     wanted = {f.name for f in fields(Example)}
     if set(found[TRAIN].column_names) != wanted:
-        raise ConfigError(f"{folder}: made by another version of `warpsmith data`; make it again")
+        raise ConfigError(
+            f"{folder}: made by another version of `warpsmith data examples`; make it again"
+        )
     rows = list(found[TRAIN])
     wrong = next((number for number, row in enumerate(rows) if not _is_example(row)), None)
     if wrong is not None:
         raise ConfigError(
-            f"{folder}: row {wrong} of {TRAIN} is no example; `warpsmith data` makes it again"
+            f"{folder}: row {wrong} of {TRAIN} is no example; `warpsmith data examples` makes it "
+            "again"
         )
     examples = [Example(**row) for row in rows]
     return [replace(e, messages=[Message(**m) for m in e.messages]) for e in examples]

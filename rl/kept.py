@@ -14,7 +14,7 @@ import yaml
 
 from sandbox.errors import ConfigError
 
-FILE = "train.yaml"
+FILE, PARTIAL = "train.yaml", "train.partial"
 Record = Mapping[str, object]
 """A TrainConfig as a record, and what else its stage depends on."""
 
@@ -93,7 +93,7 @@ def _kept(file: Path, stage: Stage) -> Record:
 def keep_config(record: Record, folder: Path) -> None:
     """Once there is something to go on with: what cannot be opened is not."""
     file = folder / FILE
-    partial = file.with_suffix(".partial")
+    partial = folder / PARTIAL
     partial.write_text(yaml.safe_dump(dict(record), sort_keys=False))
     os.replace(partial, file)
 

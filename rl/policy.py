@@ -237,6 +237,7 @@ def load_policy(
         )
     lacking = "transformers checkpoint"
     try:
+        lacking = f"readable {FILE}"
         record = json.loads(known.read_text()) if known.is_file() else {}
         lacking = "tokenizer"
         tokenizer = _tokenizer(source, here=here)

@@ -17,7 +17,8 @@ from accelerate import PartialState
 
 from rl.config import NEW, TrainConfig, refuse_evaluated
 from rl.data import Example
-from rl.kept import BEGUN_FROM, EXAMPLES, FINE_TUNING, keep_config, refuse_other
+from rl.kept import BEGUN_FROM, EXAMPLES, FINE_TUNING, PARTIAL, keep_config, refuse_other
+from rl.kept import FILE as KEPT
 from rl.policy import FILE, Policy, load_policy, new_policy
 from rl.replica import refuse_coarse, with_adapters
 from rl.trainers import Tokens, fine_tune, known_optimizer
@@ -32,6 +33,8 @@ TOKENIZED = 2000
 """Examples that a tokenizer is made of, drawn by chance: of 9,719 it takes half a minute."""
 TRAINER, BEGUN = "trainer", "begun"
 """Within the checkpoint's folder, until it is one; and within that the policy before it learns."""
+OURS = frozenset({KEPT, PARTIAL, TRAINER})
+"""What a kill may leave before there is a policy to go on with."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ def sft(
     refuse_evaluated((e.task_id for e in examples), config.transductive)
     if (out / FILE).is_file():
         raise ConfigError(f"{out}: holds a checkpoint already; name another folder")
+    _refuse_foreign(out)
     scratch = out / TRAINER
     begun = scratch / BEGUN
     record = {**record_of(config, source), EXAMPLES: digest([asdict(e) for e in examples])}
@@ -125,6 +129,15 @@ def sft(
         policy.parameters,
         figures.get("train_loss"),
     )
+
+
+def _refuse_foreign(out: Path) -> None:
+    """Raises ConfigError where the folder holds what no fine-tuning in it has written."""
+    if not out.is_dir() or has_begun(out):
+        return
+    others = sorted({path.name for path in out.iterdir()} - OURS)
+    if others:
+        raise ConfigError(f"{out}: holds {others[0]}, which would be lost; name another folder")
 
 
 def tokens_of(examples: Sequence[Example], policy: Policy, config: TrainConfig) -> list[Tokens]:

@@ -115,6 +115,14 @@ def optimize(
         raise ConfigError(f"--export-requests: {export_requests.parent}: no such folder; make it")
     if export_requests is not None and export_requests.is_dir():
         raise ConfigError(f"--export-requests: {export_requests}: is a folder; name a file in it")
+    if export_requests is not None and export_requests.exists() and not export_requests.is_file():
+        raise ConfigError(f"--export-requests: {export_requests}: is a device; name a file")
+    imported = {replies.resolve() for replies in import_replies or ()}
+    if export_requests is not None and export_requests.resolve() in imported:
+        raise ConfigError(
+            f"--export-requests: {export_requests}: holds the replies of --import-replies; "
+            "name another file"
+        )
     if settings.asked and export_requests is None and not import_replies:
         _agree(settings, name, yes)
     result = warpsmith.optimize(

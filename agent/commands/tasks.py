@@ -22,7 +22,7 @@ def list_tasks(spec: Spec = "builtin", device: Device = "auto", as_json: Json = 
     from kernelbench.suite_view import summary_lines
 
     found = list_tasks(spec, device)
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    columns = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else None
     answer(found, as_json, lambda _: say(summary_lines(found, columns)))
 
 

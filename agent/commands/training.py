@@ -118,6 +118,12 @@ def _counted(made: str) -> tuple[str, int]:
     return suite, int(count)
 
 
+def _refuse_missing(checkpoint: Path) -> None:
+    """Said before what takes seconds to import."""
+    if not checkpoint.is_dir():
+        raise ConfigError(f"{checkpoint}: no such folder; expected a transformers checkpoint's")
+
+
 def train_sft(
     data: Annotated[Path, typer.Option(help="Of `warpsmith data examples`.")],
     to: Annotated[Path, typer.Option(help="Folder of the checkpoint; an unfinished one goes on.")],
@@ -129,6 +135,8 @@ def train_sft(
     from sandbox.doctor import resolve_device
 
     settings = open_training(config)
+    if not data.is_dir():  # Said before what takes seconds to import.
+        raise ConfigError(f"{data}: no such folder; `warpsmith data examples` makes training data")
     from accelerate import PartialState
 
     from rl.data import load_examples
@@ -150,10 +158,11 @@ def train_self(
     ] = None,
 ) -> None:
     """Stage 2: sample, evaluate, keep what passes, fine-tune; again; by `torchrun` on many GPUs."""
-    from agent.runs import find_run
+    from agent.runs import check_name, find_run
     from rl.opening import open_training
     from sandbox.doctor import resolve_device
 
+    check_name(name)
     settings = open_training(config)
     from accelerate import PartialState
 
@@ -196,10 +205,12 @@ def train_rl(
     max_seconds: MaxSeconds = None,
 ) -> None:
     """Stage 3: contrastive RL, as `optimize --learn` on the config's training tasks."""
-    from agent.runs import find_run
+    from agent.runs import check_name, find_run
     from rl.opening import open_training
 
+    check_name(name)
     settings = open_training(config)
+    _refuse_missing(start)
     from rl.campaign import reinforcing
     from rl.grpo import led_to
 
@@ -220,10 +231,12 @@ def train_judge(
     as_json: Json = False,
 ) -> None:
     """One greedy reply to each held-out task: how many pass, and how fast they are."""
-    from agent.runs import find_run
+    from agent.runs import check_name, find_run
     from rl.opening import open_training
 
+    check_name(name)
     settings = open_training(config)
+    _refuse_missing(policy)
     from rl.campaign import judging
     from rl.judging import judged_run
 

@@ -95,14 +95,21 @@ def read_notes(path: Path) -> list[Note]:
     lines = [line for line in text.split("\n") if line.strip()]
     found = (note_of(line) for line in lines)
     notes = [note for note in found if note is not None]
+    if lines and not any(map(_is_record, lines)):
+        raise ConfigError(f"{path}: holds no notes, and none are added to it; name another file")
     if len(notes) < len(lines):
         log.warning("%s: %d lines are no notes", path, len(lines) - len(notes))
     return notes
 
 
 def note_lines(settings: Memory) -> list[str]:
-    """The file's notes as a journal keeps them; without the kernels that may not be shown."""
-    notes = read_notes(Path(settings.file))
+    """The file's notes as a journal keeps them; without the kernels that may not be shown. Raises
+    ConfigError where there is no file, and none is to be made.
+    """
+    file = Path(settings.file)
+    if not settings.write and not file.exists():
+        raise ConfigError(f"{file}: no such memory file, and with write: false none is made")
+    notes = read_notes(file)
     return [
         line_of(note if settings.shows_source(note.task_id) else replace(note, source=None))
         for note in notes
@@ -117,6 +124,14 @@ def note_of(line: str) -> Note | None:
         return from_record(Note, record)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _is_record(line: str) -> bool:
+    """A note's, of this version or a newer one."""
+    try:
+        return "schema_version" in json.loads(line)
+    except (ValueError, TypeError):
+        return False
 
 
 def line_of(note: Note) -> str:

@@ -51,6 +51,7 @@ class Outbox:
 
     def write(self, path: Path) -> int:
         """Write the file whole or not at all; returns its number of lines."""
+        path = path.resolve()  # A link stays one.
         partial = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
         try:
             text = "".join(f"{line}\n" for line in self.lines.values())

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import openai
 
-from agent.model import ModelError, Reply, Unavailable
+from agent.model import CapReached, ModelError, Reply, Unavailable
 from agent.models.completions import check_caps, cost_of, most_of, replies_of, sampling
 from agent.models.grouping import Grouping
 from agent.models.ledger import Ledger, Reservation, Spend
@@ -291,8 +291,14 @@ class _Line:
 
     async def _retried(self, send: Callable[[], Awaitable[Any]], most: Spend) -> tuple[Any, float]:
         """What `send` brings and the seconds that took; each try is reserved in the ledger."""
+        failed: Exception | None = None
         for tries_left in range(self.model.retries, -1, -1):
-            reserved = await self._reserved(most)
+            try:
+                reserved = await self._reserved(most)
+            except CapReached:
+                if isinstance(failed, openai.APIConnectionError):
+                    raise failed from None  # A higher cap would not help.
+                raise
             start_s = time.monotonic()
             try:
                 async with asyncio.timeout(self.model.timeout_s + GRACE_S):
@@ -301,6 +307,7 @@ class _Line:
                 self._settle(reserved, _cost_of_failure(error, most))
                 if not tries_left or not _passes(error):
                     raise
+                failed = error
                 await asyncio.sleep(_pause_s(error, self.model.retries - tries_left))
             except NO_JSON:
                 self._settle(reserved, most)

@@ -234,7 +234,8 @@ class _Builder:
     def _filter(self) -> None:
         protected = privileges.protected(self.enclosure.parent_pid)
         bounded = not {Layer.OWN_UID, Layer.FOLDERS}.isdisjoint(self.layers)
-        seccomp.install(protected, owns_files=not bounded)
+        drives = bool(self.enclosure.devices)
+        seccomp.install(protected, owns_files=not bounded, drives=drives)
 
     def _limit_processes(self) -> None:
         uid_is_ours = Layer.OWN_UID in self.layers or self.own_user_namespace

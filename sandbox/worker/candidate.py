@@ -73,8 +73,7 @@ class CandidateSession(Session):
         """Put the candidate's tensors in the order of the reference's state; "" where it has
         none.
         """
-        named = dict(models.state_of(self.model))
-        self.state_tensors = [named.get(name) for name in request["names"]]
+        self.state_names = request["names"]
         return {}
 
     def do_facts(self, request: Request, fds: list[int]) -> Request:

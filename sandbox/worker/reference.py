@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from sandbox.checking.compare import few_values
 from sandbox.machine import memory, trees
 from sandbox.machine.trees import Layout
 from sandbox.worker import facts, models
@@ -102,7 +103,7 @@ class ReferenceSession(Session):
         self.model = model.to(device=self.device, dtype=self.dtype)
         if request["state_seed"] is not None:
             randomise(self.model, request["state_seed"])
-        self.state_tensors = [tensor for _, tensor in models.state_of(self.model)]
+        self.state_names = [name for name, _ in models.state_of(self.model)]
         self.call = wrapped(self.model, request.get("wrap"))
         if not request["describe"]:
             return {}
@@ -118,6 +119,10 @@ class ReferenceSession(Session):
             ],
         }
 
+    def own_state(self) -> list[torch.Tensor]:
+        """As it is registered now."""
+        return [tensor for _, tensor in models.state_of(self.model)]
+
     def do_examine(self, request: Request, fds: list[int]) -> Request:
         """Run the model twice on equal inputs under different RNG states: outputs, side effects,
         latency.
@@ -126,25 +131,28 @@ class ReferenceSession(Session):
         inputs = self.make_inputs()
         _, tensors = trees.flatten(inputs, torch.is_tensor)
         before = [t.clone() for t in tensors]
-        own = [tensor for _, tensor in models.state_of(self.model)]
+        own = self.own_state()
         state = [t.clone() for t in own]
         models.seed_all(request["seed"] + 1)
         tree, first = trees.flatten(self.model(*inputs), torch.is_tensor)
         mutates = not all(map(same, before, tensors))
+        own, bound = self.own_state(), own
         moves = not all(map(same, state, own))
-        storages = {t.untyped_storage().data_ptr() for t in [*tensors, *own]}
+        storages = {t.untyped_storage().data_ptr() for t in [*tensors, *own, *bound]}
         aliases = any(t.untyped_storage().data_ptr() in storages for t in first if t.numel())
         outputs = [memory.describe(t).dense().to_json() for t in first]
         classes = [self.layout_class(t) for t in first]
         kept = [t.clone() for t in first] if aliases else first
         given = {t.untyped_storage().data_ptr() for t in kept if t.numel()}
         del first
-        restore([*tensors, *own], [*before, *state])
+        if mutates:  # An expanded input could not be written to.
+            restore(tensors, before)
+        restore(own, state)
         models.seed_all(request["seed"] + 2)
         _, second = trees.flatten(self.model(*inputs), torch.is_tensor)
         lends = any(t.untyped_storage().data_ptr() in given for t in second if t.numel())
         repeat = all(map(close, kept, second)) and len(kept) == len(second)
-        restore(own, state)
+        restore(self.own_state(), state)
         del before, kept, second
         paced = self.paced(inputs, request["seed"])
         if self.device == "cuda":
@@ -240,8 +248,8 @@ class ReferenceSession(Session):
         """
         inputs = self.flat_arguments(0)
         kind, index = request["leaf"] or (None, 0)
-        # Calls may move buffers, and a parameter is to be put back.
-        state = [(tensor, tensor.clone()) for _, tensor in models.state_of(self.model)]
+        # Calls may move buffers, or bind them anew, and a parameter is to be put back.
+        state = [tensor.clone() for tensor in self.own_state()]
         try:
             models.seed_all(request["seed"])
             if kind == "input" and not self.replace(inputs, index, request["seed"]):
@@ -254,8 +262,7 @@ class ReferenceSession(Session):
             for leaf, tensor in enumerate(tensors):
                 self._deliver(tensor, 0, leaf)
         finally:
-            for tensor, old in state:
-                tensor.copy_(old)
+            restore(self.own_state(), state)
         self.synchronize()
         return {"changed": True}
 
@@ -298,7 +305,7 @@ class ReferenceSession(Session):
             models.seed_all(request["seed"])
             inputs = [
                 t * (1 + request["jitter"] * torch.empty_like(t).uniform_(-1, 1))
-                if t.is_floating_point()
+                if t.is_floating_point() and not few_values(t)  # A mask is exact.
                 else t
                 for t in inputs
             ]

@@ -53,7 +53,7 @@ class Session:
         self.slots: Layout = Layout((), 0)
         self.state: Layout = Layout((), 0)
         self.scrambled: Layout = Layout((), 0)
-        self.state_tensors: list[torch.Tensor | None] = []
+        self.state_names: list[str] = []
         self.results: list[Any] = []
         self.places: dict[str, dict[tuple[int, int], torch.Tensor]] = {}
         """By arena, views that `place` made."""
@@ -134,7 +134,7 @@ class Session:
         return {}
 
     def part_with_model(self) -> None:
-        self.state_tensors = []
+        self.state_names = []
         self.model = self.call = None
 
     def do_rest(self, request: Request, fds: list[int]) -> Request:
@@ -159,6 +159,12 @@ class Session:
         if self.device == "cuda":
             torch.cuda.empty_cache()
         return {}
+
+    @property
+    def state_tensors(self) -> list[torch.Tensor | None]:
+        """What the model has registered by these names now: a call may bind a buffer anew."""
+        named = dict(models.state_of(self.model)) if self.state_names else {}
+        return [named.get(name) for name in self.state_names]
 
     def do_restate(self, request: Request, fds: list[int]) -> Request:
         """Overwrite parameters and buffers in place with the state arena's contents."""

@@ -43,9 +43,11 @@ def change_part(model: torch.nn.Module, seed: int) -> bool:
 
 def shake(tensor: torch.Tensor) -> bool:
     """Other values of the same scale and sign, in place, in order where they are in order: code may
-    search them. False where there are none to be told.
+    search them. False where there are none to be told: zeros and infinities stay.
     """
     if not tensor.is_floating_point() or tensor.numel() == 0:
+        return False
+    if bool(tensor.any()) and not bool((tensor.isfinite() & (tensor != 0)).any()):
         return False
     noise = torch.randn_like(tensor)
     descending = direction(tensor)

@@ -85,3 +85,12 @@ def test_a_head_without_a_gpu_joins_a_cluster_that_has_some(
             resolved(config)
     else:
         assert resolved(config) == config
+
+
+def test_a_kind_of_gpu_is_not_forgotten_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever asked for an H200 got figures of the CPU."""
+    monkeypatch.setattr("sandbox.doctor.gpu_count", lambda: 0)
+    with pytest.raises(ConfigError, match="gpu_type H200: the device is the CPU"):
+        resolved(OptimizeConfig(gpu_type="H200"))

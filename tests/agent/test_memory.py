@@ -141,6 +141,18 @@ def test_a_newer_note_is_left_out_and_an_unreadable_file_is_said(tmp_path):
     assert read_notes(tmp_path / "none") == []
 
 
+def test_a_file_of_something_else_is_not_taken_for_a_memory(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text("what I wrote\n[1, 2]\n")
+    for refused in (lambda: read_notes(path), lambda: append_notes(path, [NOTE])):
+        with pytest.raises(ConfigError, match="holds no notes"):
+            refused()
+    assert path.read_text() == "what I wrote\n[1, 2]\n"
+    with pytest.raises(ConfigError, match="no such memory file"):
+        note_lines(Memory(str(tmp_path / "none"), write=False))
+    assert note_lines(Memory(str(tmp_path / "none"))) == []
+
+
 @pytest.mark.parametrize(
     ("settings", "shown"),
     [

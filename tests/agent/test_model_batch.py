@@ -1,8 +1,10 @@
 """Requests in a file, replies from files: the online path's decisions, on another machine."""
 
 import json
+import os
 import random
 import shlex
+import stat
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -182,6 +184,24 @@ def test_what_is_exported_ends_with_the_command_that_goes_on(tmp_path, cli, monk
     done = cli(tmp_path, *typed, "--max-seconds", "1")
     assert "3 replies imported" in done.out
     assert done.err.count("to go on") <= 1
+
+
+def test_what_is_exported_replaces_no_replies_and_no_device(tmp_path, cli):
+    (tmp_path / "replies.jsonl").write_text("paid for")
+    os.mkfifo(tmp_path / "pipe")
+    same = ("--import-replies", "replies.jsonl", "--export-requests", "./replies.jsonl")
+    for typed, words in ((same, "name another file"), (("--export-requests", "pipe"), "a device")):
+        done = cli(tmp_path, "optimize", "builtin/softmax", "--model", "scripted", *typed)
+        assert done.code == 2
+        assert words in done.err
+    assert (tmp_path / "replies.jsonl").read_text() == "paid for"
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    (tmp_path / "link").symlink_to(tmp_path / "requests.jsonl")
+    outbox = Outbox()
+    outbox.add("key", "line")
+    outbox.write(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "requests.jsonl").read_text() == "line\n"
 
 
 def test_a_model_that_cannot_be_reached_leaves_a_way_to_go_on(tmp_path, cli, monkeypatch):

@@ -112,6 +112,14 @@ def test_every_try_counts_and_a_cap_on_requests_is_exact():
     assert ledger.spent == Spend(5, 18)
 
 
+def test_a_cap_that_retries_reach_does_not_hide_that_nobody_answers():
+    with OpenAIServer(["a"]) as server:
+        model = client(server, ledger=Ledger(caps=Caps(max_requests=2)), retries=4)
+    with pytest.raises(ModelError, match="cannot be reached") as said:
+        complete(model, ASK, 1)
+    assert not isinstance(said.value, CapReached)
+
+
 def test_a_cap_leaves_what_still_fits_and_in_flight_requests_never_exceed_it():
     ledger = Ledger(caps=Caps(max_requests=4))
     with OpenAIServer([Step("a", delay_s=0.05)] * 9, honours_n=False) as server:

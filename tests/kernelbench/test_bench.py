@@ -27,7 +27,7 @@ from kernelbench.results import (
     write_json,
 )
 from kernelbench.submissions import Submission
-from sandbox.errors import InvalidReference, WarpsmithError
+from sandbox.errors import ConfigError, InvalidReference, WarpsmithError
 from sandbox.figures import Baseline, Interval
 from sandbox.records import to_record
 from sandbox.types import Candidate, EvalConfig, Evaluation, Language, Request, Status, Task
@@ -98,6 +98,14 @@ def test_a_second_call_goes_on_where_the_first_was_cut(tmp_path):
     assert report.all.headline.value == pytest.approx(8 ** (1 / 4))
     assert any("evaluations.jsonl:3: not a record" in line for line in report.left_out)
     assert bench(tmp_path).pending == []
+
+
+@pytest.mark.parametrize("file", ["summary.json", "results.csv", "baselines.csv"])
+def test_what_no_bench_has_written_is_not_replaced(tmp_path, file):
+    (tmp_path / file).write_text("[1, 2]")
+    with pytest.raises(ConfigError, match=f"{file}: is no bench's, and would be lost"):
+        bench(tmp_path)
+    assert (tmp_path / file).read_text() == "[1, 2]"
 
 
 def test_degenerate_problems_are_reported_apart(tmp_path):

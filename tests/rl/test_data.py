@@ -181,14 +181,14 @@ def test_a_data_set_that_says_something_else_is_one_line(journal, tmp_path):
     }
     for name, other in others.items():
         DatasetDict(train=other).save_to_disk(tmp_path / name)
-        with pytest.raises(ConfigError, match=f"{name}: .*; `warpsmith data` makes it"):
+        with pytest.raises(ConfigError, match=f"{name}: .*; `warpsmith data examples` makes it"):
             load_examples(tmp_path / name)
     save_dataset(whole, tmp_path / "data")
     for file in ("dataset_dict.json", "train/state.json", "train/dataset_info.json"):
         before = (tmp_path / "data" / file).read_text()
         for text in ("[]", "{"):
             (tmp_path / "data" / file).write_text(text)
-            with pytest.raises(ConfigError, match="no training data; `warpsmith data` makes it"):
+            with pytest.raises(ConfigError, match="damaged training data; `warpsmith data ex"):
                 load_examples(tmp_path / "data")
         (tmp_path / "data" / file).write_text(before)
     assert len(load_examples(tmp_path / "data")) == len(rows)

@@ -221,11 +221,12 @@ def test_a_folder_without_a_checkpoint_is_named(tmp_path):
 
 
 def test_a_checkpoint_that_a_kill_tore_is_named(policy, tmp_path):
-    for torn in ("model.safetensors", "policy.json"):
+    torn_files = {"model.safetensors": "transformers checkpoint", "policy.json": "readable policy"}
+    for torn, lacking in torn_files.items():
         policy.save(tmp_path)
         whole = (tmp_path / torn).read_bytes()
         (tmp_path / torn).write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(ConfigError, match=f"^{tmp_path}: no transformers checkpoint"):
+        with pytest.raises(ConfigError, match=f"^{tmp_path}: no {lacking}"):
             load_policy(tmp_path)
 
 

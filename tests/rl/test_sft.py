@@ -118,3 +118,13 @@ def test_rounds_that_began_from_other_weights_are_not_taken_for_these(tmp_path):
     assert self_supervised(starts[0], sample, CONFIG, out, "cpu") == round_of(out, 0)
     with pytest.raises(ConfigError, match=r"begun_from was .*one and is .*two now"):
         self_supervised(starts[1], sample, CONFIG, out, "cpu")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "notes.txt", "dataset_dict.json"])
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path, file):
+    """Pretrained weights, without a policy.json as from the Hub, were overwritten."""
+    (tmp_path / file).write_text("mine")
+    with pytest.raises(ConfigError, match=f"holds {file}, which would be lost; name another"):
+        sft(EXAMPLES, CONFIG, tmp_path, "cpu", None)
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+    assert (tmp_path / file).read_text() == "mine"

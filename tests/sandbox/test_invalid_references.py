@@ -143,6 +143,29 @@ def test_buffers_that_calls_move_are_where_they_were_before_every_case(evaluate:
         assert found.status is Status.PASSED, found.detail
 
 
+@pytest.mark.parametrize(
+    ("result", "mask"),
+    [
+        ("torch.softmax(x + m, -1)", "torch.triu(torch.full((48, 48), float('-inf')), 1)"),
+        ("torch.softmax(x * m - (1 - m) * 1e9, -1)", "(torch.rand(8, 1, 48) > 0.2).float()"),
+        ("x * m", "torch.randn(48, 48).expand(8, 48, 48)"),
+    ],
+    ids=["zeros and infinities", "of what is far away", "expanded"],
+)
+def test_an_input_that_masks_or_is_expanded_makes_no_task_degenerate(
+    evaluate: Evaluate, result: str, mask: str
+) -> None:
+    """The first was taken for ignored, since no noise changes it; noise on the second was worth
+    more than what it masks; the third could not be restored.
+    """
+    changes = {RESULT: result, "[torch.randn(7, 129)]": f"[torch.randn(8, 48, 48), {mask}]"}
+    reference = SCALE.replace("forward(self, x)", "forward(self, x, m)")
+    for old, new in changes.items():
+        reference = reference.replace(old, new)
+    found = evaluate(renamed(reference), reference, config=replace(FAST, verify_only=True))
+    assert found.status is Status.PASSED, found.detail
+
+
 def test_a_task_of_another_device_is_refused(evaluator: LocalEvaluator) -> None:
     with pytest.raises(TaskError, match="device cuda"):
         evaluator.prepare(Task("test/far", SCALE, "cuda"), FAST)

@@ -390,6 +390,44 @@ def get_init_inputs():
 """
 
 
+COUNTED = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(129))
+
+    def forward(self, x):
+        UPDATE
+        return torch.relu(x) - self.mean
+
+
+def get_inputs():
+    return [torch.randn(7, 129)]
+
+
+def get_init_inputs():
+    return []
+"""
+IN_PLACE = COUNTED.replace("UPDATE", "self.mean.lerp_(x.mean(0), 0.1)")
+BOUND = COUNTED.replace("UPDATE", "self.mean = torch.lerp(self.mean, x.mean(0), 0.1)")
+
+
+@pytest.mark.parametrize("reference", [IN_PLACE, BOUND], ids=["in place", "bound anew"])
+def test_a_buffer_may_be_bound_anew_instead_of_written_to(
+    evaluate: Evaluate, reference: str
+) -> None:
+    """`state_dict` holds the same afterwards."""
+    for honest in (IN_PLACE, BOUND):
+        found = evaluate(renamed(honest), reference)
+        assert found.status is Status.PASSED, found.detail
+    still = COUNTED.replace("UPDATE", "self.mean = self.mean.clone()")
+    assert evaluate(renamed(still), reference).status is Status.WRONG_VALUE
+
+
 def test_buffers_must_move_as_the_references_do(evaluate: Evaluate) -> None:
     still = renamed(NORM).replace(
         "self.norm(x)",
