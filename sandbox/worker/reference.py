@@ -100,6 +100,9 @@ class ReferenceSession(Session):
         models.seed_all(request["seed"])
         self.init = models.cast(list(self.module.get_init_inputs()), "cpu", torch.float32)
         model = models.construct(self.module.Model, self.init, request["seed"])
+        # Torch would keep their real parts, with a warning.
+        if named := next((n for n, t in models.state_of(model) if t.is_complex()), None):
+            raise models.ContractError(f"{named} is complex: split it with torch.view_as_real")
         self.model = model.to(device=self.device, dtype=self.dtype)
         if request["state_seed"] is not None:
             randomise(self.model, request["state_seed"])
@@ -212,7 +215,7 @@ class ReferenceSession(Session):
         scale = request["scale"]
         with torch.device(self.device):
             for index in request["sets"]:
-                inputs = list(self.module.get_inputs())
+                inputs = self.given()
                 tree, tensors = trees.flatten(inputs, torch.is_tensor)
                 if tree != self.input_tree:
                     raise models.ContractError("get_inputs() returns another structure each time")
@@ -234,7 +237,7 @@ class ReferenceSession(Session):
         def make(number: int) -> list[torch.Tensor]:
             models.seed_all(number)
             with torch.device(self.device):
-                return trees.flatten(list(self.module.get_inputs()), torch.is_tensor)[1]
+                return trees.flatten(self.given(), torch.is_tensor)[1]
 
         if self.constant is None:
             self.constant = constant_inputs(make, seed)
@@ -334,10 +337,21 @@ class ReferenceSession(Session):
             for leaf in range(len(self.inputs.leaves))
         ]
 
+    def given(self) -> list[Any]:
+        """What the task's own function gives; of a mapping or a tensor a call would get the keys,
+        or the rows.
+        """
+        inputs = self.module.get_inputs()
+        if not isinstance(inputs, list | tuple):
+            raise models.ContractError(
+                f"get_inputs() returns a {type(inputs).__name__}; expected a list of arguments"
+            )
+        return list(inputs)
+
     def make_inputs(self) -> list[Any]:
         """The next ones of the generators, as they were seeded."""
         with torch.device(self.device):
-            inputs = list(self.module.get_inputs())
+            inputs = self.given()
         return list(models.cast(inputs, self.device, self.dtype))
 
     def fill_s(self, seed: int) -> float:
@@ -396,7 +410,7 @@ def close(left: torch.Tensor, right: torch.Tensor) -> bool:
         return False
     if not left.is_floating_point() or left.numel() == 0:
         return bool(torch.equal(left, right))
-    scale = max(float(p.abs().max().nan_to_num(posinf=0.0)) for p in _pieces(left))
+    scale = max(float(p.float().abs().max().nan_to_num(posinf=0.0)) for p in _pieces(left))
     return all(
         torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
         for a, b in zip(_pieces(left), _pieces(right), strict=True)

@@ -143,6 +143,25 @@ def test_buffers_that_calls_move_are_where_they_were_before_every_case(evaluate:
         assert found.status is Status.PASSED, found.detail
 
 
+@pytest.mark.parametrize("given", ["{'x': torch.randn(7, 129)}", "torch.randn(1, 7, 129)"])
+def test_arguments_that_are_no_list_are_refused(evaluate: Evaluate, given: str) -> None:
+    """A call got the keys of the one, and the only row of the other."""
+    reference = SCALE.replace("[torch.randn(7, 129)]", given)
+    found = evaluate(renamed(reference), reference)
+    assert found.status is Status.INVALID_REFERENCE
+    assert "expected a list of arguments" in found.detail
+
+
+def test_a_complex_buffer_is_refused_and_not_cut_to_its_real_part(evaluate: Evaluate) -> None:
+    """Code that rotated by no angle passed for Llama's rotary embedding."""
+    buffer = "self.register_buffer('turns', torch.polar(torch.ones(129), torch.ones(129)))"
+    reference = SCALE.replace("self.factor = factor", f"self.factor = factor\n        {buffer}")
+    reference = reference.replace(RESULT, "x * torch.view_as_real(self.turns)[:, 1]")
+    found = evaluate(renamed(reference), reference)
+    assert found.status is Status.INVALID_REFERENCE
+    assert "turns is complex: split it with torch.view_as_real" in found.detail
+
+
 @pytest.mark.parametrize(
     ("result", "mask"),
     [
