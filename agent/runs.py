@@ -86,7 +86,9 @@ def find_run(name: str, runs: Path = RUNS) -> Path:
     for folder in (runs / name, Path(name)):
         if name and folder.exists():
             raise ConfigError(f"{folder}: not a run (no {FILE} in it); {hint}")
-    raise ConfigError(f"{name}: no such run under {runs}; {hint}")
+    # In another folder than the runs' there are none.
+    where = runs if known else runs.resolve()
+    raise ConfigError(f"{name}: no such run under {where}; {hint}")
 
 
 def run_names(runs: Path = RUNS) -> list[str]:

@@ -76,7 +76,10 @@ class SamplingConfig:
                 "with vllm-server alone"
             )
         if self.temperature <= 0 or not 0 < self.top_p <= 1:
-            raise ValueError("expected a temperature above 0 and top_p in 0..1")
+            raise ValueError(
+                f"temperature is {self.temperature:g} and top_p {self.top_p:g}; expected above 0 "
+                "and in 0..1"
+            )
         if min(self.max_new_tokens, self.batch) < 1:
             raise ValueError("expected max_new_tokens and batch of at least 1")
 
@@ -111,7 +114,10 @@ class SftConfig:
 
     def __post_init__(self) -> None:
         if self.epochs <= 0 or self.learning_rate <= 0:
-            raise ValueError("expected epochs and learning_rate above 0")
+            raise ValueError(
+                f"epochs is {self.epochs:g} and learning_rate {self.learning_rate:g}; expected "
+                "both above 0"
+            )
         if min(self.batch, self.accumulate, self.max_tokens, self.save_steps) < 1:
             raise ValueError("expected batch, accumulate, max_tokens and save_steps of at least 1")
         if not 0 <= self.warmup_share < 1 or not 0 < self.adam_beta2 < 1:
@@ -140,7 +146,10 @@ class SelfConfig:
         if min(self.rounds, tasks, self.samples_per_task, self.batch) < 1:
             raise ValueError("expected rounds, tasks, samples_per_task and batch of at least 1")
         if self.epochs <= 0 or self.learning_rate <= 0:
-            raise ValueError("expected epochs and learning_rate above 0")
+            raise ValueError(
+                f"epochs is {self.epochs:g} and learning_rate {self.learning_rate:g}; expected "
+                "both above 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -243,7 +252,9 @@ class HeldOut:
 
     def __post_init__(self) -> None:
         if not 0 <= self.families <= 1 or not 0 <= self.tasks <= 1:
-            raise ValueError("expected families and tasks, which are shares, in 0..1")
+            raise ValueError(
+                f"families is {self.families:g} and tasks {self.tasks:g}; expected shares in 0..1"
+            )
         if self.judged is not None and self.judged < 1:
             raise ValueError(f"judged is {self.judged}; expected at least 1")
 
