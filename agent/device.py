@@ -19,5 +19,5 @@ def resolved(config: OptimizeConfig) -> OptimizeConfig:
         return config
     device = resolve_device(config.device)
     if config.gpu_type and device == "cpu":
-        raise ConfigError(f"gpu_type {config.gpu_type}: the device is the CPU; leave either out")
+        raise ConfigError(f"gpu_type {config.gpu_type}: the device is the CPU; leave it out")
     return replace(config, device=device)

@@ -235,9 +235,8 @@ def load_policy(
             f"{source}: no transformers checkpoint (no {CONFIG} in it); "
             "`warpsmith train sft` makes one"
         )
-    lacking = "transformers checkpoint"
+    lacking = f"readable {FILE}"
     try:
-        lacking = f"readable {FILE}"
         record = json.loads(known.read_text()) if known.is_file() else {}
         lacking = "tokenizer"
         tokenizer = _tokenizer(source, here=here)
