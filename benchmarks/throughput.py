@@ -84,6 +84,7 @@ def main() -> None:
     )
     run.add_argument("--seconds", type=float, default=500.0, help="stop starting new work after")
     run.add_argument("--only", nargs="+", metavar="level1/19", help="these problems alone")
+    run.add_argument("--language", type=Language, choices=list(Language), help="this one alone")
     run.add_argument("--gpu-arch", default="Hopper", help="a family name of KernelBench's")
     run.add_argument("--builds", type=Path, help="folder that keeps builds between runs")
     verbs.add_parser("summarise").add_argument("file", type=Path)
@@ -146,8 +147,13 @@ def before(until_s: float, jobs: Iterable[Job]) -> Iterator[Job]:
 
 
 def chosen(probes: list[Probe], options: argparse.Namespace) -> list[Probe]:
-    """Those of the problems asked for."""
-    return [p for p in probes if not options.only or p.problem in options.only]
+    """Those of the problems and the language asked for."""
+    return [
+        p
+        for p in probes
+        if (not options.only or p.problem in options.only)
+        and options.language in (None, p.language)
+    ]
 
 
 class Rows:
