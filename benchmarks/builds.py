@@ -120,6 +120,7 @@ def ours(ways: Ways, before: int = 0) -> Callable[[str, int, int], list[dict[str
             for number in range(before):
                 builder = Builder(Path(folder), ways)
                 build(builder, name, 9000 + number)
+                builder.settle()
                 builder.close()
             for numbers in batches(repeat, parallel):
                 found.append(measured(build, numbers, lambda: Builder(Path(folder), ways), name))

@@ -19,8 +19,8 @@ class Step:
     box_s: float | None = None
     """Time it is given in all; None for a step that ends by itself."""
     expected_s: float = 0.0
-    """On one GPU, where that is known better than by its box: with less left it waits for another
-    call, as far as one is so long."""
+    """From start to end on one GPU, where that is known better than by its box: with less left it
+    waits for another call, as far as one is so long."""
     result: Path | None = None
     """What is there once it has ended, though a kill came before its end was noted."""
 
@@ -67,7 +67,7 @@ def run_steps(
         if step.ended(to):
             continue
         left_s = began_s + piece_s - time.monotonic()
-        wanted_s = (step.expected_s or step.box_s or 0.0) + OVERHEAD_S
+        wanted_s = step.expected_s or (step.box_s or 0.0) + OVERHEAD_S
         if left_s < min(wanted_s, 0.9 * piece_s):
             return step.name
         before(step)

@@ -118,6 +118,10 @@ class Builder:
         """Start the process that build processes are forked from; else the first build does."""
         self._zygote.start()
 
+    def settle(self) -> None:
+        """Wait for precompiled headers that are being made for later builds."""
+        self._preludes.settle()
+
     def close(self) -> None:
         self._zygote.close()
         self._foreseeing.close()

@@ -2,16 +2,18 @@
 and set of flags, in a walled process that never sees a candidate.
 
 What a build process says was missing is a claim: only flags of FLAGS are believed, and the name of
-what is made is computed by the process that makes it. A prelude is made when it is asked for the
-second time, at the end of that build, because it costs more than one build gains.
+what is made is computed by the process that makes it. A prelude is made beside whatever comes next,
+one at a time: it costs more than one build gains, and no candidate waits for it.
 """
 
 from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import re
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,8 @@ FLAGS = re.compile(
 MAX_FLAGS = 8
 MOST_ASKED = 4
 """Of one build's wishes that are heard: each takes some 10 s, and a claim may hold thousands."""
+FEW_CORES = 4
+"""With fewer a prelude is made when it is asked for again: what it takes, candidates lack."""
 FILE_LIMIT_BYTES = 2 << 30
 TIMEOUT_S = 300.0
 
@@ -41,10 +45,20 @@ TIMEOUT_S = 300.0
 class Preludes:
     """The ready ones of one toolchain, and the making of new ones."""
 
-    def __init__(self, folder: Path, zygote: Zygote, quiet: Quiet) -> None:
+    def __init__(
+        self, folder: Path, zygote: Zygote, quiet: Quiet, *, at_once: bool | None = None
+    ) -> None:
+        """`at_once`: made when first asked for, not the second time; by default where there are
+        FEW_CORES and more.
+        """
         self.shelf = Shelf(folder, LIMITS["preludes"])
         self.shelf.folder.mkdir(parents=True, exist_ok=True)
         self._zygote, self._quiet = zygote, quiet
+        cores = len(os.sched_getaffinity(0))
+        self._at_once = cores >= FEW_CORES if at_once is None else at_once
+        self._making: dict[str, threading.Thread] = {}
+        """Those that are made or wait for their turn, by key."""
+        self._turn = threading.Lock()
 
     @property
     def folder(self) -> Path:
@@ -52,17 +66,34 @@ class Preludes:
         return self.shelf.folder
 
     def ask(self, missing: Any, config: EvalConfig) -> None:
-        """Note what a build asked for, and make what was asked for before."""
+        """Note what a build asked for, and begin to make what is wanted."""
         heard = missing[:MOST_ASKED] if isinstance(missing, list) else []
         believed = {key: (flags, cuda) for flags, cuda, key in map(_believed, heard)}
         for key, (flags, cuda) in believed.items():
             if flags is None or key is None:
                 continue
             note = self.folder / f".{key}.lock"
-            if not note.exists():
-                note.touch()
-            elif not (self.folder / key).exists():
+            wanted = self._at_once or note.exists()
+            note.touch()
+            if wanted and not (self.folder / key).exists():
+                self._begin(flags, cuda, key, config)
+
+    def settle(self) -> None:
+        """Wait until nothing is being made."""
+        for thread in list(self._making.values()):
+            thread.join()
+
+    def _begin(self, flags: list[str], cuda: bool, key: str, config: EvalConfig) -> None:
+        """In a thread that ends with the process: what it had not made is asked for again."""
+
+        def make() -> None:
+            with self._turn:
                 self.make(flags, cuda, key, config)
+
+        self._making = {k: thread for k, thread in self._making.items() if thread.is_alive()}
+        if key not in self._making and len(self._making) < MOST_ASKED:
+            self._making[key] = threading.Thread(target=make, name="prelude", daemon=True)
+            self._making[key].start()
 
     def make(self, flags: list[str], cuda: bool, key: str, config: EvalConfig) -> None:
         """Compile one and keep it; where another process is at it, or it was refused, nothing."""
@@ -101,9 +132,12 @@ class Preludes:
             try:
                 light.write_tree(staging, light.shadow_tree())
                 source, name = Path(str(made["file"])).parent, Path(str(made["file"])).name
-                with copying.opened_folder(worker.scratch, str(source)) as folder:
+                with (
+                    self._quiet.murmur(),
+                    copying.opened_folder(worker.scratch, str(source)) as folder,
+                ):
                     compiled = copying.read_regular(folder, name, FILE_LIMIT_BYTES)
-                (staging / name).write_bytes(compiled)
+                    (staging / name).write_bytes(compiled)
                 self.shelf.put(key, staging)
                 self.shelf.trim()
             finally:

@@ -234,8 +234,7 @@ class _Builder:
     def _filter(self) -> None:
         protected = privileges.protected(self.enclosure.parent_pid)
         bounded = not {Layer.OWN_UID, Layer.FOLDERS}.isdisjoint(self.layers)
-        drives = bool(self.enclosure.devices)
-        seccomp.install(protected, owns_files=not bounded, drives=drives)
+        seccomp.install(protected, owns_files=not bounded)
 
     def _limit_processes(self) -> None:
         uid_is_ours = Layer.OWN_UID in self.layers or self.own_user_namespace

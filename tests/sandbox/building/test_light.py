@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torch.utils import cpp_extension
 
-from sandbox.building import light
+from sandbox.building import light, preludes
 from sandbox.building.build import Builder
 from sandbox.building.preludes import MOST_ASKED, Preludes
 from sandbox.machine.quiet import Quiet
@@ -286,17 +286,28 @@ def test_light_and_full_libraries_behave_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_prelude_is_made_at_the_second_wish_and_used_by_the_third(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("few", "made"),
+    [
+        pytest.param(1, [1, 1, 1], id="many cores: after the first build"),
+        pytest.param(1000, [0, 1, 1], id="few cores: after the second"),
+    ],
+)
+def test_a_prelude_is_made_beside_what_follows_and_used_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int, made: list[int]
+) -> None:
+    monkeypatch.setattr(preludes, "FEW_CORES", few)
     builder = Builder(tmp_path)
     ready = []
     for n in (1, 2, 3):
         candidate = Candidate("t", Language.CPP, SOURCE.format(n=n, extra=""))
         assert builder.build(candidate, FAST).failure is None
+        builder.settle()
         ready.append(len(list((tmp_path / "preludes").glob(f"*/{GCH}"))))
     worker, reply = built(builder._zygote, tmp_path / "preludes", SOURCE.format(n=4, extra=""))
     worker.close()
     builder.close()
-    assert ready == [0, 1, 1]
+    assert ready == made
     assert reply["missing"] == []
 
 
@@ -312,17 +323,18 @@ def test_a_prelude_is_made_at_the_second_wish_and_used_by_the_third(tmp_path: Pa
     ],
 )
 def test_a_hostile_wish_for_a_prelude_is_ignored(tmp_path: Path, claim: object) -> None:
-    preludes = Preludes(tmp_path / "preludes", Zygote("cpu"), Quiet(same_cores=False))
+    wished = Preludes(tmp_path / "preludes", Zygote("cpu"), Quiet(same_cores=False), at_once=False)
     for _ in range(2):
-        preludes.ask(claim, FAST)
-    assert not list(preludes.folder.iterdir())
+        wished.ask(claim, FAST)
+    assert not list(wished.folder.iterdir())
 
 
 def test_of_thousands_of_wishes_few_are_heard_and_each_once(tmp_path: Path) -> None:
-    preludes = Preludes(tmp_path / "preludes", Zygote("cpu"), Quiet(same_cores=False))
+    wished = Preludes(tmp_path / "preludes", Zygote("cpu"), Quiet(same_cores=False), at_once=False)
     keys = [f"{number:032x}" for number in range(1000) for _ in range(2)]
-    preludes.ask([{"flags": ["-O3"], "cuda": False, "key": key} for key in keys], FAST)
-    notes = list(preludes.folder.iterdir())
+    wished.ask([{"flags": ["-O3"], "cuda": False, "key": key} for key in keys], FAST)
+    wished.settle()
+    notes = list(wished.folder.iterdir())
     assert len(notes) <= MOST_ASKED
     assert not any(note.read_text() for note in notes)  # none was made
 
@@ -330,11 +342,12 @@ def test_of_thousands_of_wishes_few_are_heard_and_each_once(tmp_path: Path) -> N
 def test_a_prelude_that_the_compiler_refuses_is_tried_once(
     builders: Zygote, tmp_path: Path
 ) -> None:
-    preludes = Preludes(tmp_path / "preludes", builders, Quiet(same_cores=False))
+    wished = Preludes(tmp_path / "preludes", builders, Quiet(same_cores=False), at_once=False)
     claim = [{"flags": ["-Wnonsense=3"], "cuda": False, "key": "0" * 32}]
     notes = []
     for _ in range(3):
-        preludes.ask(claim, FAST)
-        (note,) = preludes.folder.iterdir()
+        wished.ask(claim, FAST)
+        wished.settle()
+        (note,) = wished.folder.iterdir()
         notes.append(note.read_text())
     assert notes == ["", "refused", "refused"]

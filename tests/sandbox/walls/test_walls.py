@@ -20,7 +20,7 @@ from sandbox.walls.enclose import Enclosure, Layer, enclose
 from sandbox.walls.folders import prepare_scratch
 from sandbox.walls.kernel import prctl, syscall
 from sandbox.walls.probe import ask
-from sandbox.walls.seccomp import ARCHITECTURES, DENIED, F_SETSIG, WHILE_STOPPED
+from sandbox.walls.seccomp import ARCHITECTURES, DENIED, F_SETSIG
 
 SLOT_UID = 61_000 + os.getpid() % 2_000
 """Unlike any other test run's on this host: limits count, and kill_tree sweeps, by uid."""
@@ -236,7 +236,7 @@ def test_signals_to_the_supervisor_are_refused(inside: Asker) -> None:
 
 
 def number_of(name: str) -> int:
-    return {**DENIED, **WHILE_STOPPED}[name][ARCHITECTURES[os.uname().machine][0]]
+    return DENIED[name][ARCHITECTURES[os.uname().machine][0]]
 
 
 @pytest.mark.parametrize(
