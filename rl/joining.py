@@ -1,9 +1,9 @@
 """How the processes of one training become its ranks (rl/ranks.py), and what the others than rank 0
 do until they end: they follow it, silently, off the cores that lanes launch from.
 
-Whoever samples needs whole weights, which accelerate's FSDP and DeepSpeed would not leave it: where
-all ranks learn, a file that asks for FSDP has the weights spread as `rl.spread` does, and DeepSpeed
-is refused. A rank that fails ends them all; which one did, and why, is on its own stderr.
+Whoever samples needs whole weights, which FSDP and DeepSpeed would not leave it: where all ranks
+learn, a file of accelerate's that asks for either has the weights spread as `rl.spread` does
+(rl/launched.py). A rank that fails ends them all; which one did, and why, is on its own stderr.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import replace
 from datetime import timedelta
 from types import FrameType
 
@@ -23,6 +22,7 @@ from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 
 from rl.config import GrpoConfig, TrainConfig
+from rl.launched import USED
 from rl.ranks import Ranks
 from rl.replica import Replica
 from rl.spread import refuse_older
@@ -32,33 +32,6 @@ from sandbox.machine.processes import confine
 
 IDLE = timedelta(days=365)
 """How long a rank may wait for its next part: for as long as a campaign judges."""
-USED = "ACCELERATE_USE_"
-"""Before FSDP or DEEPSPEED, in the environment: what accelerate's launcher has from its file."""
-UNSPREAD = ("NO_SHARD", "3")
-"""Of FSDP's first version: every rank holds all."""
-
-
-def as_launched(config: TrainConfig) -> TrainConfig:
-    """The config with what accelerate's file says of FSDP: `rl.spread`, and its checkpointing. In
-    every rank, before it joins; what trains afterwards does not see FSDP, which would spread once
-    more. Raises ConfigError where that offloads parameters.
-    """
-    if not parse_flag_from_env(f"{USED}FSDP"):
-        return config
-    if parse_flag_from_env("FSDP_OFFLOAD_PARAMS"):
-        raise ConfigError(
-            "fsdp_offload_params keeps the weights in the host's memory, and here they stay on "
-            "their GPUs; set it to false, and take more ranks or lora where they are too many"
-        )
-    del os.environ[f"{USED}FSDP"]
-    old = int(os.environ.get("FSDP_VERSION", "1")) < 2
-    whole = old and os.environ.get("FSDP_SHARDING_STRATEGY", "").upper() in UNSPREAD
-    checkpointing = parse_flag_from_env("FSDP_ACTIVATION_CHECKPOINTING")
-    return replace(
-        config,
-        rl=replace(config.rl, spread=config.rl.spread or not whole),
-        gradient_checkpointing=config.gradient_checkpointing or checkpointing,
-    )
 
 
 @contextmanager

@@ -48,7 +48,8 @@ def local_policy(
         if train.sampling.greedy:
             raise ConfigError("sampling.greedy makes all replies of a group equal; leave it out")
     from rl.campaign import learning, open_policy
-    from rl.joining import as_launched, joined
+    from rl.joining import joined
+    from rl.launched import as_launched
 
     if config.learn:
         train = as_launched(train)

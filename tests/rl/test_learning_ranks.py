@@ -36,6 +36,7 @@ FSDP = {
     "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
 }
 """What `accelerate launch` makes of a file; on a CPU it starts no second process with one."""
+ZERO = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
 TORN = "one of 2 ranks failed or has ended"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -86,9 +87,10 @@ def await_version(folder: Path, name: str, process: "subprocess.Popen[str]") -> 
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("variables", [{}, FSDP], ids=["whole", "fsdp"])
-def test_a_campaign_goes_on_after_a_rank_was_killed(folder, variables):
-    name = "learned-fsdp" if variables else "learned"
+@pytest.mark.parametrize(
+    ("name", "variables"), [("whole", {}), ("fsdp", FSDP), ("deepspeed", ZERO)]
+)
+def test_a_campaign_goes_on_after_a_rank_was_killed(folder, name, variables):
     with launched(folder, name, variables) as process:
         await_version(folder, name, process)
         _, follower = ranks_of(process)
@@ -116,7 +118,7 @@ def test_a_campaign_goes_on_after_a_rank_was_killed(folder, variables):
     assert {0, 1} <= {r.proposal.features[POLICY_VERSION] for r in records}
     assert lessons[-1]["version"] == newest
     assert yaml.safe_load((learner / FILE).read_text())["rl"]["spread"] is bool(variables)
-    assert set(os.listdir(folder / "runs")) <= {"learned", "learned-fsdp"}
+    assert set(os.listdir(folder / "runs")) <= {"whole", "fsdp", "deepspeed"}
 
 
 def test_ctrl_c_ends_all_ranks(folder):

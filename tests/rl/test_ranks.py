@@ -1,7 +1,6 @@
 """Several processes that train one policy, on the CPU: what comes of it is what comes of one."""
 
 import json
-import os
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ pytest.importorskip("trl", reason="needs the train extra")
 import torch
 
 from rl.config import GrpoConfig, TrainConfig
-from rl.joining import as_launched, joined, refuse_uneven
+from rl.joining import joined, refuse_uneven
 from rl.policy import load_policy
 from rl.spread import refuse_older
 from sandbox.errors import ConfigError
@@ -128,34 +127,6 @@ def test_a_step_that_ranks_would_take_otherwise_is_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         refuse_uneven(settings, 2)
     refuse_uneven(GrpoConfig(group=4, loss="grpo"), 2)
-
-
-@pytest.mark.parametrize(
-    ("variables", "spread", "checkpointing"),
-    [
-        ({}, True, False),
-        ({"FSDP_VERSION": "2", "FSDP_SHARDING_STRATEGY": "NO_SHARD"}, True, False),
-        ({"FSDP_SHARDING_STRATEGY": "NO_SHARD"}, False, False),
-        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, True, True),
-    ],
-    ids=["first version", "second version", "not spread", "checkpointing"],
-)
-def test_weights_are_spread_as_accelerates_file_has_it(
-    variables, spread, checkpointing, monkeypatch
-):
-    for name, value in {"ACCELERATE_USE_FSDP": "true", **variables}.items():
-        monkeypatch.setenv(name, value)
-    found = as_launched(TrainConfig())
-    assert (found.rl.spread, found.gradient_checkpointing) == (spread, checkpointing)
-    assert "ACCELERATE_USE_FSDP" not in os.environ, "a trainer would spread them once more"
-    assert as_launched(TrainConfig()) == TrainConfig()
-
-
-def test_weights_in_the_hosts_memory_are_refused(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
-    with pytest.raises(ConfigError, match="set it to false"):
-        as_launched(TrainConfig())
 
 
 @pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED"])
