@@ -21,8 +21,8 @@ from sandbox.building.toolchain import nvcc
 from sandbox.cache import cache_root
 from sandbox.errors import ConfigError, DeviceError, SandboxFault, install
 from sandbox.machine.device import cpu_name
+from sandbox.machine.probe import probe
 from sandbox.walls.enclose import Grade
-from sandbox.walls.probe import probe
 from sandbox.words import number_of
 
 CUDA13_DRIVER = 580

@@ -22,6 +22,7 @@ NOUNS = {
 """What all of the sandbox may use; its other modules beside the folders use all of those."""
 WALLED = {"walls", "machine", "worker"}
 INSIDE = {
+    "walls": {"walls"},
     "machine": WALLED,
     "building": WALLED | {"building"},
     "judging": {"machine", "judging"},

@@ -1,4 +1,4 @@
-"""A chat model behind an OpenAI-compatible endpoint. It and failures.py alone import openai.
+"""A chat model behind an OpenAI-compatible endpoint. The only module that imports openai.
 
 It speaks to OpenAI, vLLM, SGLang, llama.cpp, `transformers serve`. Every HTTP request, retries
 included, is reserved in the ledger before it is sent. What becomes of replies is grouping.py's. It
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -21,7 +22,6 @@ import openai
 
 from agent.model import CapReached, ModelError, Reply, Unavailable
 from agent.models.completions import check_caps, cost_of, most_of, replies_of, sampling
-from agent.models.failures import cost_of_failure, passes, pause_s, stays
 from agent.models.grouping import Grouping
 from agent.models.ledger import Ledger, Reservation, Spend
 from agent.models.prices import Price
@@ -36,6 +36,10 @@ SHOWN_CHARACTERS = 300
 """Of a server's own error text; some answer with a whole HTML page."""
 SECRET_CHARACTERS = 8
 """A shorter key is a local server's placeholder, and may be part of any word."""
+BACKOFF_S = (0.5, 8.0)
+"""First and longest wait before a retry; it doubles in between."""
+LONGEST_WAIT_S = 60.0
+"""That a server's Retry-After is honoured for."""
 RESERVE_POLL_S = 0.02
 """Between looks at the ledger while requests in flight hold the last of a cap."""
 GRACE_S = 1.0
@@ -43,6 +47,20 @@ GRACE_S = 1.0
 whether anything was sent. What blank lines keep alive it would wait for without end."""
 NO_JSON = (ValueError, RecursionError)
 """What the SDK raises where a body says it is JSON, and is not, or is nested too deeply."""
+RETRIED = frozenset((408, 409, 429))
+"""Statuses below 500 that may pass by themselves."""
+LASTING = (
+    openai.APIConnectionError,
+    openai.AuthenticationError,
+    openai.PermissionDeniedError,
+    openai.NotFoundError,
+)
+"""What the SDK raises where it is the server, the key or the model's name, after all retries."""
+DOWN = frozenset((502, 503, 504))
+"""Statuses of who stands before a server that is not there; 500 may be of one request alone."""
+UNSENT = frozenset(("ConnectError", "ConnectTimeout"))
+"""What the HTTP library raises where nothing was sent, so nothing can be billed."""
+
 REACHED = {
     "DecodingError": "its answer is not compressed as it says",
     "TooManyRedirects": "it redirects again and again; is that address right?",
@@ -286,11 +304,11 @@ class _Line:
                 async with asyncio.timeout(self.model.timeout_s + GRACE_S):
                     answer = await send()
             except (openai.APIError, TimeoutError) as error:
-                self._settle(reserved, cost_of_failure(error, most))
-                if not tries_left or not passes(error):
+                self._settle(reserved, _cost_of_failure(error, most))
+                if not tries_left or not _passes(error):
                     raise
                 failed = error
-                await asyncio.sleep(pause_s(error, self.model.retries - tries_left))
+                await asyncio.sleep(_pause_s(error, self.model.retries - tries_left))
             except NO_JSON:
                 self._settle(reserved, most)
                 raise
@@ -344,7 +362,7 @@ class _Line:
                 why = f"the request was refused: {said}"
             case _:
                 why = f"its answer is not a chat completion: {said}"
-        kind = Unavailable if stays(error) else ModelError
+        kind = Unavailable if _stays(error) else ModelError
         return kind(f"{self._who}: {why}")
 
     async def _served(self) -> str:
@@ -354,6 +372,46 @@ class _Line:
             # Any body at all may come back here, and the 404 above is the error to report.
             return "check the model's name and OPENAI_BASE_URL"
         return "it serves: " + (", ".join(names) or "nothing")
+
+
+def _passes(error: openai.APIError | TimeoutError) -> bool:
+    """Whether trying again may help."""
+    # The HTTP library's own time-outs are of the first type too.
+    if isinstance(error, openai.APIConnectionError | TimeoutError):
+        return True
+    if not isinstance(error, openai.APIStatusError) or error.code == "insufficient_quota":
+        return False
+    return error.status_code >= 500 or error.status_code in RETRIED
+
+
+def _stays(error: Exception) -> bool:
+    """Whether the next request, whatever it asks, would fail likewise: unlike where this one was
+    refused or took too long, or there were too many.
+    """
+    if isinstance(error, openai.APITimeoutError):
+        return type(error.__cause__).__name__ in UNSENT
+    if isinstance(error, openai.InternalServerError):
+        return error.status_code in DOWN
+    spent = isinstance(error, openai.RateLimitError) and error.code == "insufficient_quota"
+    return spent or isinstance(error, LASTING)
+
+
+def _cost_of_failure(error: openai.APIError | TimeoutError, most: Spend) -> Spend:
+    """A refusal costs no tokens; where the answer was lost or is garbled it may have cost all."""
+    refused = isinstance(error, openai.APIStatusError)
+    if refused or type(error.__cause__).__name__ in UNSENT:
+        return Spend(requests=1)
+    return most
+
+
+def _pause_s(error: openai.APIError | TimeoutError, retry: int) -> float:
+    """As long as the server asks for, else doubling; a quarter is chance, against stampedes."""
+    if isinstance(error, openai.APIStatusError):
+        asked = str(error.response.headers.get("retry-after", ""))
+        if asked.replace(".", "", 1).isdecimal():  # isdigit takes "²", which float does not
+            return min(float(asked), LONGEST_WAIT_S)
+    first, longest = BACKOFF_S
+    return float(min(first * 2**retry, longest)) * random.uniform(0.75, 1.0)
 
 
 def parse_completion(body: Mapping[str, Any], model: str, price: Price | None) -> list[Reply]:

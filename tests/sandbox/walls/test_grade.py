@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from sandbox.machine.probe import ask, probe
 from sandbox.walls.enclose import Enclosure, Grade, Layer, Walls
 from sandbox.walls.folders import prepare_scratch
-from sandbox.walls.probe import ask, probe
 from sandbox.walls.seccomp import ARCHITECTURES, program
 
 SLOT_UID = 61_000 + os.getpid() % 2_000

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
+from sandbox.machine.probe import ask
 from sandbox.walls.enclose import Enclosure, Grade, Walls
 from sandbox.walls.folders import prepare_scratch, python_folders
 from sandbox.walls.privileges import closed_to
-from sandbox.walls.probe import ask
 from tests.sandbox.walls.attempts import SECRET, Target, attempt_all
 from tests.sandbox.walls.host import Host, in_host, lives
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.utils.cpp_extension as extension
 from sandbox.walls.enclose import Enclosure
-from sandbox.walls.probe import ask
+from sandbox.machine.probe import ask
 
 scratch, uid = Path(sys.argv[1]), int(sys.argv[2]) or None
 SOURCE = 'extern "C" float twice(float x) { return 2 * x; }'

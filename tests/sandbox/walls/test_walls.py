@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from sandbox.errors import SandboxFault
+from sandbox.machine.probe import ask
 from sandbox.walls.enclose import Enclosure, Layer, enclose
 from sandbox.walls.folders import prepare_scratch
 from sandbox.walls.kernel import prctl, syscall
-from sandbox.walls.probe import ask
 from sandbox.walls.seccomp import ARCHITECTURES, DENIED, F_SETSIG
 
 SLOT_UID = 61_000 + os.getpid() % 2_000
