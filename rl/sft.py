@@ -6,10 +6,12 @@ processes that `accelerate launch` starts each runs this on a device of its own;
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,8 +33,9 @@ log = logging.getLogger(__name__)
 
 TOKENIZED = 2000
 """Examples that a tokenizer is made of, drawn by chance: of 9,719 it takes half a minute."""
-TRAINER, BEGUN = "trainer", "begun"
-"""Within the checkpoint's folder, until it is one; and within that the policy before it learns."""
+TRAINER, BEGUN, LOCK = "trainer", "begun", "lock"
+"""Within the checkpoint's folder, until it is one; and within that the policy before it learns, and
+what the one process has that writes here."""
 OURS = frozenset({KEPT, PARTIAL, TRAINER})
 """What a kill may leave before there is a policy to go on with."""
 
@@ -92,16 +95,30 @@ def sft(
     """Fine-tune the config's model, or the checkpoint in `source`, and write it to `out`.
 
     The same call goes on after a kill; one that had ended, or would learn otherwise than it began,
-    raises ConfigError.
+    raises ConfigError, as where another process is at it.
     """
     refuse_evaluated((e.task_id for e in examples), config.transductive)
     if (out / FILE).is_file():
         raise ConfigError(f"{out}: holds a checkpoint already; name another folder")
     _refuse_foreign(out)
+    processes = PartialState(cpu=device == "cpu")  # On a GPU, makes its own one the current one.
+    if not processes.is_main_process:
+        return _fitted(examples, config, out, device, source, processes)
+    with _alone(out):
+        return _fitted(examples, config, out, device, source, processes)
+
+
+def _fitted(
+    examples: Sequence[Example],
+    config: TrainConfig,
+    out: Path,
+    device: str,
+    source: Path | None,
+    processes: PartialState,
+) -> Fitted:
     scratch = out / TRAINER
     begun = scratch / BEGUN
     record = {**record_of(config, source), EXAMPLES: digest([asdict(e) for e in examples])}
-    processes = PartialState(cpu=device == "cpu")  # On a GPU, makes its own one the current one.
     with processes.main_process_first():  # Whose policy, random weights included, all have then.
         goes_on = has_begun(out)
         if goes_on:
@@ -129,6 +146,31 @@ def sft(
         policy.parameters,
         figures.get("train_loss"),
     )
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Raises ConfigError where another process fine-tunes into the folder. What ends before it has
+    begun leaves nothing there.
+    """
+    scratch = out / TRAINER
+    scratch.mkdir(parents=True, exist_ok=True)
+    with (scratch / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"{out}: another process fine-tunes into this folder; wait for it, or name another"
+            ) from error
+        except OSError as error:
+            log.info("%s: no file locks here (%s); name it in one call alone", out, error.strerror)
+        try:
+            yield
+        finally:
+            if not has_begun(out):
+                shutil.rmtree(scratch, ignore_errors=True)
+                if out.is_dir() and not any(out.iterdir()):
+                    out.rmdir()
 
 
 def _refuse_foreign(out: Path) -> None:

@@ -1,5 +1,6 @@
 """A fine-tuning that was killed goes on as it began, or says why it does not."""
 
+import fcntl
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from rl.data import Example
 from rl.kept import FINE_TUNING, keep_config, refuse_other
 from rl.policy import load_policy, new_policy
 from rl.self_supervised import round_of, self_supervised, tuning
-from rl.sft import BEGUN, TRAINER, has_begun, record_of, sft
+from rl.sft import BEGUN, LOCK, TRAINER, has_begun, record_of, sft
 from sandbox.errors import ConfigError
 
 SHAPE = ShapeConfig(vocabulary=400, hidden=32, layers=1, heads=2, feed_forward=32, context=128)
@@ -72,6 +73,19 @@ def test_what_could_not_begin_may_be_set_right_in_the_same_folder(tmp_path, wron
     with pytest.raises(ConfigError, match=words):
         sft(EXAMPLES, replace(CONFIG, **wrong), out, "cpu", None)
     assert sft(EXAMPLES, CONFIG, out, "cpu", None).examples == len(EXAMPLES)
+
+
+def test_one_process_alone_fine_tunes_into_a_folder(tmp_path):
+    """Two would write each other's checkpoints over."""
+    scratch = tmp_path / "to" / TRAINER
+    scratch.mkdir(parents=True)
+    with (scratch / LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another process fine-tunes into this folder"):
+            sft(EXAMPLES, CONFIG, tmp_path / "to", "cpu", None)
+        assert scratch.is_dir()
+    assert sft(EXAMPLES, CONFIG, tmp_path / "to", "cpu", None).examples == len(EXAMPLES)
+    assert not scratch.exists()
 
 
 def test_what_was_begun_on_other_examples_or_weights_is_not_gone_on_with(tmp_path):
