@@ -72,7 +72,7 @@ def evaluate(
 
 
 def optimize(
-    tasks: Sequence[str] | None = None,
+    tasks: str | Sequence[str] | None = None,
     *,
     config: str | OptimizeConfig | None = None,
     name: str | None = None,
@@ -94,7 +94,8 @@ def optimize(
     from rl.opening import local_policy
 
     if not isinstance(config, OptimizeConfig):
-        chosen = tuple(tasks) if tasks else None
+        named = [tasks] if isinstance(tasks, str) else tasks
+        chosen = tuple(named) if named else None
         config = load_optimize(config, typed=False, tasks=chosen, **overrides)
     config = resolved(config)
     with local_policy(config) as (config, policy):

@@ -116,6 +116,8 @@ class OptimizeConfig:
         if not self.tasks:
             raise FieldError("tasks", "is empty; expected at least one task")
         object.__setattr__(self, "tasks", tuple(dict.fromkeys(self.tasks)))
+        if self.model == LOCAL:
+            raise FieldError("model", f"is {LOCAL!r}; expected a checkpoint's folder behind it")
         if self.model is not None and self.models:
             raise ValueError("has both `model` and `models`; expected one of them")
         if self.language is Language.TORCH:
@@ -353,8 +355,12 @@ KINDS = {
     "dict_type": "keys and values",
     "mapping_type": "keys and values",
     "tuple_type": "a list",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
 }
 """What YAML calls the types for which pydantic has a name of Python's."""
+MISSING = "missing"
+"""What pydantic calls the error of a key that has no default."""
 
 
 def _first_wrong(error: ValidationError, values: object) -> tuple[list[str], str]:
@@ -365,6 +371,8 @@ def _first_wrong(error: ValidationError, values: object) -> tuple[list[str], str
     if isinstance(cause, FieldError):
         return [*path, cause.field], f" {cause.why}"
     why = first["msg"].removeprefix("Value error, ")
+    if first["type"] == MISSING and path:
+        return path, " is missing; it has no default"
     expected = KINDS.get(first["type"], why.removeprefix("Input should be "))
     if expected != why:
         return path, f" is {first['input']!r}; expected {expected}"

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -151,8 +151,12 @@ def _discard_blank(folder: Path, new: bool) -> None:
     """Of a run that this process has locked; only what it made itself."""
     ledger = folder / LEDGER_FILE
     asked = ledger.is_file() and len(ledger.read_bytes().splitlines()) > 1  # The first: its schema.
-    if new and not asked and not tried_in(folder.name, folder.parent):
-        shutil.rmtree(folder, ignore_errors=True)
+    if not new or asked:
+        return
+    with suppress(ConfigError):  # Of a journal that could not be made.
+        if tried_in(folder.name, folder.parent):
+            return
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refuse_change(folder: Path, config: OptimizeConfig, before: dict[str, object] | None) -> None:

@@ -12,6 +12,8 @@ from importlib.util import find_spec
 
 from agent.config import OptimizeConfig
 from agent.learner import OpenPolicy
+from agent.presets import read_yaml
+from kernelbench.suite import loaders
 from rl.config import TrainConfig, load_train, refuse_evaluated
 from sandbox.errors import ConfigError, install
 
@@ -27,6 +29,16 @@ def open_training(source: str) -> TrainConfig:
     if missing:
         raise ConfigError(f"{missing[0]} is not installed: {install('train')}")
     return config
+
+
+def refuse_unknown(config: TrainConfig) -> None:
+    """Raises ConfigError or TaskError for a preset or a suite that later stages would not find;
+    fine-tuning reads neither. Those that lie elsewhere are not looked for.
+    """
+    read_yaml(config.campaign, "optimize")
+    for spec in config.tasks:
+        if not spec.startswith(("hf:", "kernelbench:")):
+            loaders(spec, "cpu")
 
 
 @contextmanager

@@ -90,12 +90,14 @@ def write_json(path: Path, value: Any) -> None:
         Shelf(path.parent, limit).tidy()
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file as a whole; readers see the old one or the new one, never a part."""
+def write_text(path: Path, text: str, errors: str = "strict") -> None:
+    """Replace a file as a whole; readers see the old one or the new one, never a part. `errors`:
+    of what UTF-8 has no bytes for, as `open` has it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_of(path)
     with on_failure(lambda: temporary.unlink(missing_ok=True)):
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8", errors=errors)
         temporary.replace(path)
 
 

@@ -131,10 +131,11 @@ def train_sft(
     start: Annotated[Path | None, typer.Option(help="Checkpoint to go on from.")] = None,
 ) -> None:
     """Stage 1: supervised fine-tuning on verified kernels; on several devices, by `accelerate`."""
-    from rl.opening import open_training
+    from rl.opening import open_training, refuse_unknown
     from sandbox.doctor import resolve_device
 
     settings = open_training(config)
+    refuse_unknown(settings)
     if not data.is_dir():  # Said before what takes seconds to import.
         raise ConfigError(f"{data}: no such folder; `warpsmith data examples` makes training data")
     from accelerate import PartialState

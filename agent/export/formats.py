@@ -27,6 +27,8 @@ from sandbox.errors import ConfigError
 from sandbox.types import Candidate, EvalConfig, Evaluation, Evaluator, Task
 
 FORMATS = ("modelnew", "package", "kernels", "kernelbench", "flashinfer")
+PACKAGE = "tuned_kernels"
+"""Its name where nobody gave one."""
 UNKNOWN = "unknown"
 """Licence of kernels that nobody told."""
 
@@ -53,6 +55,11 @@ def check_formats(
             raise ConfigError(f"architecture is {arch!r}; expected one such as sm_90")
         refuse_unknown(arch)
     check_name(package)
+    if set(names) == {"modelnew"} and (archs or licence != UNKNOWN or package != PACKAGE):
+        raise ConfigError(
+            "a package's name, architectures and licence are for a library, and format modelnew is "
+            "files of kernels; expected another --format, or leave them out"
+        )
     return Formats(tuple(dict.fromkeys(names)), package, tuple(archs), _spdx(licence))
 
 

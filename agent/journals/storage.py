@@ -230,11 +230,17 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
             database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
         else:
             database = sqlite3.connect(path, isolation_level=None)
-            if _is_empty(database):
-                _create(database)
-            _choose_mode(database, path)
-        _check_version(database, path)
+        with on_failure(database.close):
+            if not read_only:
+                if _is_empty(database):
+                    _create(database)
+                _choose_mode(database, path)
+            _check_version(database, path)
     except sqlite3.DatabaseError as error:
+        if not read_only and getattr(error, "sqlite_errorcode", 0) & 0xFF in DISK_ERRORS:
+            raise ConfigError(
+                f"{path}: cannot be written ({error}); free space, and run the same command again"
+            ) from error
         raise unusable(path, error) from error
     return database
 

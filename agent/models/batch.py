@@ -156,9 +156,11 @@ class Imported:
 
     def __str__(self) -> str:
         parts = [f"{number_of(self.replies, 'reply')} imported"]
-        for name in ("failed", "malformed", "missing", "unknown"):
+        for name in ("failed", "malformed", "missing"):
             if count := getattr(self, name):
                 parts.append(f"{count} {name}")
+        if self.unknown:
+            parts.append(f"{self.unknown} not asked for")
         return ", ".join(parts)
 
 

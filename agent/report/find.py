@@ -12,6 +12,7 @@ from agent.report.campaign import campaign_page
 from agent.report.page import Page
 from agent.runs import RUNS, find_run
 from kernelbench.results import EVALUATIONS, REFERENCES, SUMMARY
+from sandbox.cache import write_text
 from sandbox.errors import ConfigError
 
 BENCHES = Path("bench")
@@ -81,9 +82,8 @@ def write_report(
     path = to or folder / ("report.md" if markdown else "report.html")
     text = render.markdown(page) if markdown else render.html(page, plotly)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         # Names of files, and so of tasks, need not be UTF-8.
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        write_text(path, text, errors="backslashreplace")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
     return path

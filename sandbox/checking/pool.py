@@ -347,7 +347,10 @@ def refuse_unscorable(signature: Signature) -> None:
     if unsigned := dtypes & UNSIGNED:
         raise InvalidReference(f"{min(unsigned)} tensors: torch compares them with none; use int64")
     if not signature.repeatable:
-        raise InvalidReference("stochastic: equal inputs give different outputs under another seed")
+        raise InvalidReference(
+            "stochastic: equal inputs give different outputs under another seed; where it is "
+            "dropout, call self.eval() in the constructor"
+        )
 
 
 def refuse_degenerate(cases: Sequence[Case], signature: Signature) -> None:

@@ -118,7 +118,8 @@ def convicted(rounds: Sequence[RoundObservation], timing: Timing) -> tuple[bool,
     honest_s = _honest_s(rounds, timing.candidate_ms / 1e3, timing.reference_ms / 1e3)
     rung = _rung(singles)
     allowed = honest_s + 3 * noise if rung else max(honest_s, FLOOR_S + 3 * noise)
-    words = f"a call alone costs {excess * 1e6:.0f} us more than in a batch, "
+    by = f"{abs(excess) * 1e6:.0f} us {'less' if excess < 0 else 'more'}"
+    words = f"a call alone costs {by} than in a batch, "
     if math.isinf(allowed):
         words += "too few such rounds to tell whether that is too much"
     else:

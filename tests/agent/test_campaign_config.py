@@ -61,6 +61,9 @@ def error_of(tmp_path, text: str) -> str:
         ("tasks: []", "campaign.yaml: tasks is empty; expected at least one task"),
         ("tasks: softmax", "campaign.yaml: tasks is 'softmax'; expected a list"),
         ("learn: true", "campaign.yaml: learn needs weights of its own; expected --model local:"),
+        ("model: 'local:'", "campaign.yaml: model is 'local:'; expected a checkpoint's folder"),
+        ("confirm: maybe", "campaign.yaml: confirm is 'maybe'; expected true or false"),
+        ("memory: {}", "campaign.yaml: memory.file is missing; it has no default"),
         ("train: cpu", "campaign.yaml: train is for a checkpoint; expected --model local:FOLDER"),
         ("{train: cpu, model: m}", "campaign.yaml: train is for a checkpoint; expected --model"),
         (

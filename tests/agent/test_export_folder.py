@@ -10,7 +10,7 @@ import pytest
 from agent.export.artefact import Gathered
 from agent.export.flashinfer import export_flashinfer
 from agent.export.folder import BEGINS, KEYS, MANIFEST, STAGE, check_folder, format_of, staged
-from agent.export.formats import FORMATS, check_formats, export_formats
+from agent.export.formats import FORMATS, PACKAGE, UNKNOWN, check_formats, export_formats
 from agent.export.hub import export_hub
 from agent.export.kernelbench_runs import export_kernelbench
 from agent.export.manifest import read_manifest
@@ -176,7 +176,7 @@ def test_two_runs_of_one_name_do_not_replace_each_other(run, tmp_path):
 
 
 def exported(runs, folder, *formats):
-    wanted = check_formats(formats or ["modelnew"], "a_b", [])
+    wanted = check_formats(formats or ["modelnew"], "a_b" if formats else PACKAGE, [])
     return export_formats(runs, folder, wanted, "cpu", lambda: pytest.fail("nothing is judged"))
 
 
@@ -247,3 +247,10 @@ def test_a_data_set_that_holds_nothing_new_leaves_the_older_one(tmp_path):
     with pytest.raises(ConfigError, match="nothing for FlashInfer-Bench"):
         export_flashinfer(Gathered((), (("task", "no win"),)), tmp_path, lambda task: None)
     assert contents(tmp_path) == older
+
+
+def test_what_only_a_library_has_is_not_taken_for_files_of_kernels():
+    for given in (("mine", [], UNKNOWN), (PACKAGE, ["sm_90"], UNKNOWN), (PACKAGE, [], "MIT")):
+        with pytest.raises(ConfigError, match="expected another --format, or leave them out"):
+            check_formats(["modelnew"], *given)
+        assert check_formats(["modelnew", "package"], *given).package == given[0]

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from agent.config import load_optimize
 from agent.journals import recorded
 from agent.journals.journal import FILE, Journal
 from agent.journals.recorded import Purpose
 from agent.journals.storage import SCHEMA_VERSION, RunLock, filesystem_type, is_network
 from agent.proposing.scripted import scripted_evaluation
+from agent.runs import open_run
 from agent.types import Proposal, Usage
 from rewards import speedup
 from sandbox.errors import ConfigError
@@ -252,6 +254,21 @@ def test_a_full_disk_is_one_clear_line_and_loses_nothing_finished(tmp_path):
     # The reserve let the loop go on and finish what was under way, until that was spent too.
     assert int(recorded.split()[1]) + 10 < int(full.split()[1]) == rows
     assert "free space and run the same command again" in full
+
+
+def test_a_run_that_a_full_disk_has_no_room_for_leaves_none(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "warpsmith-test", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        full = pytest.raises(ConfigError, match=r"cannot be written \(.*; free space, and run")
+        with full, open_run("new", load_optimize(), disk):
+            pass
+        assert not list(disk.iterdir())
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_write_the_system_refuses_is_one_clear_line(tmp_path):

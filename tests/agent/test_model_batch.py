@@ -291,7 +291,7 @@ def test_a_reply_to_nothing_we_asked_is_counted_and_not_kept(books, tmp_path):
     said, outbox = imported(
         books, tmp_path, reply_line("f" * 32, "who?"), reply_line(line["custom_id"], "yes")
     )
-    assert said == "1 reply imported, 1 unknown"
+    assert said == "1 reply imported, 1 not asked for"
     assert ask(books, outbox) == ["yes"]
 
 
@@ -301,13 +301,16 @@ def test_a_failure_of_nothing_we_asked_is_unknown_and_ours_stays_failed_when_imp
     [line] = exported(books, 1)
     ours = {"custom_id": line["custom_id"], "response": None, "error": {"message": "expired"}}
     theirs = ours | {"custom_id": "f" * 32}
-    assert imported(books, tmp_path, theirs)[0] == "0 replies imported, 1 missing, 1 unknown"
-    assert imported(books, tmp_path, ours, theirs)[0] == "0 replies imported, 1 failed, 1 unknown"
+    assert imported(books, tmp_path, theirs)[0] == "0 replies imported, 1 missing, 1 not asked for"
+    assert (
+        imported(books, tmp_path, ours, theirs)[0]
+        == "0 replies imported, 1 failed, 1 not asked for"
+    )
     assert imported(books, tmp_path, ours)[0] == "0 replies imported, 1 failed"
     assert books.ledger.spent == Spend(1)
     with Ledger(tmp_path / "ledger.jsonl") as again:
         later = Books(again, books.store)
-        assert imported(later, tmp_path, ours, theirs)[0].endswith("1 failed, 1 unknown")
+        assert imported(later, tmp_path, ours, theirs)[0].endswith("1 failed, 1 not asked for")
 
 
 @pytest.mark.parametrize("strategy", [Fsr(), WAVES], ids=["fsr", "two arms"])

@@ -8,7 +8,8 @@ from agent.config import load_optimize
 from agent.presets import preset_names
 from rewards.terms import RewardConfig
 from rl.config import HeldOut, load_train
-from sandbox.errors import ConfigError
+from rl.opening import refuse_unknown
+from sandbox.errors import ConfigError, TaskError
 
 
 @pytest.mark.parametrize("name", preset_names("train"))
@@ -61,6 +62,21 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_train(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("tasks: [bultin]", TaskError, "did you mean 'builtin'"),
+        ("campaign: train-cpuu", ConfigError, "did you mean 'train-cpu'"),
+    ],
+)
+def test_what_fine_tuning_does_not_read_is_looked_for_before_it(tmp_path, text, error, message):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(error, match=message):
+        refuse_unknown(load_train(str(path)))
+    refuse_unknown(load_train("cpu"))
 
 
 def test_cuda_l1_has_the_published_values():
