@@ -19,6 +19,7 @@ from sandbox.checking.compare import few_values
 from sandbox.machine import memory, trees
 from sandbox.machine.trees import Layout
 from sandbox.worker import facts, models
+from sandbox.worker.alike import close, same
 from sandbox.worker.constant import constant_inputs, shrink
 from sandbox.worker.session import Request, Session
 from sandbox.worker.tf32 import Tf32
@@ -39,7 +40,6 @@ DYNAMO_CHANGES = ("torch.nn.Module.__init__", "torch.nn.Module.__setstate__")
 """The first torch.compile of a process counts the modules that are made from then on."""
 LEFT_BYTES = 64 << 20
 """Of a GPU's memory, that a process may hold for torch while it waits for another task."""
-PIECE_ELEMENTS = 1 << 26
 FILLS = 8
 FILLS_S = 0.1
 """How many input sets are made, and for how long, to know what one costs."""
@@ -394,29 +394,3 @@ def restore(tensors: list[torch.Tensor], kept: list[torch.Tensor]) -> None:
     """In place, so that what holds the tensors sees it."""
     for tensor, old in zip(tensors, kept, strict=True):
         tensor.copy_(old)
-
-
-def same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Bitwise equal, NaN included."""
-    return all(
-        torch.equal(one.view(torch.uint8), other.view(torch.uint8))
-        for one, other in zip(_pieces(left), _pieces(right), strict=True)
-    )
-
-
-def close(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Equal up to what atomics may reorder: 1e-3 of the largest magnitude; integers exactly."""
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    if not left.is_floating_point() or left.numel() == 0:
-        return bool(torch.equal(left, right))
-    scale = max(float(p.float().abs().max().nan_to_num(posinf=0.0)) for p in _pieces(left))
-    return all(
-        torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
-        for a, b in zip(_pieces(left), _pieces(right), strict=True)
-    )
-
-
-def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Flat, so short that what is computed on one takes little beside a tensor of gigabytes."""
-    return tuple(tensor.contiguous().reshape(-1).split(PIECE_ELEMENTS))
