@@ -128,7 +128,7 @@ class Candidate:
         return digest([self.task_id, self.language.value, self.source])
 
 
-CHANGES = ("flattened", "one element changed", "samples permuted", "part negated")
+CHANGES = ("flattened", "one element changed", "samples permuted", "part negated", "masks moved")
 BASELINES = ("compile", "max_autotune", "cuda_graph")
 ABOVE_ZERO = (
     "reference_error_factor",

@@ -1,11 +1,12 @@
 """Hidden inputs beside the scaled ones: another distribution, one element, some signs or the order
-changed.
+changed, or masks elsewhere.
 
 Each is made from a case's own inputs and keeps what an honest kernel may rely on: zeros (so
-triangles), sizes, symmetry, masks of a few values, and signs as far as those of x -1 do. What
-cannot keep it is left out. They break thresholds that follow the scale, sums and samples of
-contents as cache keys, results remembered by sample, and a look at a few elements that tells what
-the rest is like. Runs in the supervisor, on its own copies.
+triangles) but for those of masks, sizes, symmetry, masks of a few values, what inputs visibly are
+(sandbox/checking/domain.py), and signs as far as those of x -1 do. What cannot keep it is left out.
+They break thresholds that follow the scale, sums and samples of contents as cache keys, results
+remembered by sample, a look at a few elements that tells what the rest is like, and code that knows
+a mask by heart. Runs in the supervisor, on its own copies.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from sandbox.checking.compare import few_values
+from sandbox.checking.domain import Domain, move, rescale, symmetric
 from sandbox.checking.parts import part_of
 
 FLATTENED = 1 / 3
 """Exponent of |x|: a normal distribution becomes two humps and loses its tails."""
+SHARPENED = 3.0
+"""Of definite matrices, whose elementwise powers are definite where they are whole (Schur)."""
+MASKS_MOVED = "masks moved"
 TRIES = 16
 """For an element that may change."""
 ALIKE = frozenset({"one element changed", "samples permuted"})
@@ -27,20 +32,29 @@ ALIKE = frozenset({"one element changed", "samples permuted"})
 ZEROS = 0.01
 """Share of zeros from which they may mean something: a triangle, a mask, a sparse matrix."""
 
-Change = Callable[[Sequence[torch.Tensor], random.Random], bool]
+Change = Callable[[Sequence[torch.Tensor], Sequence[Domain], random.Random], bool]
 """Changes floating inputs in place; False where that would say nothing, or break what they are."""
 
 
-def flatten(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
+def flatten(
+    inputs: Sequence[torch.Tensor], domains: Sequence[Domain], secret: random.Random
+) -> bool:
     """Each value's sign times the cube root of its size: order, zeros, ones and symmetry stay."""
-    for tensor in inputs:
-        tensor.copy_(tensor.double().abs().pow(FLATTENED).copysign(tensor.double()))
-    return bool(inputs)
+    able = [pair for pair in zip(inputs, domains, strict=True) if not pair[1].moved]
+    for tensor, domain in able:
+        if domain in (Domain.DISTRIBUTION, Domain.LOG_DISTRIBUTION):
+            rescale(tensor, domain, FLATTENED)
+        else:
+            power = SHARPENED if domain is Domain.DEFINITE else FLATTENED
+            tensor.copy_(tensor.double().abs().pow(power).copysign(tensor.double()))
+    return bool(able)
 
 
-def change_one(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
+def change_one(
+    inputs: Sequence[torch.Tensor], domains: Sequence[Domain], secret: random.Random
+) -> bool:
     """One element of one tensor moves to the far end of that tensor's own range."""
-    able = [t for t in inputs if t.numel() > 1 and not few_values(t) and not _symmetric(t)]
+    able = [t for t in _free(inputs, domains) if not few_values(t) and not symmetric(t)]
     if not able:
         return False
     tensor = secret.choice(able)
@@ -54,11 +68,13 @@ def change_one(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
     return False
 
 
-def permute(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
+def permute(
+    inputs: Sequence[torch.Tensor], domains: Sequence[Domain], secret: random.Random
+) -> bool:
     """The samples (dimension 0) of all tensors that have equally many, in another order."""
     count = next((t.shape[0] for t in inputs if t.ndim > 1), 0)
     able = [t for t in inputs if t.ndim > 1 and t.shape[0] == count]
-    if count < 2 or any(_symmetric(t) or _zeros(t) > ZEROS for t in able):
+    if count < 2 or any(symmetric(t) or _zeros(t) > ZEROS for t in able):
         return False
     order = list(range(count))
     while order == sorted(order):
@@ -68,13 +84,23 @@ def permute(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
     return bool(able)
 
 
-def negate_part(inputs: Sequence[torch.Tensor], secret: random.Random) -> bool:
+def negate_part(
+    inputs: Sequence[torch.Tensor], domains: Sequence[Domain], secret: random.Random
+) -> bool:
     """Signs change in a stretch of one dimension of each tensor."""
-    able = [t for t in inputs if t.numel() > 1 and not few_values(t) and not _symmetric(t)]
+    able = [t for t in _free(inputs, domains) if not few_values(t) and not symmetric(t)]
     able = [t for t in able if _zeros(t) <= ZEROS]
     for tensor in able:
         part_of(tensor, secret).neg_()
     return bool(able)
+
+
+def move_masks(
+    inputs: Sequence[torch.Tensor], domains: Sequence[Domain], secret: random.Random
+) -> bool:
+    """Masks and labels keep their values and have them elsewhere."""
+    able = [tensor for tensor, domain in zip(inputs, domains, strict=True) if domain.moved]
+    return any([move(tensor, secret) for tensor in able])
 
 
 CHANGES: Mapping[str, Change] = {
@@ -82,6 +108,7 @@ CHANGES: Mapping[str, Change] = {
     "one element changed": change_one,
     "samples permuted": permute,
     "part negated": negate_part,
+    MASKS_MOVED: move_masks,
 }
 """By the name that a case gets: `given, one element changed`."""
 
@@ -90,6 +117,7 @@ def _zeros(tensor: torch.Tensor) -> float:
     return float((tensor == 0).double().mean())
 
 
-def _symmetric(tensor: torch.Tensor) -> bool:
-    square = tensor.ndim >= 2 and tensor.shape[-1] == tensor.shape[-2]
-    return square and bool(torch.equal(tensor, tensor.mT))
+def _free(inputs: Sequence[torch.Tensor], domains: Sequence[Domain]) -> list[torch.Tensor]:
+    """Those whose single values are bound to nothing."""
+    pairs = zip(inputs, domains, strict=True)
+    return [t for t, domain in pairs if domain is Domain.REAL and t.numel() > 1]

@@ -7,6 +7,7 @@ sandbox/checking/bounds.py's to say.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import secrets
@@ -121,7 +122,11 @@ def build_pool(
     if large:
         scales = (LARGE_SCALE, 1.0) if config.scales and signature.inputs else (1.0,)
         # The first that stays finite: each case of these is gigabytes.
-        found = (maker.make(f"inputs x {scale:g}", scale) for scale in scales)
+        moves = (True, False) if hidden.MASKS_MOVED in config.changes else (False,)
+        found = (
+            maker.make(f"inputs x {scale:g}", scale, moves=moved)
+            for moved, scale in itertools.product(moves, scales)
+        )
         cases.append(next((case for case in found if case is not None), None))
     else:
         cases.append(maker.make("given, fresh values", 1.0))
@@ -173,35 +178,60 @@ class _CaseMaker:
         self.oracle = oracle
         self.coarse = subject.task.device == "cuda" and subject.task.dtype == "float32"
         """TF32 may be used, as far as is known."""
+        self.floating = [i for i, leaf in enumerate(signature.inputs) if leaf.floating]
+        self.domains = [signature.domains[i] for i in self.floating]
 
-    def make(self, name: str, scale: float) -> Case | None:
-        """The case, or None where truth or reference leaves the finite range, or where the
-        reference raises on inputs that get_inputs() does not make.
+    def make(self, name: str, scale: float, *, moves: bool = False) -> Case | None:
+        """The case, or None where truth or reference leaves the finite range, or
+        where the reference raises on inputs that get_inputs() does not make. `moves`: with masks
+        elsewhere.
         """
         subject, limit = self.subject, self.config.run_timeout_s
         subject.restate()
-        subject.request("fill", limit, sets=[0], seed=secrets.randbits(60), scale=scale)
-        return self.judged(name, scale, given=scale == 1.0)
+        subject.request(
+            "fill",
+            limit,
+            sets=[0],
+            seed=secrets.randbits(60),
+            scale=scale,
+            domains=self.signature.domains,
+        )
+        moved = moves and self.change(hidden.MASKS_MOVED, random.Random(secrets.randbits(64)))
+        return self.judged(name, scale, given=scale == 1.0 and not moved)
+
+    def change(self, name: str, secret: random.Random) -> bool:
+        """Whether that was done to the inputs in set 0."""
+        views = [self.subject.leaf("inputs", 0, i) for i in self.floating]
+        done = hidden.CHANGES[name](views, self.domains, secret)
+        if done and self.subject.task.device == "cuda":
+            torch.cuda.synchronize()
+        return done
 
     def changed(self, given: Case, names: Sequence[str]) -> tuple[Case, ...]:
-        """Cases made from another's inputs; of large inputs one alone, which one is secret."""
+        """Cases made from another's inputs; of large inputs one alone, which one is secret, beside
+        the one for masks, which no scaled case changes.
+        """
         secret = random.Random(secrets.randbits(64))
+        masks = any(domain.moved for domain in self.domains)
         able = [name for name in names if name in hidden.CHANGES]
+        able = [name for name in able if masks or name != hidden.MASKS_MOVED]
         if given.inputs.numel() > CHANGED_BYTES:
-            able = secret.sample(able, min(len(able), 1))
-        floating = [i for i, leaf in enumerate(self.signature.inputs) if leaf.floating]
+            others = [name for name in able if name != hidden.MASKS_MOVED]
+            kept = secret.sample(others, min(len(others), 1))
+            able = [name for name in able if name in kept or name not in others]
         found = []
         for name in able:
+            case = None
             for _ in range(CHANGES_TRIED):
                 self.subject.restate()
                 self.subject.set_bytes("inputs", 0).copy_(given.inputs)
-                views = [self.subject.leaf("inputs", 0, i) for i in floating]
-                case = None
-                if hidden.CHANGES[name](views, secret):
-                    if self.subject.task.device == "cuda":
-                        torch.cuda.synchronize()
-                    case = self.judged(f"{given.name}, {name}", given.scale, given=False)
-                if case is None or tells(case, given):
+                made = None
+                if self.change(name, secret):
+                    made = self.judged(f"{given.name}, {name}", given.scale, given=False)
+                case = made or case
+                # A mask may leave nothing of a row in one place, and not in another.
+                done = name != hidden.MASKS_MOVED if made is None else tells(made, given)
+                if done:
                     break
             if case is not None:
                 alike = name in hidden.ALIKE
@@ -290,6 +320,7 @@ class _CaseMaker:
                 jitter=jitter,
                 seed=secrets.randbits(31),
                 tf32=tf32,
+                domains=self.signature.domains,
             )
         except WorkerFailed as failed:
             if failed.failure.kind is not FailureKind.CLAIMED:

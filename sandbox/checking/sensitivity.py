@@ -42,7 +42,11 @@ class Variation:
         """
         self.subject.poison("slots", 0, 1)
         reply = self.subject.request(
-            "vary", self.config.run_timeout_s, leaf=leaf, seed=secrets.randbits(31)
+            "vary",
+            self.config.run_timeout_s,
+            leaf=leaf,
+            seed=secrets.randbits(31),
+            domains=self.pool.signature.domains,
         )
         if not reply["changed"]:
             return None

@@ -86,13 +86,20 @@ class Given:
         self.reference.finish_ours()
         floating = [i for i, leaf in enumerate(self.signature.inputs) if leaf.floating]
         for sets, kind in unlike.places:
-            limit_s, seed = self.config.run_timeout_s, secrets.randbits(60)
-            self.reference.request("fill", limit_s, sets=list(sets), seed=seed, scale=kind.scale)
+            self.reference.request(
+                "fill",
+                self.config.run_timeout_s,
+                sets=list(sets),
+                seed=secrets.randbits(60),
+                scale=kind.scale,
+                domains=self.signature.domains,
+            )
             if kind.change is None:
                 continue
             for index in sets:
                 views = [self.reference.leaf("inputs", index, leaf) for leaf in floating]
-                hidden.CHANGES[kind.change](views, secret)
+                domains = [self.signature.domains[leaf] for leaf in floating]
+                hidden.CHANGES[kind.change](views, domains, secret)
         self.synchronize()
 
     @contextlib.contextmanager
@@ -114,7 +121,15 @@ class Given:
         worker, stage = self.reference.worker, self.reference.stage
         sets, seed = list(range(count)), secrets.randbits(60) if seed is None else seed
         self._made = count, seed
-        worker.send("fill", stage=stage, sets=sets, seed=seed, scale=1.0, varied=self.varied)
+        worker.send(
+            "fill",
+            stage=stage,
+            sets=sets,
+            seed=seed,
+            scale=1.0,
+            varied=self.varied,
+            domains=self.signature.domains,
+        )
         try:
             yield
         finally:

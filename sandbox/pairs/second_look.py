@@ -121,7 +121,8 @@ def _right(
 def _truth(given: Given, index: int) -> list[torch.Tensor]:
     """The float64 outputs of a set."""
     limit_s = given.config.run_timeout_s
-    given.reference.request("oracle", limit_s, set=index, jitter=0.0, seed=0, tf32=False)
+    exact = {"jitter": 0.0, "seed": 0, "tf32": False, "domains": given.signature.domains}
+    given.reference.request("oracle", limit_s, set=index, **exact)
     leaves = range(len(given.signature.outputs))
     return [given.reference.leaf("oracle", 0, leaf).clone() for leaf in leaves]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sandbox.checking.domain import Domain
 from sandbox.machine.trees import Layout, Leaf
 
 
@@ -17,6 +18,8 @@ class Signature:
     init: dict[str, Any]
     input_tree: dict[str, Any]
     inputs: tuple[Leaf, ...]
+    domains: tuple[Domain, ...]
+    """What each of these visibly is."""
     state: tuple[tuple[str, Leaf], ...]
     output_tree: dict[str, Any]
     outputs: tuple[Leaf, ...]

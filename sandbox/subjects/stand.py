@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from sandbox.checking.domain import Domain
 from sandbox.cleanup import on_failure
 from sandbox.machine import cores, memory, pages, proc, processes, queues
 from sandbox.machine.device import free_bytes
@@ -218,6 +219,7 @@ class Stand:
             init=opened["init"],
             input_tree=opened["inputs"]["tree"],
             inputs=tuple(map(Leaf.from_json, opened["inputs"]["leaves"])),
+            domains=tuple(map(Domain, seen["domains"])),
             state=tuple((name, Leaf.from_json(leaf)) for name, leaf in opened["state"]),
             output_tree=seen["outputs"]["tree"],
             outputs=tuple(map(Leaf.from_json, seen["outputs"]["leaves"])),

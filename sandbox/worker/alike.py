@@ -9,6 +9,8 @@ PIECE_ELEMENTS = 1 << 26
 
 def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Bitwise equal, NaN included."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
     return all(
         torch.equal(one.view(torch.uint8), other.view(torch.uint8))
         for one, other in zip(_pieces(left), _pieces(right), strict=True)

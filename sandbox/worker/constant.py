@@ -3,7 +3,8 @@
 Timed calls are to have fresh values. Where these had the same in all of them, what depends on them
 alone could be computed once and kept: a matrix exponential of such an input passed at 22x. So each
 timed set has its own multiple of them, by a factor that keeps signs, order, zeros, symmetry and any
-range around zero. Masks and labels keep their values.
+range around zero, or by what is like that in its domain (sandbox/checking/domain.py). Masks and
+labels keep their values.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+
+from sandbox.checking.domain import Domain, rescale
 
 SHRINKAGE = 0.25
 """At most; hidden inputs are scaled by more."""
@@ -31,9 +34,9 @@ def constant_inputs(make: Callable[[int], Sequence[torch.Tensor]], seed: int) ->
     )
 
 
-def shrink(tensor: torch.Tensor) -> None:
+def shrink(tensor: torch.Tensor, domain: Domain) -> None:
     """In place, by a factor of torch's generator."""
-    tensor.mul_(1 - SHRINKAGE * torch.rand((), device=tensor.device))
+    rescale(tensor, domain, 1 - SHRINKAGE * float(torch.rand((), device=tensor.device)))
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:

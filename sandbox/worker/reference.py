@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sandbox.checking.compare import few_values
+from sandbox.checking.domain import Domain, move, rescale
 from sandbox.machine import memory, trees
 from sandbox.machine.trees import Layout
-from sandbox.worker import facts, models
+from sandbox.worker import facts, labels, models
 from sandbox.worker.alike import close, same
 from sandbox.worker.constant import constant_inputs, shrink
 from sandbox.worker.session import Request, Session
@@ -132,7 +135,7 @@ class ReferenceSession(Session):
         """
         models.seed_all(request["seed"])
         inputs = self.make_inputs()
-        _, tensors = trees.flatten(inputs, torch.is_tensor)
+        given_tree, tensors = trees.flatten(inputs, torch.is_tensor)
         before = [t.clone() for t in tensors]
         own = self.own_state()
         state = [t.clone() for t in own]
@@ -156,7 +159,10 @@ class ReferenceSession(Session):
         lends = any(t.untyped_storage().data_ptr() in given for t in second if t.numel())
         repeat = all(map(close, kept, second)) and len(kept) == len(second)
         restore(self.own_state(), state)
-        del before, kept, second
+        del kept, second
+        domains = self.domains(given_tree, before, request["seed"])
+        restore(self.own_state(), state)
+        del before
         paced = self.paced(inputs, request["seed"])
         if self.device == "cuda":
             torch.cuda.empty_cache()  # this took several times what a call takes
@@ -167,8 +173,20 @@ class ReferenceSession(Session):
             "moves_state": moves,
             "aliases": aliases,
             "lends": lends,
+            "domains": domains,
             **paced,
         }
+
+    def domains(self, tree: dict[str, Any], given: list[torch.Tensor], seed: int) -> list[Domain]:
+        """What the inputs are, of which calls are given copies."""
+
+        def outputs(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            models.seed_all(seed)
+            copies = [leaf.clone() for leaf in leaves]
+            found = self.model(*trees.unflatten(tree, copies))
+            return [t.clone() for t in trees.flatten(found, torch.is_tensor)[1]]
+
+        return labels.domains(given, outputs)
 
     def do_pace(self, request: Request, fds: list[int]) -> Request:
         """What of an examination depends on what else goes on."""
@@ -212,7 +230,7 @@ class ReferenceSession(Session):
         """
         constant = self.constant_inputs(request["seed"]) if request.get("varied") else frozenset()
         models.seed_all(request["seed"])
-        scale = request["scale"]
+        scale, domains = request["scale"], known_domains(request)
         with torch.device(self.device):
             for index in request["sets"]:
                 inputs = self.given()
@@ -225,9 +243,9 @@ class ReferenceSession(Session):
                         raise models.ContractError("get_inputs() returns other shapes each time")
                     place.copy_(tensor)
                     if scale != 1.0 and tensor.is_floating_point():
-                        place.mul_(scale)
+                        rescale(place, domains[leaf], scale)
                     if leaf in constant:
-                        shrink(place)
+                        shrink(place, domains[leaf])
         self.synchronize()
         return {}
 
@@ -255,7 +273,8 @@ class ReferenceSession(Session):
         state = [tensor.clone() for tensor in self.own_state()]
         try:
             models.seed_all(request["seed"])
-            if kind == "input" and not self.replace(inputs, index, request["seed"]):
+            moved = kind == "input" and known_domains(request)[index].moved
+            if kind == "input" and not self.replace(inputs, index, request["seed"], moved):
                 return {"changed": False}
             if kind == "parameter" and not shake(list(self.model.parameters())[index].detach()):
                 return {"changed": False}
@@ -269,12 +288,15 @@ class ReferenceSession(Session):
         self.synchronize()
         return {"changed": True}
 
-    def replace(self, inputs: list[torch.Tensor], index: int, seed: int) -> bool:
-        """One input by the one of a fresh set; where all sets hold the same, by a shaken one."""
+    def replace(self, inputs: list[torch.Tensor], index: int, seed: int, moved: bool) -> bool:
+        """One input by the one of a fresh set; where all sets hold the same, by a shaken one, or
+        of a mask by one with its values elsewhere: no factor changes what it masks.
+        """
         models.seed_all(seed)
         _, fresh = trees.flatten(self.make_inputs(), torch.is_tensor)
         if same(inputs[index], fresh[index]):
-            return shake(inputs[index])
+            elsewhere = moved and move(inputs[index], random.Random(seed))
+            return elsewhere or shake(inputs[index])
         inputs[index] = fresh[index]
         return True
 
@@ -308,9 +330,10 @@ class ReferenceSession(Session):
             models.seed_all(request["seed"])
             inputs = [
                 t * (1 + request["jitter"] * torch.empty_like(t).uniform_(-1, 1))
-                if t.is_floating_point() and not few_values(t)  # A mask is exact.
+                # A mask is exact, and a hair below a label lies another one.
+                if t.is_floating_point() and not domain.moved and not few_values(t)
                 else t
-                for t in inputs
+                for t, domain in zip(inputs, known_domains(request), strict=True)
             ]
         model = copy.deepcopy(self.model).double()
         mode = Tf32(*models.precision()) if request["tf32"] else None
@@ -388,6 +411,11 @@ class ReferenceSession(Session):
             self.model(*inputs)
         self.synchronize()
         return time.perf_counter() - start
+
+
+def known_domains(request: Request) -> Sequence[Domain]:
+    """Of the input leaves, as an examination found them."""
+    return [Domain(name) for name in request["domains"]]
 
 
 def restore(tensors: list[torch.Tensor], kept: list[torch.Tensor]) -> None:

@@ -6,6 +6,7 @@ import random
 
 import torch
 
+from sandbox.checking.domain import direction
 from sandbox.checking.parts import part_of
 from sandbox.worker import models
 
@@ -61,15 +62,3 @@ def shake(tensor: torch.Tensor) -> bool:
     if descending is not None:
         tensor.copy_(tensor.sort(dim=-1, descending=descending).values)
     return True
-
-
-def direction(tensor: torch.Tensor) -> bool | None:
-    """Whether all rows, of different values, fall; None where they neither fall nor rise."""
-    if tensor.ndim == 0 or tensor.shape[-1] < 2:
-        return None
-    before, after = tensor[..., :-1], tensor[..., 1:]
-    if not bool((before != after).any()):
-        return None
-    if bool((before <= after).all()):
-        return False
-    return True if bool((before >= after).all()) else None

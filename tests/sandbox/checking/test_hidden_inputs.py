@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sandbox.checking import hidden
+from sandbox.checking.domain import Domain, domain_of
 from sandbox.checking.pool import Case
 from sandbox.checking.verify import order
 from sandbox.types import Status
@@ -32,29 +33,32 @@ def test_zeros_signs_and_range_survive_every_change(
     kept: torch.Tensor, change: hidden.Change
 ) -> None:
     tensor = kept.clone()
-    change([tensor], SECRET)
-    if change is not hidden.permute:
+    change([tensor], [domain_of(tensor)], SECRET)
+    if change not in (hidden.permute, hidden.move_masks):
         assert torch.equal(tensor == 0, kept == 0)
     if change is hidden.negate_part:
         assert torch.equal(tensor.abs(), kept.abs())
     elif kept.isfinite().all() and kept.abs().max() <= 1:
         assert tensor.min() >= min(kept.min(), 0)
         assert tensor.max() <= 1
-    assert torch.equal(tensor.isinf(), kept.isinf())
+    if change is hidden.move_masks:
+        assert torch.equal(tensor.flatten().sort().values, kept.flatten().sort().values)
+    else:
+        assert torch.equal(tensor.isinf(), kept.isinf())
 
 
 def test_a_symmetric_matrix_stays_symmetric() -> None:
     for change in hidden.CHANGES.values():
         matrix = torch.randn(16, 16)
         matrix = matrix + matrix.T
-        change([matrix], SECRET)
+        change([matrix], [Domain.REAL], SECRET)
         assert torch.allclose(matrix, matrix.T, rtol=1e-6)
 
 
 def test_one_element_moves_far_and_no_other_moves() -> None:
     before = torch.randn(64, 65)
     after = before.clone()
-    assert hidden.change_one([after], SECRET)
+    assert hidden.change_one([after], [Domain.REAL], SECRET)
     moved = (after != before).nonzero()
     assert len(moved) == 1
     assert (after - before).abs().max() > 2.0
@@ -65,7 +69,7 @@ def test_signs_change_in_a_stretch_that_few_elements_do_not_tell() -> None:
     for _ in range(50):
         before = torch.rand(256, 512) + 0.5
         after = before.clone()
-        assert hidden.negate_part([after], SECRET)
+        assert hidden.negate_part([after], [Domain.REAL], SECRET)
         assert torch.equal(after.abs(), before)
         negated = after < 0
         seen.add((bool(negated.all(1).any()), bool(negated.all(0).any())))
@@ -79,7 +83,7 @@ def test_samples_of_all_tensors_are_permuted_alike() -> None:
     y = torch.arange(16.0).reshape(8, 2) + 1
     weight = torch.arange(15.0).reshape(3, 5) + 1
     ours = [x.clone(), y.clone(), weight.clone()]
-    assert hidden.permute(ours, SECRET)
+    assert hidden.permute(ours, [Domain.REAL] * 3, SECRET)
     rows = [int(v - 1) // 5 for v in ours[0][:, 0]]
     assert rows != list(range(8))
     assert torch.equal(ours[0], x[rows])
@@ -106,7 +110,7 @@ def test_every_change_is_a_case_of_a_small_task(evaluate: Evaluate) -> None:
     found = evaluate(forward("return y"))
     assert all(c.passed for c in found.cases)
     names = " ".join(c.name for c in found.cases)
-    assert all(name in names for name in hidden.CHANGES)
+    assert all((name in names) is (name != hidden.MASKS_MOVED) for name in hidden.CHANGES)
 
 
 SAMPLED_CACHE = """

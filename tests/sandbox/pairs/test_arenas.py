@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 
+from sandbox.checking.domain import Domain
 from sandbox.checking.pool import Pool
 from sandbox.machine import memory
 from sandbox.machine.handle import WorkerFailed
@@ -34,6 +35,7 @@ SIGNATURE = Signature(
     init={"tree": {"l": [{"v": 2.0}]}, "tensors": []},
     input_tree={"l": [{"t": 0}]},
     inputs=(LEAF,),
+    domains=(Domain.REAL,),
     state=(),
     output_tree={"t": 0},
     outputs=(LEAF,),

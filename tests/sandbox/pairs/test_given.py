@@ -29,7 +29,7 @@ class Reference:
 
 def given(*, mutates: bool = False, floating: bool = True) -> Any:
     output = SimpleNamespace(floating=floating)
-    signature = SimpleNamespace(mutates=mutates, outputs=(output,), state=())
+    signature = SimpleNamespace(mutates=mutates, outputs=(output,), state=(), domains=())
     return Given(Reference(), None, signature, EvalConfig(), lambda: None, new_weights=True)  # type: ignore[arg-type]
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.checking.bounds import bound, timed_bounds
+from sandbox.checking.domain import Domain
 from sandbox.checking.pool import Case, refuse_degenerate, truth_leaf
 from sandbox.checking.structure import structure
 from sandbox.errors import InvalidReference
@@ -45,6 +46,7 @@ SIGNATURE = Signature(
     init={"l": []},
     input_tree={"l": [{"t": 0}]},
     inputs=(leaf(1024, 1024),),
+    domains=(Domain.REAL,),
     state=(("weight", leaf(3, 3)), ("bias", leaf(3))),
     output_tree={"u": [{"t": 0}, {"v": 2}]},
     outputs=(leaf(4, 5),),

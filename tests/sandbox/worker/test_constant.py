@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
+from sandbox.checking.domain import Domain
 from sandbox.worker.constant import SHRINKAGE, constant_inputs, shrink
 from sandbox.worker.reference import ReferenceSession
 
@@ -34,7 +35,9 @@ class Filled(ReferenceSession):
     def synchronize(self) -> None: ...
 
     def fill(self, seed: int, *, varied: bool) -> list[list[torch.Tensor]]:
-        self.do_fill({"seed": seed, "scale": 1.0, "sets": [0, 1, 2], "varied": varied}, [])
+        domains = [Domain.REAL, Domain.ORDERED, Domain.MASK, Domain.REAL, Domain.REAL]
+        asked = {"seed": seed, "scale": 1.0, "sets": [0, 1, 2], "domains": domains}
+        self.do_fill({**asked, "varied": varied}, [])
         return [[tensor.clone() for tensor in each] for each in self.sets]
 
 
@@ -49,7 +52,7 @@ def test_a_grid_is_constant_and_masks_and_integers_are_left_alone() -> None:
 
 def test_a_multiple_of_it_keeps_signs_zeros_and_any_range_around_zero() -> None:
     found = GRID.clone()
-    shrink(found)
+    shrink(found, Domain.ORDERED)
     factor = float(found[-1])
     assert 1 - SHRINKAGE <= factor <= 1
     assert torch.allclose(found, GRID * factor)

@@ -169,7 +169,7 @@ class Failing:
 
 def test_where_that_fails_the_oracle_stays_what_it_was() -> None:
     subject: Any = Failing()
-    signature: Any = SimpleNamespace(outputs=(None,))
+    signature: Any = SimpleNamespace(outputs=(None,), inputs=(), domains=())
     maker = _CaseMaker(subject, signature, EvalConfig(), "float64")
     truth = maker.truth(0.0)
     assert truth is not None
