@@ -124,7 +124,7 @@ def rounded(truth: Sequence[torch.Tensor], signature: Signature) -> list[torch.T
         if lower is None or tensor.numel() == 0:
             found.append(tensor)
         elif lower is torch.float8_e4m3fn:
-            scale = float(tensor.abs().max()) / FLOAT8_MAX or 1.0
+            scale = float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max()) / FLOAT8_MAX or 1.0
             found.append((tensor.double() / scale).float().to(lower).double() * scale)
         else:
             found.append(tensor.to(lower).to(tensor.dtype))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sandbox.checking import compare, hidden, nulls
+from sandbox.checking import compare, hidden, nulls, unbounded
 from sandbox.checking.bounds import JITTER, NONE, bound, explained
 from sandbox.checking.nulls import NullCandidate
 from sandbox.checking.structure import structure
@@ -69,6 +69,8 @@ class Case:
     """Whether only who looks at all of its inputs can tell it from that case."""
     inputs_after: torch.Tensor | None = None
     """(bytes,) uint8: the inputs after the call, where calls write to them."""
+    finite: bool = True
+    """Whether all that must come out is."""
 
 
 @dataclass(frozen=True)
@@ -178,11 +180,13 @@ class _CaseMaker:
         self.oracle = oracle
         self.coarse = subject.task.device == "cuda" and subject.task.dtype == "float32"
         """TF32 may be used, as far as is known."""
+        self.meant: Sequence[unbounded.Kinds] | None = None
+        """What outputs hold beside finite numbers on inputs as given, once that is known."""
         self.floating = [i for i, leaf in enumerate(signature.inputs) if leaf.floating]
         self.domains = [signature.domains[i] for i in self.floating]
 
     def make(self, name: str, scale: float, *, moves: bool = False) -> Case | None:
-        """The case, or None where truth or reference leaves the finite range, or
+        """The case, or None where truth or reference leaves the range of the outputs as given, or
         where the reference raises on inputs that get_inputs() does not make. `moves`: with masks
         elsewhere.
         """
@@ -255,10 +259,11 @@ class _CaseMaker:
         _, claim = subject.collect([0])
         self.check_structure(claim)
         outputs = [subject.leaf("slots", 0, i).clone() for i in range(len(self.signature.outputs))]
-        if truth is None:
-            truth = outputs
-        if not all(bool(t.isfinite().all()) for t in [*truth, *outputs] if t.is_floating_point()):
+        beside = unbounded.kinds(outputs if truth is None else truth, outputs)
+        # Without a truth what overflows is not told from what is meant.
+        if beside is None or not self.means(beside) or (truth is None and any(beside)):
             return None
+        truth = outputs if truth is None else truth
         own = tuple(compare.errors(out, t) for out, t in zip(outputs, truth, strict=True))
         if any(math.isinf(e.norm) for e in own):
             return None  # truth is all zeros and the reference is not: no error can be told
@@ -281,7 +286,23 @@ class _CaseMaker:
             )
         )
         state_after = self.state_after()
-        return Case(name, inputs, tuple(truth), limits, own, state_after, scale, inputs_after=after)
+        return Case(
+            name,
+            inputs,
+            tuple(truth),
+            limits,
+            own,
+            state_after,
+            scale,
+            inputs_after=after,
+            finite=not any(beside),
+        )
+
+    def means(self, beside: Sequence[unbounded.Kinds]) -> bool:
+        """Whether outputs as given, the first that are seen, hold such numbers too."""
+        if self.meant is None:
+            self.meant = beside
+        return all(some <= known for some, known in zip(beside, self.meant, strict=True))
 
     def accepted(self, inputs: torch.Tensor) -> bool:
         """Whether the reference takes what is in set 0; all is then as before the call."""

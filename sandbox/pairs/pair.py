@@ -323,7 +323,7 @@ class ProcessPair(Turns):
         others = []
         for places, kind in unlike:
             # What overflows is at an edge that a candidate may lie on the other side of.
-            if finite(self.reference, self.signature, places):
+            if not kind.finite or finite(self.reference, self.signature, places):
                 seen = differences(*sides, [places], kind.bounds, self.before)
                 name = f"{case.name}, {kind.name}"
                 others.append(CaseObservation(name, **seen, bounds=kind.bounds))

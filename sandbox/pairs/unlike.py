@@ -47,6 +47,8 @@ class Kind:
     """What of `hidden.CHANGES` is done to them."""
     bounds: tuple[Errors, ...]
     """Per output leaf, for timed rounds."""
+    finite: bool = True
+    """Outputs on such inputs are."""
 
     @property
     def signs(self) -> bool:
@@ -135,7 +137,13 @@ def timed_kinds(pool: Pool, config: EvalConfig) -> Kinds:
         if case.change is not None and not case.alike and (small or case.change != SLOW_CHANGE)
     ]
     kinds = [
-        Kind(case.name, case.scale, case.change, _wide(timed_bounds(case), pool.signature))
+        Kind(
+            case.name,
+            case.scale,
+            case.change,
+            _wide(timed_bounds(case), pool.signature),
+            case.finite,
+        )
         for case in chosen
     ]
     return Kinds(kinds, batches, whole=pool.signature.moves_state)
