@@ -101,6 +101,19 @@ def test_code_that_knows_a_constant_mask_by_heart_is_wrong(
     assert "masks moved" in found.detail
 
 
+@pytest.mark.parametrize("bound", ["LARGE_BYTES", "CHANGED_BYTES"])
+def test_of_large_inputs_masks_move_too(
+    evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """Where few cases are made."""
+    monkeypatch.setattr(f"sandbox.checking.pool.{bound}", 0)
+    inputs = f"{CAUSAL} * len({bound!r}) / {len(bound)}"
+    found = judged(evaluate, inputs, HIDDEN, f"return {HIDDEN}")
+    assert found.status is Status.PASSED, found.detail
+    found = judged(evaluate, inputs, HIDDEN, f"return {BY_HEART}")
+    assert found.status is Status.WRONG_VALUE, found.detail
+
+
 @pytest.mark.parametrize(
     ("inputs", "wanted", "body"),
     [
