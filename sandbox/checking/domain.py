@@ -27,6 +27,9 @@ LEAST_UNITY = 1e-4
 UNLIKE = 1e-2
 """A distribution to the power of three differs by so much at least: one that is uniform would be
 what it was, and who leaves it aside would be right."""
+LEAST_POWER, MOST_POWER = 0.25, 4.0
+"""Of a distribution: of nearly uniform ones a divergence is all rounding, and others are all zeros.
+"""
 MOST_DEFINITE = 1 << 22
 """Elements of a tensor whose definiteness is asked for."""
 TRIES = 4
@@ -83,7 +86,8 @@ def rescale(tensor: torch.Tensor, domain: Domain, scale: float) -> None:
             # Scores are products of two that are scaled, and it is to stay far below them.
             tensor.mul_(max(1.0, scale * scale)).clamp_(min=torch.finfo(tensor.dtype).min)
     elif domain in (Domain.DISTRIBUTION, Domain.LOG_DISTRIBUTION):
-        tensor.copy_(_tempered(tensor, domain, scale))
+        power = min(max(abs(scale), LEAST_POWER), MOST_POWER)
+        tensor.copy_(_tempered(tensor, domain, math.copysign(power, scale)))
     elif domain is Domain.DEFINITE:
         tensor.mul_(abs(scale))
         if scale < 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -288,3 +289,13 @@ def test_a_large_output_is_looked_at_in_pieces(
     wrong = truth.clone()
     wrong[-1, -1, -1] += 1
     assert not accepts(wrong, truth, bound)
+
+
+def test_what_is_infinite_by_design_counts_as_zero() -> None:
+    truth = torch.randn(8, 6, dtype=torch.float64)
+    masked = truth.masked_fill(truth > 0.5, -math.inf).masked_fill(truth < -0.5, math.nan)
+    bound = Errors(1e-5, 4e-5, 1e-4)
+    found = output_range("float32", masked, masked.flip(0), bound)
+    zeroed = masked.nan_to_num(0.0, 0.0, 0.0)
+    assert found == output_range("float32", zeroed, zeroed.flip(0), bound)
+    assert math.isfinite(found.std)
