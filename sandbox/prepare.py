@@ -18,7 +18,8 @@ from sandbox.baselines.beforehand import Beginnings, Begun
 from sandbox.baselines.compiling import Ahead
 from sandbox.baselines.race_room import stays
 from sandbox.checking import fused
-from sandbox.checking.pool import Pool, build_pool, refuse_unscorable
+from sandbox.checking.pool import Pool, build_pool
+from sandbox.checking.refusals import refuse_unscorable
 from sandbox.checking.sensitivity import refuse_ignored_inputs
 from sandbox.cleanup import on_failure
 from sandbox.errors import InvalidReference

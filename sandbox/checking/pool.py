@@ -19,6 +19,7 @@ import torch
 from sandbox.checking import compare, hidden, nulls, unbounded
 from sandbox.checking.bounds import JITTER, NONE, bound, explained
 from sandbox.checking.nulls import NullCandidate
+from sandbox.checking.refusals import refuse_degenerate, refuse_unscorable
 from sandbox.checking.structure import structure
 from sandbox.errors import InvalidReference
 from sandbox.machine import memory
@@ -36,8 +37,6 @@ CHANGED_BYTES = 64 << 20
 """Of one input set, above which one hidden change is enough: each costs a comparison."""
 LARGE_SCALE = -3.0
 """Of the second: another sign and size, so that U[0,1) inputs do not make a ReLU the identity."""
-UNSIGNED = frozenset(("uint16", "uint32", "uint64"))
-"""Without arithmetic, and without promotion to another type, in torch."""
 CHANGES_TRIED = 4
 """How often a change is made anew where the outputs stay what they were: one element of a ReLU's
 input often moves from one negative value to another."""
@@ -385,29 +384,3 @@ def truth_leaf(leaf: Leaf) -> Leaf:
     """The slot of an output leaf's truth."""
     dense = leaf.dense()
     return Leaf(dense.shape, "float64", dense.stride, 8) if leaf.floating else dense
-
-
-def refuse_unscorable(signature: Signature) -> None:
-    """Raise InvalidReference for what no case has to tell."""
-    if not signature.outputs:
-        raise InvalidReference("forward() returns no tensor: return what it updates in place")
-    if not any(leaf.elements for leaf in signature.outputs):
-        raise InvalidReference("forward() returns no element: whatever is empty would pass")
-    dtypes = {leaf.dtype for leaf in (*signature.inputs, *signature.outputs)}
-    if any(dtype.startswith("complex") for dtype in dtypes):
-        raise InvalidReference("complex tensors: split them with torch.view_as_real")
-    if unsigned := dtypes & UNSIGNED:
-        raise InvalidReference(f"{min(unsigned)} tensors: torch compares them with none; use int64")
-    if not signature.repeatable:
-        raise InvalidReference(
-            "stochastic: equal inputs give different outputs under another seed; where it is "
-            "dropout, call self.eval() in the constructor"
-        )
-
-
-def refuse_degenerate(cases: Sequence[Case], signature: Signature) -> None:
-    """Raise InvalidReference where a candidate that computes nothing would pass."""
-    for null in NullCandidate:
-        reason = nulls.why_degenerate(null, aliases=signature.aliases)
-        if reason and nulls.passes(null, cases, signature):
-            raise InvalidReference(f"degenerate: {reason}")
