@@ -183,11 +183,10 @@ def _sums_to_one(tensor: torch.Tensor, domain: Domain) -> bool:
     rows = tensor.reshape(-1, tensor.shape[-1])
     near = max(LEAST_UNITY, UNITY.get(tensor.dtype, 0.0))
     for some in (rows[:SAMPLED_ROWS], rows):
+        # An exponential is never negative.
         chances = some if domain is Domain.DISTRIBUTION else some.exp()
-        # Of a logarithm: not 0 < 1, but all that its exponential leaves open.
-        inside = chances.amin() >= 0 if chances is some else some.amax() <= 0
         sums = chances.sum(-1, dtype=torch.float32)
-        if not bool(inside) or not bool(((sums - 1).abs() <= near).all()):
+        if bool((chances < 0).any()) or not bool(((sums - 1).abs() <= near).all()):
             return False
     chances = rows[:SAMPLED_ROWS].double()
     chances = chances if domain is Domain.DISTRIBUTION else chances.exp()
@@ -199,9 +198,8 @@ def _tempered(tensor: torch.Tensor, domain: Domain, power: float) -> torch.Tenso
     """To that power and summing to one again; what is impossible stays so."""
     logs = tensor.double() if domain is Domain.LOG_DISTRIBUTION else tensor.double().log()
     logs = torch.where(logs.isinf(), logs, power * logs)
-    return (logs.log_softmax(-1) if domain is Domain.LOG_DISTRIBUTION else logs.softmax(-1)).to(
-        tensor.dtype
-    )
+    found = logs.log_softmax(-1) if domain is Domain.LOG_DISTRIBUTION else logs.softmax(-1)
+    return found.to(tensor.dtype)
 
 
 def _definite(tensor: torch.Tensor) -> bool:
