@@ -10,6 +10,8 @@ from sandbox.types import EvalConfig, Evaluation, Status
 from tests.sandbox.conftest import FAST, Evaluate
 
 VERIFIED = replace(FAST, verify_only=True)
+ROOMY = replace(FAST, batch_ms=4.0, max_sets=32)
+"""Batches that have room for hidden inputs of every kind, on a busy machine too."""
 TASK = """
 import torch
 import torch.nn.functional as F
@@ -96,7 +98,7 @@ def test_code_that_knows_a_constant_mask_by_heart_is_wrong(
     evaluate: Evaluate, inputs: str, wanted: str, from_call: int
 ) -> None:
     body = f"CALLS[0] += 1\nreturn {BY_HEART} if CALLS[0] > {from_call} else {wanted}"
-    found = judged(evaluate, inputs, wanted, body, FAST)
+    found = judged(evaluate, inputs, wanted, body, ROOMY)
     assert found.status is Status.WRONG_VALUE, found.detail
     assert "masks moved" in found.detail
 
