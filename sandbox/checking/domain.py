@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 import random
-from enum import StrEnum
 
 import torch
 
 from sandbox.checking.compare import SAMPLED
+from sandbox.machine.domains import Domain
 
 FAR = -1e3
 """What is added to mask is at most so much: -1e4, -1e9, the least of a type, minus infinity."""
@@ -33,30 +33,6 @@ LEAST_POWER, MOST_POWER = 0.25, 4.0
 MOST_DEFINITE = 1 << 22
 """Elements of a tensor whose definiteness is asked for."""
 TRIES = 4
-
-
-class Domain(StrEnum):
-    REAL = "real"
-    MASK = "mask"
-    """0 and 1, -1 and 1, or 0 and what is far below."""
-    LABELS = "labels"
-    """Whole numbers of which the model uses nothing else (sandbox/worker/labels.py)."""
-    ORDERED = "ordered"
-    """Along the last dimension, in all rows alike."""
-    DISTRIBUTION = "distribution"
-    """Rows that are not negative and sum to one."""
-    LOG_DISTRIBUTION = "log distribution"
-    DEFINITE = "positive definite"
-
-    @property
-    def moved(self) -> bool:
-        """It keeps its values, and only their places change."""
-        return self in (Domain.MASK, Domain.LABELS)
-
-    @property
-    def alone(self) -> Domain:
-        """What it is where no other input is data."""
-        return Domain.REAL if self in (Domain.MASK, Domain.ORDERED) else self
 
 
 def domain_of(tensor: torch.Tensor) -> Domain:

@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from sandbox.checking.compare import few_values
-from sandbox.checking.domain import Domain, move, rescale, symmetric
+from sandbox.checking.domain import move, rescale, symmetric
 from sandbox.checking.parts import part_of
+from sandbox.machine.domains import Domain
 
 FLATTENED = 1 / 3
 """Exponent of |x|: a normal distribution becomes two humps and loses its tails."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sandbox.checking.domain import Domain
+from sandbox.machine.domains import Domain
 from sandbox.machine.trees import Layout, Leaf
 
 

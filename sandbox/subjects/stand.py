@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from sandbox.checking.domain import Domain
 from sandbox.cleanup import on_failure
 from sandbox.machine import cores, memory, pages, proc, processes, queues
 from sandbox.machine.device import free_bytes
+from sandbox.machine.domains import Domain
 from sandbox.machine.gpu_state import GpuState, GpuWatch, undisturbed
 from sandbox.machine.handle import Worker, WorkerFailed
 from sandbox.machine.quiet import Quiet

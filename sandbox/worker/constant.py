@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from sandbox.checking.domain import Domain, rescale
+from sandbox.checking.domain import rescale
+from sandbox.machine.domains import Domain
 
 SHRINKAGE = 0.25
 """At most; hidden inputs are scaled by more."""

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from sandbox.checking.compare import SAMPLED
-from sandbox.checking.domain import Domain, domain_of, movable
+from sandbox.checking.domain import domain_of, movable
+from sandbox.machine.domains import Domain
 from sandbox.worker.alike import close, same
 
 LEAST, MOST = 0.05, 0.45

@@ -18,8 +18,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sandbox.checking.compare import few_values
-from sandbox.checking.domain import Domain, move, rescale
+from sandbox.checking.domain import move, rescale
 from sandbox.machine import memory, trees
+from sandbox.machine.domains import Domain
 from sandbox.machine.trees import Layout
 from sandbox.worker import facts, labels, models
 from sandbox.worker.alike import close, same

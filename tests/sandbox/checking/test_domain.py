@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from sandbox.checking import hidden
-from sandbox.checking.domain import Domain, direction, domain_of, movable, move, rescale, symmetric
+from sandbox.checking.domain import direction, domain_of, movable, move, rescale, symmetric
+from sandbox.machine.domains import Domain
 
 SECRET = random.Random(5)
 SCALES = (3.0, 0.01, -1.0, 128.0, -3.0)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from sandbox.checking import hidden
-from sandbox.checking.domain import Domain, domain_of
+from sandbox.checking.domain import domain_of
 from sandbox.checking.pool import Case
 from sandbox.checking.verify import order
+from sandbox.machine.domains import Domain
 from sandbox.types import Status
 from tests.sandbox.conftest import Evaluate, forward
 

@@ -11,9 +11,9 @@ import psutil
 import pytest
 import torch
 
-from sandbox.checking.domain import Domain
 from sandbox.checking.pool import Pool
 from sandbox.machine import memory
+from sandbox.machine.domains import Domain
 from sandbox.machine.handle import WorkerFailed
 from sandbox.machine.quiet import Quiet
 from sandbox.machine.spawn import Zygote

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.checking.bounds import bound, timed_bounds
-from sandbox.checking.domain import Domain
 from sandbox.checking.pool import Case, truth_leaf
 from sandbox.checking.refusals import refuse_degenerate
 from sandbox.checking.structure import structure
 from sandbox.errors import InvalidReference
+from sandbox.machine.domains import Domain
 from sandbox.machine.trees import Leaf
 from sandbox.observation import Errors
 from sandbox.subjects.claims import LONGEST_WORD

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-from sandbox.checking.domain import Domain
+from sandbox.machine.domains import Domain
 from sandbox.worker.constant import SHRINKAGE, constant_inputs, shrink
 from sandbox.worker.reference import ReferenceSession
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from sandbox.checking.domain import Domain
+from sandbox.machine.domains import Domain
 from sandbox.worker.labels import domains
 
 X = torch.randn(64, 40)
