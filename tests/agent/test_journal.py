@@ -5,6 +5,8 @@ import resource
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -239,36 +241,35 @@ def fill(folder: Path, limit: int | None) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_full_disk_is_one_clear_line_and_loses_nothing_finished(tmp_path):
+@contextmanager
+def disk_of(size: str, tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "warpsmith-test", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "warpsmith-test", str(disk)]
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("only root can mount a small disk")
     try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_one_clear_line_and_loses_nothing_finished(tmp_path):
+    with disk_of("6m", tmp_path) as disk:
         recorded, full = fill(disk, None)
         with Journal(disk, read_only=True) as journal:
             rows = len(journal.proposals(TASK.id))
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
     # The reserve let the loop go on and finish what was under way, until that was spent too.
     assert int(recorded.split()[1]) + 10 < int(full.split()[1]) == rows
     assert "free space and run the same command again" in full
 
 
 def test_a_run_that_a_full_disk_has_no_room_for_leaves_none(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "warpsmith-test", str(disk)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("only root can mount a small disk")
-    try:
-        full = pytest.raises(ConfigError, match=r"cannot be written \(.*; free space, and run")
+    full = pytest.raises(ConfigError, match=r"cannot be written \(.*; free space, and run")
+    with disk_of("64k", tmp_path) as disk:
         with full, open_run("new", load_optimize(), disk):
             pass
         assert not list(disk.iterdir())
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_write_the_system_refuses_is_one_clear_line(tmp_path):
