@@ -58,7 +58,7 @@ class Preludes:
         self._at_once = cores >= FEW_CORES if at_once is None else at_once
         self._making: dict[str, threading.Thread] = {}
         """Those that are made or wait for their turn, by key."""
-        self._turn = threading.Lock()
+        self._turn, self._asking = threading.Lock(), threading.Lock()
 
     @property
     def folder(self) -> Path:
@@ -90,10 +90,11 @@ class Preludes:
             with self._turn:
                 self.make(flags, cuda, key, config)
 
-        self._making = {k: thread for k, thread in self._making.items() if thread.is_alive()}
-        if key not in self._making and len(self._making) < MOST_ASKED:
-            self._making[key] = threading.Thread(target=make, name="prelude", daemon=True)
-            self._making[key].start()
+        with self._asking:
+            self._making = {k: thread for k, thread in self._making.items() if thread.is_alive()}
+            if key not in self._making and len(self._making) < MOST_ASKED:
+                self._making[key] = threading.Thread(target=make, name="prelude", daemon=True)
+                self._making[key].start()
 
     def make(self, flags: list[str], cuda: bool, key: str, config: EvalConfig) -> None:
         """Compile one and keep it; where another process is at it, or it was refused, nothing."""
@@ -102,7 +103,7 @@ class Preludes:
                 fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
-            if note.read():
+            if note.read() or (self.folder / key).exists():  # made by another meanwhile
                 return
             try:
                 made = self._make(flags, cuda, config)
