@@ -36,8 +36,8 @@ def constant_inputs(make: Callable[[int], Sequence[torch.Tensor]], seed: int) ->
 
 
 def shrink(tensor: torch.Tensor, domain: Domain) -> None:
-    """In place, by a factor of torch's generator."""
-    rescale(tensor, domain, 1 - SHRINKAGE * float(torch.rand((), device=tensor.device)))
+    """In place, by a factor of torch's generator of the CPU: for a GPU's each set would wait."""
+    rescale(tensor, domain, 1 - SHRINKAGE * float(torch.rand((), device="cpu")))
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
