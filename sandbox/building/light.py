@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -144,11 +144,11 @@ PRELUDE_FILE = "@PRELUDE@"
 _RULES = """\
 rule light_compile
   command = $cxx -I{shadow} -DAT_PER_OPERATOR_HEADERS -include @PRELUDE@ $own $cflags \
--c $in -o $out >$out.light 2>&1 || $cxx $cflags -c $in -o $out $post_cflags
+-c $in -o $out >$out.light 2>&1 || {{ {host}$cxx $cflags -c $in -o $out $post_cflags; }}
 
 rule light_cuda_compile
   command = {nvcc} -I{shadow} -DAT_PER_OPERATOR_HEADERS $own $cuda_cflags \
--c $in -o $out >$out.light 2>&1 || $nvcc $cuda_cflags -c $in -o $out $cuda_post_cflags
+-c $in -o $out >$out.light 2>&1 || {{ {cuda}$nvcc $cuda_cflags -c $in -o $out $cuda_post_cflags; }}
 
 """
 """Nothing asks for dependencies: a build folder is used once, and nvcc would preprocess again."""
@@ -226,6 +226,19 @@ class Ways:
     """The prelude of host sources, read ready-made where it was seen before."""
     side_by_side: bool = True
     """nvcc's steps for the host beside those for the device (sandbox/worker/nvcc_steps.py)."""
+    lacking: bool = True
+    """What no header could mend is not compiled again (sandbox/worker/lacking.py)."""
+
+
+@dataclass(frozen=True)
+class Commands:
+    """For ninja's rules."""
+
+    nvcc: str = "$nvcc"
+    """Compiles a light device source."""
+    host: str = ""
+    cuda: str = ""
+    """What stands before the second compilation of a source, whose failure ends it."""
 
 
 @dataclass(frozen=True)
@@ -244,14 +257,13 @@ def lighten(
     read: Callable[[str], str],
     shadow: Path,
     operators: Path,
-    nvcc: str = "$nvcc",
+    commands: Commands = Commands(),
 ) -> Lightened | None:
     """What torch wrote, with the eligible `compile` and `cuda_compile` steps made two-fold: light,
     and where that fails as they were. None where no source is eligible.
 
     `read` gives a source by path; each object's OPERATORS is expected at `shadow/OBJECT/`, and
-    PRELUDE_FILE in the text stands for the prelude that `with_prelude` names. `nvcc`: what a light
-    device source is compiled by.
+    PRELUDE_FILE in the text stands for the prelude that `with_prelude` names.
     """
     flags = dict(_VARIABLE.findall(ninja))
     if _OWN_PATHS.search(ninja):
@@ -275,7 +287,7 @@ def lighten(
     if not found:
         return None
     first = next(i for i, line in enumerate(lines) if line.startswith("build "))
-    lines[first:first] = _RULES.format(shadow=shadow, nvcc=nvcc).splitlines()
+    lines[first:first] = _RULES.format(shadow=shadow, **asdict(commands)).splitlines()
     return Lightened("\n".join([*lines, ""]), found, flags["cflags"] if host else "")
 
 

@@ -1,6 +1,6 @@
 """Faster steps for torch's own extension builder, inside a build process: light headers, the
-prelude precompiled, and nvcc's steps side by side. Where torch's internals are not as expected, its
-own steps run unchanged.
+prelude precompiled, nvcc's steps side by side, and no second compilation of what none could mend.
+Where torch's internals are not as expected, its own steps run unchanged.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,10 @@ import torch
 from torch.utils import cpp_extension
 
 from sandbox.building import light
-from sandbox.worker import nvcc_steps
+from sandbox.worker import lacking, nvcc_steps
 
 OPERATORS = Path(torch.__file__).parent / "include" / "ATen" / "ops"
 GCH = light.PRELUDE + ".gch"
-SIDE_BY_SIDE = shlex.join([sys.executable, "-I", "-S", nvcc_steps.__file__]) + " $nvcc"
-"""nvcc, as ninja starts it."""
 
 
 @dataclass
@@ -62,7 +60,7 @@ class Hurry:
             lambda name: Path(name).read_text(),
             shadow,
             OPERATORS,
-            SIDE_BY_SIDE if self.ways.side_by_side else "$nvcc",
+            commands(self.ways),
         )
         if made is None:
             return
@@ -88,6 +86,21 @@ class Hurry:
             yield
         finally:
             self.enabled = True
+
+
+def commands(ways: light.Ways) -> light.Commands:
+    """As ninja starts them."""
+
+    def script(path: str) -> str:
+        return shlex.join([sys.executable, "-I", "-S", path])
+
+    steps, lacks = script(nvcc_steps.__file__), f"{script(lacking.__file__)} $out.light $in"
+    found = light.Commands(f"{steps} $nvcc" if ways.side_by_side else "$nvcc")
+    if not ways.lacking:
+        return found
+    host = f"{lacks} $cxx $cflags -E $in && "
+    cuda = f"{lacks} {steps} --preprocess $nvcc $cuda_cflags -c $in -o $out && "
+    return replace(found, host=host, cuda=cuda)
 
 
 def compiler() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -59,9 +60,51 @@ def test_each_source_is_tried_light_and_then_as_it_was() -> None:
     first, _, second = rule.partition(" || ")
     assert first.startswith("$nvcc -I/shadow ")
     assert "$cuda_cflags" in first
-    assert second == "$nvcc $cuda_cflags -c $in -o $out $cuda_post_cflags"
+    assert second == "{ $nvcc $cuda_cflags -c $in -o $out $cuda_post_cflags; }"
     assert "ATen/ops/empty_like.h" in made.operators["cuda.cuda.o"]
     assert light.own_flags(made.cflags) == ["-O3"]
+
+
+COMPILER = """#!/bin/sh
+echo "$*" >> {folder}/ran
+case "$*" in
+  *" -E "*) cat {source} ;;
+  *PER_OPERATOR*) echo "{source}:2:1: error: ‘{missing}’ was not declared in this scope"; exit 1 ;;
+  *) exit 2 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing", "runs"),
+    [
+        pytest.param("absent", ["light", "-E"], id="no header has it"),
+        pytest.param("full", ["light", "-E", "full"], id="the full headers may have it"),
+    ],
+)
+def test_a_source_is_compiled_again_where_that_could_mend_it(
+    tmp_path: Path, missing: str, runs: list[str]
+) -> None:
+    source, text = tmp_path / "main.cpp", f"{HOST}\nint g() {{ return absent; }}"
+    source.write_text(f'# 1 "{tmp_path}/main.cpp"\n{text}\n# 1 "full.h"\nint full;\n')
+    compiler = tmp_path / "compiler"
+    compiler.write_text(COMPILER.format(folder=tmp_path, source=source, missing=missing))
+    compiler.chmod(0o755)
+    known = NINJA.partition("build cuda.cuda.o")[0].replace("/src/main.cpp", str(source))
+    made = light.lighten(
+        known.replace("cxx = c++", f"cxx = {compiler}"),
+        lambda _: text,
+        tmp_path / "shadow",
+        OPERATORS,
+        faster.commands(light.Ways()),
+    )
+    assert made is not None
+    (tmp_path / "build.ninja").write_text(made.ninja)
+    ninja = [sys.executable, "-m", "ninja", "main.o"]
+    subprocess.run(ninja, cwd=tmp_path, capture_output=True, check=False)
+    ran = (tmp_path / "ran").read_text().splitlines()
+    kinds = ["-E" if " -E " in r else "light" if "PER_OPERATOR" in r else "full" for r in ran]
+    assert kinds == runs
 
 
 @pytest.mark.parametrize(
@@ -283,6 +326,29 @@ def test_light_and_full_libraries_behave_alike(tmp_path: Path) -> None:
         said.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert said[0] == said[1]
     assert "[8.5, 2.0, 2.0] torch.float32 False" in said[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "int lacks() { return nobodys_name(3); }",
+        "int lacks(at::Tensor x) { return x.nobodys_size(); }",
+    ],
+    ids=["a name", "a member"],
+)
+def test_a_source_that_does_not_compile_is_told_so_in_the_same_words(
+    tmp_path: Path, extra: str
+) -> None:
+    said = []
+    for ways in (light.Ways(), light.Ways(light_headers=False, precompiled=False)):
+        builder = Builder(tmp_path / str(ways.light_headers), ways)
+        report = builder.build(Candidate("t", Language.CPP, SOURCE.format(n=3, extra=extra)), FAST)
+        builder.close()
+        assert report.failure is not None
+        said.append(re.sub(r"/\S+/artifacts/", "", report.failure.message))
+    assert said[0] == said[1]
+    assert "nobodys" in said[0]
 
 
 @pytest.mark.slow

@@ -1,0 +1,88 @@
+"""Whether full headers could mend what a compilation with light ones (building/light.py) lacked.
+
+    python lacking.py SAID SOURCE COMMAND...
+
+SAID is a file with what the light compilation printed; COMMAND prints SOURCE as the full headers
+make it. A name that stands there nowhere but where the source itself uses it is declared by none of
+them, and to preprocess them takes a sixth of the time that compiling them does. Ends with 1, and
+says what was printed, where each error is of such a name; else with 0. Needs no package: ninja
+starts it once a source that did not compile.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+PASS = "\n#pass\n"
+"""Between what the host and the device are given, where COMMAND prints both."""
+_DIAGNOSTIC = re.compile(
+    r"(?P<file>[^\s:(][^:(]*)(?:\(\d+\)|:\d+(?::\d+)?): "
+    r"(?P<kind>[a-z ]*error|warning|note|remark)(?: #[\w-]+)?: (?P<text>.*)"
+)
+"""nvcc's, or gcc's."""
+_UNDECLARED = (
+    re.compile(r'identifier "(\w+)" is undefined'),
+    re.compile(r'\w+ "[^"]*" has no member "(\w+)"'),
+    re.compile(r"['‘](\w+)['’] (?:was not declared in this scope|has not been declared).*"),
+    re.compile(r"['‘](\w+)['’] (?:does not name a type|is not a member of ).*"),
+    re.compile(r".* has no member named ['‘](\w+)['’].*"),
+)
+_TROUBLE = re.compile(r"\b(?:error(?! detected in the compilation)|fatal|[Kk]illed|terminated)\b")
+"""In a line that is no diagnostic: of the compiler's own, which ended too early."""
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_MARKER = re.compile(r'^#(?:line)? \d+ "([^"]*)".*$', re.MULTILINE)
+
+
+def undeclared(said: str, source: Path) -> set[str]:
+    """The names that a compiler missed in this source; none where it says of anything else."""
+    found = set()
+    for line in said.splitlines():
+        diagnostic = _DIAGNOSTIC.fullmatch(line)
+        if diagnostic is None:
+            if _TROUBLE.search(line):
+                return set()
+        elif diagnostic["kind"].endswith("error"):
+            texts = (kind.fullmatch(diagnostic["text"]) for kind in _UNDECLARED)
+            name = next((match[1] for match in texts if match), None)
+            if name is None or Path(diagnostic["file"]).name != source.name:
+                return set()
+            found.add(name)
+    return found
+
+
+def absent(name: str, preprocessed: str, source: Path) -> bool:
+    """Whether it stands nowhere in this text of a source and its headers, and in the source's own
+    lines as often as it is written there: then no header declares it, no macro is called so, and
+    none makes it.
+    """
+    word = re.compile(rf"\b{name}\b")
+    parts = _MARKER.split(preprocessed)
+    own = 0
+    for file, text in zip(["", *parts[1::2]], parts[::2], strict=True):
+        used = len(word.findall(text)) if name in text else 0
+        if used and file != str(source):
+            return False
+        own += used
+    written = _COMMENT.sub(" ", source.read_text(errors="replace"))
+    return 0 < own == len(word.findall(written))
+
+
+def main(said: Path, source: Path, command: Sequence[str]) -> int:
+    printed = said.read_text(errors="replace")
+    names = undeclared(printed, source)
+    if not names:
+        return 0
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, errors="replace", check=False)
+    passes = done.stdout.split(PASS)
+    if done.returncode or not all(absent(name, one, source) for name in names for one in passes):
+        return 0
+    sys.stderr.write(printed)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))
