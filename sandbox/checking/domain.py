@@ -18,6 +18,9 @@ from sandbox.machine.domains import Domain
 
 FAR = -1e3
 """What is added to mask is at most so much: -1e4, -1e9, the least of a type, minus infinity."""
+WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+LEAST_WHOLE = 4
+"""Of fewer whole numbers zeros and ones may be sizes."""
 SAMPLED_ROWS = 16
 LEAST_ORDERED = 4
 """Of fewer values the order says nothing."""
@@ -37,6 +40,8 @@ TRIES = 4
 
 def domain_of(tensor: torch.Tensor) -> Domain:
     """All but LABELS, which values do not tell."""
+    if tensor.dtype in WHOLE:
+        return Domain.MASK if _zeros_and_ones(tensor) else Domain.REAL
     if not tensor.is_floating_point() or tensor.element_size() == 1 or tensor.numel() < 2:
         return Domain.REAL
     if _masks(tensor):
@@ -129,6 +134,13 @@ def _moved(tensor: torch.Tensor, secret: random.Random) -> torch.Tensor | None:
         if not torch.equal(found, tensor) and bool((found != found.flatten()[0]).any()):
             return found
     return None
+
+
+def _zeros_and_ones(tensor: torch.Tensor) -> bool:
+    if tensor.numel() < LEAST_WHOLE:
+        return False
+    within = tensor.dtype is torch.bool or (int(tensor.amin()), int(tensor.amax())) == (0, 1)
+    return within and movable(tensor)
 
 
 def _masks(tensor: torch.Tensor) -> bool:

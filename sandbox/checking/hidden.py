@@ -20,6 +20,7 @@ from sandbox.checking.compare import few_values
 from sandbox.checking.domain import move, rescale, symmetric
 from sandbox.checking.parts import part_of
 from sandbox.machine.domains import Domain
+from sandbox.machine.trees import Leaf
 
 FLATTENED = 1 / 3
 """Exponent of |x|: a normal distribution becomes two humps and loses its tails."""
@@ -34,7 +35,14 @@ ZEROS = 0.01
 """Share of zeros from which they may mean something: a triangle, a mask, a sparse matrix."""
 
 Change = Callable[[Sequence[torch.Tensor], Sequence[Domain], random.Random], bool]
-"""Changes floating inputs in place; False where that would say nothing, or break what they are."""
+"""Changes inputs in place; False where that would say nothing, or break what they are."""
+
+
+def concerned(name: str, inputs: Sequence[Leaf], domains: Sequence[Domain]) -> list[int]:
+    """Numbers of the inputs that this change is given: what is moved, or floating ones."""
+    moves = name == MASKS_MOVED
+    pairs = zip(inputs, domains, strict=True)
+    return [n for n, (leaf, d) in enumerate(pairs) if (d.moved if moves else leaf.floating)]
 
 
 def flatten(

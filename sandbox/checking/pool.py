@@ -181,8 +181,6 @@ class _CaseMaker:
         """TF32 may be used, as far as is known."""
         self.meant: Sequence[unbounded.Kinds] | None = None
         """What outputs hold beside finite numbers on inputs as given, once that is known."""
-        self.floating = [i for i, leaf in enumerate(signature.inputs) if leaf.floating]
-        self.domains = [signature.domains[i] for i in self.floating]
 
     def make(self, name: str, scale: float, *, moves: bool = False) -> Case | None:
         """The case, or None where truth or reference leaves the range of the outputs as given, or
@@ -204,8 +202,10 @@ class _CaseMaker:
 
     def change(self, name: str, secret: random.Random) -> bool:
         """Whether that was done to the inputs in set 0."""
-        views = [self.subject.leaf("inputs", 0, i) for i in self.floating]
-        done = hidden.CHANGES[name](views, self.domains, secret)
+        domains = self.signature.domains
+        numbers = hidden.concerned(name, self.signature.inputs, domains)
+        views = [self.subject.leaf("inputs", 0, i) for i in numbers]
+        done = hidden.CHANGES[name](views, [domains[i] for i in numbers], secret)
         if done and self.subject.task.device == "cuda":
             torch.cuda.synchronize()
         return done
@@ -215,7 +215,7 @@ class _CaseMaker:
         the one for masks, which no scaled case changes.
         """
         secret = random.Random(secrets.randbits(64))
-        masks = any(domain.moved for domain in self.domains)
+        masks = any(domain.moved for domain in self.signature.domains)
         able = [name for name in names if name in hidden.CHANGES]
         able = [name for name in able if masks or name != hidden.MASKS_MOVED]
         if given.inputs.numel() > CHANGED_BYTES:

@@ -28,6 +28,7 @@ SCRATCH_FOLDER = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 SHOWN_CHARACTERS = 300
 MEMORY_TYPES = frozenset({"MemoryError", "OutOfMemoryError"})
 CONTRACT_TYPES = frozenset({"ContractError"})
+ACCUSED_ONCE = "accused once, and not when it was judged again"
 
 
 def judge(observation: Observation, null: Null, config: EvalConfig) -> Evaluation:
@@ -231,7 +232,7 @@ def repeated(accusation: Evaluation, again: Evaluation) -> Evaluation:
     """
     if not again.passed:
         return again
-    words = f"accused once, and not when it was judged again: {accusation.detail}"
+    words = f"{ACCUSED_ONCE}: {accusation.detail}"
     fault = replace(again, status=Status.SANDBOX_ERROR, detail=words, kind=None)
     return replace(fault, timing=None, baselines=())
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 class Domain(StrEnum):
     REAL = "real"
     MASK = "mask"
-    """0 and 1, -1 and 1, or 0 and what is far below."""
+    """0 and 1, -1 and 1, 0 and what is far below, or such whole numbers and booleans."""
     LABELS = "labels"
     """Whole numbers of which the model uses nothing else (sandbox/worker/labels.py)."""
     ORDERED = "ordered"

@@ -84,7 +84,7 @@ class Given:
     def change(self, unlike: Unlike, secret: random.Random) -> None:
         """Give some of the filled sets fresh values of other kinds."""
         self.reference.finish_ours()
-        floating = [i for i, leaf in enumerate(self.signature.inputs) if leaf.floating]
+        domains = self.signature.domains
         for sets, kind in unlike.places:
             self.reference.request(
                 "fill",
@@ -92,14 +92,14 @@ class Given:
                 sets=list(sets),
                 seed=secrets.randbits(60),
                 scale=kind.scale,
-                domains=self.signature.domains,
+                domains=domains,
             )
             if kind.change is None:
                 continue
+            numbers = hidden.concerned(kind.change, self.signature.inputs, domains)
             for index in sets:
-                views = [self.reference.leaf("inputs", index, leaf) for leaf in floating]
-                domains = [self.signature.domains[leaf] for leaf in floating]
-                hidden.CHANGES[kind.change](views, domains, secret)
+                views = [self.reference.leaf("inputs", index, leaf) for leaf in numbers]
+                hidden.CHANGES[kind.change](views, [domains[leaf] for leaf in numbers], secret)
         self.synchronize()
 
     @contextlib.contextmanager

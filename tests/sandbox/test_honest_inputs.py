@@ -47,9 +47,12 @@ def judged(
 
 RANDOM = "torch.randn(32, 64) | (torch.rand(32, 64) > 0.3).float()"
 CAUSAL = "torch.randn(64, 64) | torch.tril(torch.ones(64, 64))"
+BOOLEANS = "torch.randn(64, 64) | torch.ones(64, 64, dtype=torch.bool).tril()"
+PADDED = "torch.randn(16, 64) | torch.arange(64) < 48"
 ADDED = "torch.randn(64, 64) | torch.triu(torch.full((64, 64), {far}), 1)"
 SIGNS = "torch.randn(32, 64) | torch.randint(0, 2, (32, 64)).float() * 2 - 1"
 ONE_HOT = "torch.randn(64, 40) | F.one_hot(torch.randint(0, 40, (64,)), 40).float()"
+MASKED = "x.masked_fill(~y, -1e9).softmax(-1)"
 HIDDEN = "x.masked_fill(y == 0, -1e9).softmax(-1)"
 SEEN = "return torch.where(y < -1, float('-inf'), x).softmax(-1)"
 BY_HEART = "x.masked_fill(torch.ones_like(x).tril() == 0, float('-inf')).softmax(-1)"
@@ -61,6 +64,8 @@ BY_HEART = "x.masked_fill(torch.ones_like(x).tril() == 0, float('-inf')).softmax
         (RANDOM, "x * y", "return torch.where(y > 0.5, x, 0.0)"),
         (RANDOM, HIDDEN, "return torch.where(y > 0.5, x, float('-inf')).softmax(-1)"),
         (CAUSAL, HIDDEN, "return torch.where(y != 0, x, float('-inf')).softmax(-1)"),
+        (BOOLEANS, MASKED, "return torch.where(y, x, float('-inf')).softmax(-1)"),
+        (PADDED, MASKED, "return torch.where(y, x, float('-inf')).softmax(-1)"),
         (ADDED.format(far="-1e9"), "(x + y).softmax(-1)", SEEN),
         (
             ADDED.format(far="-1e4"),
@@ -75,9 +80,20 @@ BY_HEART = "x.masked_fill(torch.ones_like(x).tril() == 0, float('-inf')).softmax
             "return F.cross_entropy(x, y.argmax(-1), reduction='none')",
         ),
     ],
-    ids=["factor", "filled", "causal", "added", "of products", "infinite", "signs", "one-hot"],
+    ids=[
+        "factor",
+        "filled",
+        "causal",
+        "booleans",
+        "padding",
+        "added",
+        "of products",
+        "infinite",
+        "signs",
+        "one-hot",
+    ],
 )
-def test_a_float_mask_keeps_its_two_values(
+def test_a_mask_keeps_its_two_values(
     evaluate: Evaluate, inputs: str, wanted: str, body: str
 ) -> None:
     found = judged(evaluate, inputs, wanted, body, FAST)
@@ -88,10 +104,12 @@ def test_a_float_mask_keeps_its_two_values(
     ("inputs", "wanted"),
     [
         (CAUSAL, HIDDEN),
+        (BOOLEANS, MASKED),
+        (BOOLEANS.replace("bool", "int64"), HIDDEN),
         (ADDED.format(far="-1e9"), "(x + y).softmax(-1)"),
         (ADDED.format(far="float('-inf')"), "(x + y).softmax(-1)"),
     ],
-    ids=["filled", "added", "infinite"],
+    ids=["filled", "booleans", "integers", "added", "infinite"],
 )
 @pytest.mark.parametrize("from_call", [0, 60])
 def test_code_that_knows_a_constant_mask_by_heart_is_wrong(
