@@ -1,5 +1,6 @@
 """Where lanes are opened, beside a policy that keeps GPUs for itself."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -94,3 +95,17 @@ def test_a_kind_of_gpu_is_not_forgotten_where_there_is_none(
     monkeypatch.setattr("sandbox.doctor.gpu_count", lambda: 0)
     with pytest.raises(ConfigError, match="gpu_type H200: the device is the CPU"):
         resolved(OptimizeConfig(gpu_type="H200"))
+
+
+@pytest.mark.parametrize("address", [None, "elsewhere:6379"], ids=["here", "on a cluster"])
+def test_a_campaign_that_could_compile_nothing_is_not_begun(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str | None
+) -> None:
+    """It tried every candidate, and ended well."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = OptimizeConfig(device="cpu", ray_address=address)
+    if address is None:
+        with pytest.raises(DeviceError, match="apt-get install g"):
+            resolved(config)
+    else:
+        assert resolved(config) == config
