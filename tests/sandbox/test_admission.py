@@ -176,10 +176,13 @@ def test_a_constant_input_is_shaken_before_it_is_called_ignored(validate) -> Non
         "torch.randn(7, 129), torch.randn(7, 129)", "torch.randn(7, 129), torch.ones(7, 129)"
     )
     assert validate(fixed).verdict is Level.SOUND
-    mask = fixed.replace("y * self.shift", "self.shift * y").replace(
-        "torch.ones(7, 129)", "torch.ones(7, 129, dtype=torch.int32).tril()"
-    )
-    assert validate(mask).figures[0].fixed_inputs == (1,)
+    for whole, kept in (
+        ("torch.ones(7, 129, dtype=torch.int32).tril()", ()),  # a mask, which is moved
+        ("torch.arange(903, dtype=torch.int32).view(7, 129)", (1,)),
+    ):
+        table = fixed.replace("y * self.shift", "self.shift * y")
+        found = validate(table.replace("torch.ones(7, 129)", whole))
+        assert found.figures[0].fixed_inputs == kept, found.remarks
 
 
 RELU_OF_UNIT = SCALE.replace("randn", "rand").replace(RESULT, "torch.relu(x)")
