@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 PASS = "\n#pass\n"
@@ -54,21 +54,22 @@ def undeclared(said: str, source: Path) -> set[str]:
     return found
 
 
-def absent(name: str, preprocessed: str, source: Path) -> bool:
-    """Whether it stands nowhere in this text of a source and its headers, and in the source's own
-    lines as often as it is written there: then no header declares it, no macro is called so, and
-    none makes it.
+def absent(names: Iterable[str], preprocessed: str, source: Path) -> bool:
+    """Whether they stand nowhere in this text of a source and its headers, and in the source's own
+    lines as often as they are written there: then no header declares one, no macro is called so,
+    and none makes it.
     """
-    word = re.compile(rf"\b{name}\b")
     parts = _MARKER.split(preprocessed)
-    own = 0
-    for file, text in zip(["", *parts[1::2]], parts[::2], strict=True):
-        used = len(word.findall(text)) if name in text else 0
-        if used and file != str(source):
-            return False
-        own += used
+    pieces = list(zip(["", *parts[1::2]], parts[::2], strict=True))
+    own = "".join(text for file, text in pieces if file == str(source))
     written = _COMMENT.sub(" ", source.read_text(errors="replace"))
-    return 0 < own == len(word.findall(written))
+    for name in names:
+        word = re.compile(rf"\b{name}\b")
+        if any(file != str(source) and name in text and word.search(text) for file, text in pieces):
+            return False
+        if not 0 < len(word.findall(own)) == len(word.findall(written)):
+            return False
+    return True
 
 
 def main(said: Path, source: Path, command: Sequence[str]) -> int:
@@ -78,7 +79,7 @@ def main(said: Path, source: Path, command: Sequence[str]) -> int:
         return 0
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, errors="replace", check=False)
     passes = done.stdout.split(PASS)
-    if done.returncode or not all(absent(name, one, source) for name in names for one in passes):
+    if done.returncode != 0 or not all(absent(names, one, source) for one in passes):
         return 0
     sys.stderr.write(printed)
     return 1
