@@ -56,7 +56,12 @@ class Replica:
         self.policy.version = 0 if newest is None else int(newest.name)
         self.optimizer = optimizer_of(self.policy, config, scratch)
         if newest is not None:
-            kept = torch.load(newest / OPTIMIZER, map_location=self.device, weights_only=True)
+            # Of what is spread the whole is many times a part, and stays in the file until then.
+            spread = is_spread(self.policy.model)
+            where = "cpu" if spread else self.device
+            kept = torch.load(
+                newest / OPTIMIZER, map_location=where, mmap=spread, weights_only=True
+            )
             set_optimizer_state(self.policy.model, self.optimizer, kept)
 
     def sample(
