@@ -131,14 +131,22 @@ WANTED = {
 
 FULL = re.compile(
     r"\b(?:(?:set_)?requires_grad|autograd|nn|jit|optim|serialize|TORCH_LIBRARY\w*"
-    r"|RegisterOperators|__has_include)\b"
+    r"|RegisterOperators|__has_include"
+    r"|concept|requires|declval|void_t|is_(?:detected|invocable|convertible|constructible)\w*)\b"
 )
-"""Identifiers of namespaces left out, or of what is not the same in at:: and torch::."""
+"""Identifiers of namespaces left out, of what is not the same in at:: and torch::, or by which a
+source asks what is declared."""
 TESTABLE = re.compile(
-    r"defined|__\w*|_OPENMP|NDEBUG|CUDA_VERSION|CUDART_VERSION|M_\w+|FLT_\w+|DBL_\w+|INFINITY|NAN"
+    r"defined|__cplusplus|__cpp_(?!lib_)\w+|__has_(?:builtin|attribute|cpp_attribute)|__builtin_\w+"
+    r"|__CUDA_(?:ARCH|NO)_\w*|__(?:CUDACC|NVCC|HIP|GNU[CG]|clang|INTEL|VERSION)\w*"
+    r"|__(?:linux|unix|APPLE|x86_64|amd64|i386|aarch64|arm|ARM)\w*"
+    r"|__(?:AVX|SSE|SSSE|FMA|F16C|BMI|POPCNT|LZCNT)\w*__"
+    r"|__(?:FAST_MATH|OPTIMIZE|EXCEPTIONS|SIZEOF|BYTE_ORDER|ORDER|CHAR_BIT)(?:_\w*)?"
+    r"|_OPENMP|NDEBUG|CUDA_VERSION|CUDART_VERSION|M_\w+|FLT_\w+|DBL_\w+|INFINITY|NAN"
     r"|TORCH_VERSION\w*|[0-9]\w*"
 )
-"""Macros a source may test: the compiler's, the C library's, and those of torch/version.h."""
+"""Macros a source may test: the compiler's own, the C library's, and those of torch/version.h. Not
+what headers say of themselves, as __CUDA_FP8_TYPES_EXIST__ or __cpp_lib_span."""
 
 PRELUDE_FILE = "@PRELUDE@"
 _RULES = """\
@@ -164,15 +172,16 @@ _BINDS = re.compile(r"\bPYBIND11_\w+|\bpy(?:bind11)?\s*::|\bPyObject\b")
 _COMPLEX = re.compile(r"complex|thrust|\bcub\b|\bcuda(?:/|\s*::\s*)std\b", re.IGNORECASE)
 """Of libraries that use thrust's complex numbers, or would not know ours."""
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
-_CONDITION = re.compile(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b(.*)$", re.MULTILINE)
-_OWN_HEADER = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"', re.MULTILINE)
+_CONTINUED = re.compile(r"\\[ \t]*\r?\n")
+_CONDITION = re.compile(r"^[ \t]*(?:#|%:)[ \t]*(?:if|ifdef|ifndef|elif)\b(.*)$", re.MULTILINE)
+_OWN_HEADER = re.compile(r'^[ \t]*(?:#|%:)[ \t]*include[ \t]*"', re.MULTILINE)
 _LIST_TENSOR = re.compile(r"\btorch[ \t]*::[ \t]*tensor\b|\bTensorDataContainer\b")
 _UNQUALIFIED_TENSOR = re.compile(r"\busing[ \t]+(?:namespace[ \t]+torch\b|torch[ \t]*::)")
 
 
 def needs_full(source: str) -> bool:
     """Whether fewer headers might compile this source to something else."""
-    text = without_comments(source)
+    text = without_comments(_CONTINUED.sub("", source))
     if FULL.search(text) or _OWN_HEADER.search(text):
         return True
     if _LIST_TENSOR.search(text) or (

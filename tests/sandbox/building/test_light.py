@@ -68,8 +68,8 @@ def test_each_source_is_tried_light_and_then_as_it_was() -> None:
 COMPILER = """#!/bin/sh
 echo "$*" >> {folder}/ran
 case "$*" in
-  *" -E "*) cat {source} ;;
-  *PER_OPERATOR*) echo "{source}:2:1: error: ‘{missing}’ was not declared in this scope"; exit 1 ;;
+  *" -E "*) cat {source}.i ;;
+  *PER_OPERATOR*) echo "{source}:3:1: error: ‘{missing}’ was not declared in this scope"; exit 1 ;;
   *) exit 2 ;;
 esac
 """
@@ -86,7 +86,9 @@ def test_a_source_is_compiled_again_where_that_could_mend_it(
     tmp_path: Path, missing: str, runs: list[str]
 ) -> None:
     source, text = tmp_path / "main.cpp", f"{HOST}\nint g() {{ return absent; }}"
-    source.write_text(f'# 1 "{tmp_path}/main.cpp"\n{text}\n# 1 "full.h"\nint full;\n')
+    source.write_text(text)
+    preprocessed = f'# 1 "{tmp_path}/main.cpp"\n{text}\n# 1 "full.h"\nint full;\n'
+    (tmp_path / "main.cpp.i").write_text(preprocessed)
     compiler = tmp_path / "compiler"
     compiler.write_text(COMPILER.format(folder=tmp_path, source=source, missing=missing))
     compiler.chmod(0o755)
@@ -116,6 +118,12 @@ def test_a_source_is_compiled_again_where_that_could_mend_it(
         "auto o = torch::TensorOptions().requires_grad(true);",
         "#ifdef AT_PARALLEL_OPENMP\n#endif",
         "#if defined(C10_WARP_SIZE)\n#endif",
+        "#if defined(__GNUC__) && \\\n  defined(C10_WARP_SIZE)\n#endif",
+        "%:ifdef C10_WARP_SIZE\n%:endif",
+        "#ifdef __CUDA_FP8_TYPES_EXIST__\n#endif",
+        "#if __cpp_lib_span\n#endif",
+        "#ifndef __CUDA_FP16_H__\n#endif",
+        "template <class T> using S = std::void_t<decltype(std::cout << std::declval<T>())>;",
         '#include "mine.h"',
         "TORCH_LIBRARY(a, m) {}",
     ],
@@ -134,6 +142,7 @@ def test_what_could_tell_the_difference_gets_the_full_headers(text: str) -> None
         "/* torch::tensor */",
         "#if __CUDA_ARCH__ >= 900\n#endif",
         "#ifdef _OPENMP\n#endif",
+        "#if defined(__AVX2__) && __CUDACC_VER_MAJOR__ >= 12 && __cpp_constexpr >= 201304\n#endif",
         "#if TORCH_VERSION_MAJOR >= 2 && defined(__GNUC__)\n#endif",
     ],
 )

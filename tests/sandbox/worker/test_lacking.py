@@ -44,9 +44,13 @@ ONE = """\
 
 @pytest.mark.parametrize(
     ("said", "names"),
-    [(EDG, {"undeclared", "sizee"}), (GCC, {"undeclared", "sizee"}), (ONE, {"undeclared"})],
+    [
+        (EDG, {"undeclared": [8], "sizee": [9]}),
+        (GCC, {"undeclared": [3], "sizee": [4]}),
+        (ONE, {"undeclared": [2]}),
+    ],
 )
-def test_the_names_that_a_compiler_missed_are_read(said: str, names: set[str]) -> None:
+def test_the_names_that_a_compiler_missed_are_read(said: str, names: dict[str, list[int]]) -> None:
     assert lacking.undeclared(said, SOURCE) == names
 
 
@@ -61,8 +65,42 @@ def test_the_names_that_a_compiler_missed_are_read(said: str, names: set[str]) -
     ],
 )
 def test_of_any_other_error_nothing_is_concluded(line: str) -> None:
-    assert lacking.undeclared(f"{EDG}{line}\n", SOURCE) == set()
-    assert lacking.undeclared("", SOURCE) == set()
+    assert lacking.undeclared(f"{EDG}{line}\n", SOURCE) == {}
+    assert lacking.undeclared("", SOURCE) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "may"),
+    [
+        ("int f() {\n  return undeclared(1) + undeclared(2); }", [2], False),
+        ("int f(const undeclared& x);\nstatic undeclared y;", [1], False),
+        ("/* undeclared\n*/ int f() { return undeclared; }", [2], False),
+        ("void k(float* x) { x[0] *= undeclared; }", [1], False),
+        ("int f(S* s) { s->undeclared();\n  return s->undeclared(); }", [1], False),
+        ("template <> struct S { static int undeclared(); };\nint y = S::undeclared();", [2], True),
+        ("struct S { int f() { return undeclared; }\n  int undeclared; };", [1], True),
+        ("struct S { int f() { return undeclared; } int undeclared; };", [1], True),
+        ("struct S { int f() { return undeclared(); }\n  T<int> undeclared(); };", [1], True),
+        ("#line 9\nint f() { return undeclared; }", [9], True),
+    ],
+    ids=[
+        "used twice",
+        "a type",
+        "in a comment above",
+        "behind what may be a pointer",
+        "a member",
+        "above",
+        "below in a class",
+        "on the line",
+        "of a template's type",
+        "other numbers",
+    ],
+)
+def test_a_source_that_may_declare_the_name_itself_is_compiled_again(
+    text: str, lines: list[int], may: bool
+) -> None:
+    written = lacking.without_comments(text)
+    assert lacking.may_declare("undeclared", lines, written) is may
 
 
 HEADER = """\
