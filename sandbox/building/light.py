@@ -131,11 +131,13 @@ WANTED = {
 
 FULL = re.compile(
     r"\b(?:(?:set_)?requires_grad|autograd|nn|jit|optim|serialize|TORCH_LIBRARY\w*"
-    r"|RegisterOperators|__has_include"
-    r"|concept|requires|declval|void_t|is_(?:detected|invocable|convertible|constructible)\w*)\b"
+    r"|RegisterOperators|__has_include)\b"
 )
-"""Identifiers of namespaces left out, of what is not the same in at:: and torch::, or by which a
-source asks what is declared."""
+"""Identifiers of namespaces left out, or of what is not the same in at:: and torch::."""
+ASKS = re.compile(
+    r"\b(?:concept|requires|declval|void_t|is_(?:detected|invocable|convertible|constructible)\w*)\b"
+)
+"""By which a source asks what is declared; in a message it says nothing."""
 TESTABLE = re.compile(
     r"defined|__cplusplus|__cpp_(?!lib_)\w+|__has_(?:builtin|attribute|cpp_attribute)|__builtin_\w+"
     r"|__CUDA_(?:ARCH|NO)_\w*|__(?:CUDACC|NVCC|HIP|GNU[CG]|clang|INTEL|VERSION)\w*"
@@ -172,6 +174,7 @@ _BINDS = re.compile(r"\bPYBIND11_\w+|\bpy(?:bind11)?\s*::|\bPyObject\b")
 _COMPLEX = re.compile(r"complex|thrust|\bcub\b|\bcuda(?:/|\s*::\s*)std\b", re.IGNORECASE)
 """Of libraries that use thrust's complex numbers, or would not know ours."""
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_STRING = re.compile(r'"(?:\\.|[^"\\\n])*"')
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n")
 _CONDITION = re.compile(r"^[ \t]*(?:#|%:)[ \t]*(?:if|ifdef|ifndef|elif)\b(.*)$", re.MULTILINE)
 _OWN_HEADER = re.compile(r'^[ \t]*(?:#|%:)[ \t]*include[ \t]*"', re.MULTILINE)
@@ -182,7 +185,7 @@ _UNQUALIFIED_TENSOR = re.compile(r"\busing[ \t]+(?:namespace[ \t]+torch\b|torch[
 def needs_full(source: str) -> bool:
     """Whether fewer headers might compile this source to something else."""
     text = without_comments(_CONTINUED.sub("", source))
-    if FULL.search(text) or _OWN_HEADER.search(text):
+    if FULL.search(text) or _OWN_HEADER.search(text) or ASKS.search(_STRING.sub(" ", text)):
         return True
     if _LIST_TENSOR.search(text) or (
         _UNQUALIFIED_TENSOR.search(text) and re.search(r"\btensor\s*\(", text)

@@ -142,6 +142,7 @@ def test_what_could_tell_the_difference_gets_the_full_headers(text: str) -> None
         "/* torch::tensor */",
         "#if __CUDA_ARCH__ >= 900\n#endif",
         "#ifdef _OPENMP\n#endif",
+        'void check(at::Tensor x) { TORCH_CHECK(x.dim() == 2, "k requires a \\"matrix\\""); }',
         "#if defined(__AVX2__) && __CUDACC_VER_MAJOR__ >= 12 && __cpp_constexpr >= 201304\n#endif",
         "#if TORCH_VERSION_MAJOR >= 2 && defined(__GNUC__)\n#endif",
     ],
