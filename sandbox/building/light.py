@@ -136,14 +136,27 @@ FULL = re.compile(
 """Identifiers of namespaces left out, or of what is not the same in at:: and torch::."""
 ASKS = re.compile(
     r"\b(?:concept|requires|declval|void_t|is_(?:detected|invocable|convertible|constructible)\w*)\b"
+    r"|->\s*decltype\b|\bdecltype\s*\((?!\s*[\w:.]+\s*\))"
 )
 """By which a source asks what is declared; in a message it says nothing."""
+OVERLOADED = re.compile(
+    r"\b(?:var|std|var_mean|std_mean)\s*\("
+    r"|(?<![\w.:>])(?:numel|size|stride|conj|is_(?:complex|floating_point|signed|inference|conj)"
+    r"|print|contiguous_strides|scalar_to_tensor|wrapped_scalar_tensor)\s*\("
+)
+"""Calls that the full headers have more overloads of than an operator's own header: those that
+ATen/Functions.h writes by hand, as `torch::var(x, 1)` of a dimension, which else is `unbiased`; and
+helpers that are found by their arguments, behind a function of the source's own by that name."""
+_LOGGING = re.compile(r"\b(?:D?CHECK(?:_\w+)?|D?LOG(?:_IF)?|VLOG|TORCH_LOG\w*)(?=\s*\()")
+"""Macros of c10's logging, where the source does not define them."""
+_DEFINED = re.compile(r"^[ \t]*(?:#|%:)[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 TESTABLE = re.compile(
     r"defined|__cplusplus|__cpp_(?!lib_)\w+|__has_(?:builtin|attribute|cpp_attribute)|__builtin_\w+"
     r"|__CUDA_(?:ARCH|NO)_\w*|__(?:CUDACC|NVCC|HIP|GNU[CG]|clang|INTEL|VERSION)\w*"
     r"|__(?:linux|unix|APPLE|x86_64|amd64|i386|aarch64|arm|ARM)\w*"
     r"|__(?:AVX|SSE|SSSE|FMA|F16C|BMI|POPCNT|LZCNT)\w*__"
-    r"|__(?:FAST_MATH|OPTIMIZE|EXCEPTIONS|SIZEOF|BYTE_ORDER|ORDER|CHAR_BIT)(?:_\w*)?"
+    r"|__(?:FAST_MATH|OPTIMIZE|EXCEPTIONS|BYTE_ORDER|ORDER|CHAR_BIT)(?:_\w*)?"
+    r"|__SIZEOF_(?:INT|LONG|SHORT|POINTER|SIZE|PTRDIFF|FLOAT|DOUBLE|WCHAR)\w*"
     r"|_OPENMP|NDEBUG|CUDA_VERSION|CUDART_VERSION|M_\w+|FLT_\w+|DBL_\w+|INFINITY|NAN"
     r"|TORCH_VERSION\w*|[0-9]\w*"
 )
@@ -174,6 +187,11 @@ _BINDS = re.compile(r"\bPYBIND11_\w+|\bpy(?:bind11)?\s*::|\bPyObject\b")
 _COMPLEX = re.compile(r"complex|thrust|\bcub\b|\bcuda(?:/|\s*::\s*)std\b", re.IGNORECASE)
 """Of libraries that use thrust's complex numbers, or would not know ours."""
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_COMMENT_OR_LITERAL = re.compile(
+    r'R"(?P<mark>[^\s()\\"]*)\(.*?\)(?P=mark)"|//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"'
+    r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'",
+    re.DOTALL,
+)
 _STRING = re.compile(r'"(?:\\.|[^"\\\n])*"')
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n")
 _CONDITION = re.compile(r"^[ \t]*(?:#|%:)[ \t]*(?:if|ifdef|ifndef|elif)\b(.*)$", re.MULTILINE)
@@ -185,7 +203,12 @@ _UNQUALIFIED_TENSOR = re.compile(r"\busing[ \t]+(?:namespace[ \t]+torch\b|torch[
 def needs_full(source: str) -> bool:
     """Whether fewer headers might compile this source to something else."""
     text = without_comments(_CONTINUED.sub("", source))
-    if FULL.search(text) or _OWN_HEADER.search(text) or ASKS.search(_STRING.sub(" ", text)):
+    if FULL.search(text) or _OWN_HEADER.search(text):
+        return True
+    code = _STRING.sub(" ", text)
+    if ASKS.search(code) or OVERLOADED.search(code):
+        return True
+    if not set(_LOGGING.findall(code)) <= set(_DEFINED.findall(code)):
         return True
     if _LIST_TENSOR.search(text) or (
         _UNQUALIFIED_TENSOR.search(text) and re.search(r"\btensor\s*\(", text)
@@ -196,12 +219,12 @@ def needs_full(source: str) -> bool:
 
 
 def without_comments(source: str) -> str:
-    """C++ text without comments; string literals keep theirs."""
+    """C++ text without comments; literals keep theirs."""
 
     def kept(match: re.Match[str]) -> str:
         return " " if match.group().startswith("/") else match.group()
 
-    return re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', kept, source, flags=re.DOTALL)
+    return _COMMENT_OR_LITERAL.sub(kept, source)
 
 
 def operator_headers(source: str, operators: Path) -> list[str]:
