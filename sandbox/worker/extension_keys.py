@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-SCHEME = 3
-"""How keys are made: what was kept under other ones is built anew."""
+SCHEME = 4
+"""How keys and libraries are made: what was kept under another one is built anew."""
 FIRST = {
     "load_inline": ("name", "cpp_sources", "cuda_sources"),
     "load": ("name", "sources"),
