@@ -192,7 +192,6 @@ _COMMENT_OR_LITERAL = re.compile(
     r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'",
     re.DOTALL,
 )
-_STRING = re.compile(r'"(?:\\.|[^"\\\n])*"')
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n")
 _CONDITION = re.compile(r"^[ \t]*(?:#|%:)[ \t]*(?:if|ifdef|ifndef|elif)\b(.*)$", re.MULTILINE)
 _OWN_HEADER = re.compile(r'^[ \t]*(?:#|%:)[ \t]*include[ \t]*"', re.MULTILINE)
@@ -202,10 +201,11 @@ _UNQUALIFIED_TENSOR = re.compile(r"\busing[ \t]+(?:namespace[ \t]+torch\b|torch[
 
 def needs_full(source: str) -> bool:
     """Whether fewer headers might compile this source to something else."""
-    text = without_comments(_CONTINUED.sub("", source))
+    joined = _CONTINUED.sub("", source)
+    text = without_comments(joined)
     if FULL.search(text) or _OWN_HEADER.search(text):
         return True
-    code = _STRING.sub(" ", text)
+    code = _COMMENT_OR_LITERAL.sub(" ", joined)
     if ASKS.search(code) or OVERLOADED.search(code):
         return True
     if not set(_LOGGING.findall(code)) <= set(_DEFINED.findall(code)):

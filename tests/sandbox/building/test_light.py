@@ -129,6 +129,7 @@ def test_a_source_is_compiled_again_where_that_could_mend_it(
         "auto v(at::Tensor x) { return at::std (x, 0); }",
         "template <class T> int64_t numel(const T&); auto n(at::Tensor x) { return numel(x); }",
         "void f(bool right) { CHECK(right); }",
+        "auto v(at::Tensor x) { g('\"'); auto y = torch::var(x, 1); g('\"'); return y; }",
         'const char q = \'"\'; const char* s = "/*";\n#ifdef VLOG\n#endif\n//*/',
         '#include "mine.h"',
         "TORCH_LIBRARY(a, m) {}",
