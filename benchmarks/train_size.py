@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=2)
     parser.add_argument("--groups", type=int, default=8, help="of an update")
     parser.add_argument("--new-tokens", type=int, default=512, help="sampled of each reply")
+    parser.add_argument("--replies", type=int, help="sampled side by side by each process")
     parser.add_argument("--spread", action="store_true", help="as rl.spread")
     parser.add_argument("--all-weights", action="store_true", help="in the place of adapters")
     parser.add_argument("--out", type=Path)
@@ -85,6 +86,8 @@ def main() -> None:
     asked = Asked(given.updates, given.groups, given.new_tokens)
     config = load_train(given.preset)
     config = replace(config, rl=replace(config.rl, spread=given.spread))
+    if given.replies:
+        config = replace(config, sampling=replace(config.sampling, batch=given.replies))
     if given.all_weights:
         config = replace(config, lora=None, dtype="float32")
     shape = Qwen2Config(**SIZES[given.preset], max_position_embeddings=CONTEXT, rope_theta=1e6)
