@@ -275,7 +275,9 @@ class Ours(Side):
             row["interval"] = [found.timing.speedup.low, found.timing.speedup.high]
             row["candidate_ms"] = found.timing.candidate_ms
             row["reference_ms"] = found.timing.reference_ms
-            row["pairs"] = len(found.timing.pairs)
+            row["sets"] = found.timing.sets
+            known = ((p.log_speedup, p.spread) for p in found.timing.pairs)
+            row["pairs"] = [[round(x, 5) for x in pair] for pair in known]
         return row
 
     def pipeline(self, probes: list[Probe], row: dict[str, Any]) -> None:
