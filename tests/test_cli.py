@@ -53,6 +53,7 @@ def test_help_breaks_no_sentence_where_the_source_does():
         (["replay", "first", "--name", ""], "run name ''"),
         (["optimize", "softmax", "--device", "cpu", "--model", "m"], "OPENAI_API_KEY"),
         (["evaluate", "softmax", "missing.py", "--device", "cpu"], "missing.py: cannot be read"),
+        (["evaluate", "softmax", "empty.py", "--device", "cpu"], "empty.py: is empty; expected"),
         (["evaluate", "softmax", "bad.py", "--device", "cpu"], "line 1: not Python"),
         (["evaluate", "builtin", "kernel.py", "--device", "cpu"], "expected one, such as"),
         (["evaluate", "softmax", "kernel.py", "--language", "rust"], "language is 'rust'"),
@@ -65,6 +66,7 @@ def test_help_breaks_no_sentence_where_the_source_does():
 def test_what_cannot_be_done_is_one_line_and_code_2(run, cli, monkeypatch, arguments, message):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     (run / "bad.yaml").write_text("max_round: 1\n")
+    (run / "empty.py").write_text("\n")
     (run / "bad.py").write_text("what is this?\n")
     (run / "kernel.py").write_text("import torch\n")
     done = cli(run, *arguments)

@@ -103,4 +103,6 @@ def read_candidate(path: Path, task_id: str, language: str | None) -> Candidate:
         source = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {unread(error)}") from error
+    if not source.strip():
+        raise ConfigError(f"{path}: is empty; expected a Python file that defines ModelNew")
     return Candidate(task_id, language_of(source, str(path), language), source)

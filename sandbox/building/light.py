@@ -141,8 +141,8 @@ ASKS = re.compile(
 """By which a source asks what is declared; in a message it says nothing."""
 OVERLOADED = re.compile(
     r"\b(?:var|std|var_mean|std_mean)\s*\("
-    r"|(?<![\w.:>])(?:numel|size|stride|conj|is_(?:complex|floating_point|signed|inference|conj)"
-    r"|print|contiguous_strides|scalar_to_tensor|wrapped_scalar_tensor)\s*\("
+    r"|(?<![\w.:>])(?:numel|size|stride|conj|is_(?:complex|floating_point|signed|inference|conj|neg)"
+    r"|_is_zerotensor|print|contiguous_strides|scalar_to_tensor|wrapped_scalar_tensor)\s*\("
 )
 """Calls that the full headers have more overloads of than an operator's own header: those that
 ATen/Functions.h writes by hand, as `torch::var(x, 1)` of a dimension, which else is `unbiased`; and

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-SCHEME = 4
+SCHEME = 5
 """How keys and libraries are made: what was kept under another one is built anew."""
 FIRST = {
     "load_inline": ("name", "cpp_sources", "cuda_sources"),

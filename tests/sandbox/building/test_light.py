@@ -142,6 +142,14 @@ def test_what_could_tell_the_difference_gets_the_full_headers(text: str) -> None
     assert list(made.operators) == ["main.o"]
 
 
+def test_every_overload_that_torch_writes_by_hand_is_known() -> None:
+    written = (OPERATORS.parent / "Functions.h").read_text()
+    names = set(re.findall(r"^inline [^(\n]*?(\w+)\(", written, re.MULTILINE))
+    assert names >= {"var", "std_mean", "numel"}
+    calls = {name: f"{DEVICE}\nauto y(at::Tensor x) {{ return {name}(x); }}" for name in names}
+    assert [name for name, text in calls.items() if not light.needs_full(text)] == []
+
+
 @pytest.mark.parametrize(
     "text",
     [
