@@ -14,16 +14,22 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 TOO_ALIKE = 0.9
+MODULES = {"torch", "nn", "F", "functional"}
+"""By whose names operators are called that are methods of tensors as well."""
 Shape = tuple[str, ...]
 """Of a syntax tree: its nodes in preorder, called operators by their names."""
 
 
-def shape_of(source: str) -> Shape:
+def shape_of(source: str, *, bare: bool = False) -> Shape:
     """Of a reference's `class Model`, its forward at least; of the whole text without one.
 
-    Raises SyntaxError where the text is not Python.
+    `bare`: without what a module says whatever it computes (that its base is made too, by which
+    name an operator is called), which is most of a short one; tasks are told apart with it, so that
+    they stay on the side of a split where they were. Raises SyntaxError where the text is not
+    Python.
     """
-    body = ast.parse(source).body
+    tree = ast.parse(source)
+    body = (_Bare().visit(tree) if bare else tree).body
     model = next((n for n in body if isinstance(n, ast.ClassDef) and n.name == "Model"), None)
     if model is None:
         return tuple(word for statement in body for word in _words(statement))
@@ -40,13 +46,13 @@ class Known:
     @classmethod
     def of(cls, named: Sequence[tuple[str, str]]) -> Known:
         """From pairs of a name and a source."""
-        return cls([(name, shape_of(source)) for name, source in named])
+        return cls([(name, shape_of(source, bare=True)) for name, source in named])
 
     def too_alike(self, source: str) -> str | None:
         """The name of one that is more than `TOO_ALIKE`, if there is one: twice what the trees
         share over their lengths, 1 for equal ones, 0 for nothing in common.
         """
-        shape = shape_of(source)
+        shape = shape_of(source, bare=True)
         for name, other in self.shapes:
             matcher = SequenceMatcher(None, shape, other, autojunk=False)
             # Upper bounds first: nearly all pairs end there.
@@ -54,6 +60,22 @@ class Known:
             if quick > TOO_ALIKE and matcher.ratio() > TOO_ALIKE:
                 return name
         return None
+
+
+class _Bare(ast.NodeTransformer):
+    """Leaves out `super().__init__()` and the modules that operators are called by."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        match node.value:
+            case ast.Call(ast.Attribute(ast.Call(ast.Name("super")), "__init__")):
+                return None
+        return self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.value, ast.Name) and node.value.id in MODULES:
+            return ast.copy_location(ast.Name(node.attr, node.ctx), node)
+        return node
 
 
 def _docs(node: ast.stmt) -> bool:

@@ -25,8 +25,11 @@ from agent.strategies.lineage import (
     writable,
 )
 from agent.strategies.types import CONTRAST, Ask
-from agent.types import Attempt
+from agent.types import Attempt, Proposal
 from sandbox.types import digest
+
+NO_VERSION = -1
+"""Of what no policy in training wrote."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +109,19 @@ class Contrastive:
     def _in_this_episode(
         self, scene: Scene, history: Sequence[Attempt], round: int
     ) -> list[Attempt]:
-        """What is to be repaired: failures of the newest weights, whose updates end episodes."""
-        if round % self.turns == 0 or not history:
+        """What is to be repaired: failures of the newest weights, whose updates end episodes. All
+        that those wrote may be known programs, which no history has.
+        """
+        if round % self.turns == 0:
             return []
-        newest = history[-1].proposal.features.get(POLICY_VERSION)
-        own = [a for a in history if a.proposal.features.get(POLICY_VERSION) == newest]
+        paid = [*(attempt.proposal for attempt in history), *scene.repeats]
+        newest = max((_version(proposal) for proposal in paid), default=NO_VERSION)
+        own = [attempt for attempt in history if _version(attempt.proposal) == newest]
         return open_failures(own, self.turns - 1, scene.repeats)
+
+
+def _version(proposal: Proposal) -> int:
+    return int(proposal.features.get(POLICY_VERSION, NO_VERSION))
 
 
 def draw(

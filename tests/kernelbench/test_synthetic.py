@@ -79,6 +79,25 @@ def test_names_constants_and_the_way_of_calling_do_not_tell_references_apart():
     assert known.too_alike(FORWARD.format("return torch.sort(z) - z.mean()")) is None
 
 
+KERNELBENCH_STYLE = """
+class Model(nn.Module):
+    \"\"\"Says what it computes.\"\"\"
+    def __init__(self):
+        super({0}).__init__()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        \"\"\"Args and what is returned.\"\"\"
+        return torch.tanh(x)
+"""
+
+
+@pytest.mark.parametrize("named", ["", "Model, self"])
+def test_what_every_module_says_hides_no_likeness(named):
+    known = Known.of([("evaluated", KERNELBENCH_STYLE.format(named))])
+    assert known.too_alike(FORWARD.format("return z.tanh()")) == "evaluated"
+    assert known.too_alike(FORWARD.format("return z.sigmoid()")) is None
+
+
 def test_a_task_like_an_evaluated_one_is_never_tried(tmp_path):
     tasks = load_tasks("synthetic:rows:10", "cpu")
     validator = Validator()

@@ -1,5 +1,7 @@
 """Episodes of several turns: what a repair earns counts for what it repaired, discounted."""
 
+from dataclasses import replace
+
 from agent.learner import POLICY_VERSION, Rollout
 from agent.prompts.render import Scene
 from agent.proposing.scripted import scripted_evaluation
@@ -67,6 +69,15 @@ def test_within_an_episode_failures_of_these_weights_are_repaired_once_each():
     assert len(second) == 4
     repaired = [*history, attempt("still wrong", Status.WRONG_VALUE, 1, (wrong,))]
     assert REPAIR not in {ask.step for ask in strategy.asks(SCENE, repaired, 4, 3)}
+
+
+def test_what_earlier_weights_wrote_is_not_repaired_where_these_wrote_known_programs_alone():
+    strategy = Contrastive(turns=2, samples_per_prompt=4)
+    history = [attempt("old", Status.WRONG_VALUE, 0)]
+    known = replace(history[0].proposal, features={POLICY_VERSION: 1})
+    scene = replace(SCENE, repeats=[known])
+    assert REPAIR in {ask.step for ask in strategy.asks(SCENE, history, 4, 1)}
+    assert REPAIR not in {ask.step for ask in strategy.asks(scene, history, 4, 1)}
 
 
 def test_a_new_episode_begins_without_repairs():
