@@ -1,12 +1,14 @@
 """A learning run's figures as TensorBoard files, beside its journal, which has them as well.
 
-One point an update, by policy version; a few replies of each generation with their verdicts. Where
-tensorboardX is not installed nothing is written here.
+One point an update, by policy version (a generation that changed nothing shares one with the update
+before); a few replies of each generation with their verdicts. Where tensorboardX is not installed
+nothing is written here.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +33,8 @@ def write_curves(
         return
     from tensorboardX import SummaryWriter
 
-    with SummaryWriter(str(folder / FOLDER)) as writer:
+    # A writer names its file by the second, and a generation that changes nothing may take less.
+    with SummaryWriter(str(folder / FOLDER), filename_suffix=f".{time.time_ns()}") as writer:
         for name, value in figures.items():
             tag = name if "/" in name else f"rollouts/{name}"
             writer.add_scalar(tag, value, version)

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -160,7 +162,18 @@ def known_optimizer(policy: Policy, config: TrainConfig, folder: Path) -> tuple[
         found: tuple[Any, Any] = Trainer.get_optimizer_cls_and_kwargs(arguments, policy.model)
     except ImportError as error:
         raise ConfigError(f"optimizer {config.optimizer}: {error}") from error
+    if config.optimizer.startswith("galore"):
+        know_projectors()
     return found
+
+
+def know_projectors() -> None:
+    """Let checkpoints with what a GaLore optimizer keeps beside tensors be read, as they are on
+    going on; nothing where GaLore is not installed.
+    """
+    with suppress(ImportError):
+        projector = import_module("galore_torch.galore_projector").GaLoreProjector
+        torch.serialization.add_safe_globals([projector])
 
 
 def update(

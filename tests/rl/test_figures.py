@@ -56,6 +56,13 @@ def test_curves_hold_the_figures_and_some_replies_with_their_verdicts(tmp_path):
         assert word in written
 
 
+def test_what_is_written_within_a_second_is_kept_apart(tmp_path):
+    pytest.importorskip("tensorboardX", reason="needs the train extra")
+    for reward in range(3):
+        write_curves(tmp_path, 3, {"reward": reward}, GENERATION)
+    assert len(list((tmp_path / FOLDER).iterdir())) == 3
+
+
 def test_of_many_rollouts_a_few_are_shown():
     assert len(chosen([GENERATION[0]] * 100)) == 4
     assert as_text(GENERATION[0]).startswith("t: PASSED, 4.00x eager")

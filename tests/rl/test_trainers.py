@@ -1,15 +1,28 @@
 """Supervised fine-tuning by TRL: what a batch's examples are worth beside each other."""
 
 import math
+import pickle
+import sys
+import types
 
 import pytest
 
 pytest.importorskip("trl", reason="needs the train extra")
 
+import torch
+
 from rl.config import GrpoConfig, LoraConfig, SftConfig, ShapeConfig, TrainConfig
 from rl.policy import load_policy, new_policy
 from rl.replica import with_adapters
-from rl.trainers import WRAPPED, Group, Tokens, fine_tune, optimizer_of, update
+from rl.trainers import (
+    WRAPPED,
+    Group,
+    Tokens,
+    fine_tune,
+    know_projectors,
+    optimizer_of,
+    update,
+)
 from sandbox.errors import ConfigError
 
 SHAPE = ShapeConfig(vocabulary=400, hidden=32, layers=2, heads=2, feed_forward=32, context=64)
@@ -180,3 +193,19 @@ def test_what_training_says_is_a_line_now_and_then_and_an_update_nothing(tmp_pat
     policy.save(tmp_path / "saved")
     load_policy(tmp_path / "saved")
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_galore_keeps_beside_tensors_is_read_again(tmp_path, monkeypatch):
+    names = "galore_torch", "galore_torch.galore_projector"
+    package, module = map(types.ModuleType, names)
+    module.GaLoreProjector = type("GaLoreProjector", (), {"__module__": names[1]})
+    for name, found in zip(names, (package, module), strict=True):
+        monkeypatch.setitem(sys.modules, name, found)
+    made = module.GaLoreProjector()
+    made.rank = 8
+    torch.save({"projector": made}, tmp_path / "kept")
+    with pytest.raises(pickle.UnpicklingError, match="GaLoreProjector"):
+        torch.load(tmp_path / "kept", weights_only=True)
+    with torch.serialization.safe_globals([]):  # What is known behind it is what was before.
+        know_projectors()
+        assert torch.load(tmp_path / "kept", weights_only=True)["projector"].rank == 8
