@@ -126,6 +126,7 @@ def score(
         "preset": preset,
         "protocol": "" if (words := protocol_of(config)) == preset else words,
         "fit_memory": "yes" if fit_memory else "",
+        "taught these tasks": ", ".join(sorted({s.taught for s in read.submissions} - {""})),
     }
     with closing(open_engine(where)) as engine:
         bench = Bench(

@@ -226,7 +226,7 @@ class Bench:
     ) -> Row:
         language, origin = submission.candidate.language, submission.origin
         place = (task.id, task.hash, submission.sample, language, origin)
-        return Row(*place, dict(self.environment), evaluation, scaling)
+        return Row(*place, dict(self.environment), evaluation, scaling, submission.taught)
 
     def _next(self, task_id: str) -> str:
         """Where a task that had no room goes on, for a reader."""

@@ -171,6 +171,15 @@ def compare(before: Sequence[Row], after: Sequence[Row]) -> Comparison:
             found.append(_difference(one, other))
     if not found:
         raise ConfigError("A and B have no scored task in common; expected benches of one suite")
+    taught = [
+        sorted({row.taught for row in rows} - {""}) for rows in zip(*map(_both, found), strict=True)
+    ]
+    if bool(taught[0]) is not bool(taught[1]):
+        side, [name, *_] = ("A", taught[0]) if taught[0] else ("B", taught[1])
+        raise ConfigError(
+            f"{side} has kernels of {name}, which was taught evaluated tasks, and the other has "
+            "none of such a policy; expected both of one kind"
+        )
     for what, values in (
         ("protocols", {d.evaluation.config_id for r in found for d in (r.before, r.after)}),
         ("environments", {str(sorted(d.environment.items())) for r in found for d in _both(r)}),

@@ -69,6 +69,8 @@ class Row:
     evaluation: Evaluation
     scaled: Scaling | None = None
     """The size that it was taken at, of which `task_hash` is; None for the whole problem."""
+    taught: str = ""
+    """The policy that wrote the kernel, where that was taught evaluated tasks."""
     schema_version: int = SCHEMA_VERSION
 
     @property

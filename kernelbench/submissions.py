@@ -31,6 +31,8 @@ from sandbox.words import number_of
 UPSTREAM = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)_kernel")
 NUMBERED = re.compile(r"kernelbench/level(\d+)/(\d+)_")
 MANIFEST = "manifest.json"
+TRANSDUCTIVE = "-transductive"
+"""In the name of a policy that was taught the tasks it is scored on (rl/policy.py)."""
 FORMS = "a folder of kernels, a KernelBench run, an export, a .json/.jsonl file or a run's name"
 
 
@@ -43,6 +45,8 @@ class Submission:
     """From 0; several samples of a task are attempts at it."""
     origin: str
     """File, and line where it holds several."""
+    taught: str = ""
+    """The policy that wrote it, where that was taught evaluated tasks."""
 
     def __str__(self) -> str:
         return f"{self.candidate.task_id} sample {self.sample}"
@@ -79,6 +83,8 @@ class Raw:
     language: str | None = None
     reference: str | None = None
     """The problem's text as the input has it; None where it has none."""
+    taught: str = ""
+    """As a Submission's."""
 
 
 @dataclass
@@ -152,7 +158,7 @@ def collect(raws: Iterable[Raw | Problem], tasks: Sequence[Task]) -> Found:
         if raw.reference is not None and _bare(raw.reference) != _bare(raw.task.source):
             foreign.append(raw)
         candidate = Candidate(raw.task.id, _language(raw), raw.source)
-        kept[key] = Submission(candidate, raw.sample, origin)
+        kept[key] = Submission(candidate, raw.sample, origin, raw.taught)
     if foreign:
         count = number_of(len(foreign), "reference")
         what = f"{count} unlike the suite's, the first of {foreign[0].named}"
@@ -248,7 +254,10 @@ def _exported(folder: Path, suite: Suite) -> Iterator[Raw | Problem]:
                     yield source
                 else:
                     found = next(iter(suite.names.get(task_id, ())), None)
-                    yield Raw(found, task_id, 0, source, str(path), language)
+                    taught = (
+                        proposer if TRANSDUCTIVE in (proposer := str(entry.get("proposer"))) else ""
+                    )
+                    yield Raw(found, task_id, 0, source, str(path), language, taught=taught)
             case _:
                 yield Problem(str(path), f"{entry!r:.60} has no file, task_id and language")
 

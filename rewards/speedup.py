@@ -4,7 +4,7 @@ Log, because a ratio's mean rewards one lucky 20x over ten honest 1.5x (CUDA-L1 
 3.12x where the geometric mean of its kernels is 1.4x). The lower bound, because noise must not
 pay. Clipped, since beyond 20x a figure more often shows a broken clock than a better kernel (Kevin,
 Dr. Kernel). Failing is -1 in MusaCoder (2606.04847) and CUDA Agent; here that level is kept
-for cheats. Not covered: milestones against B*, smoothing by a rolling mean and deviation.
+for cheats. Milestones against B* and smoothing are terms of their own (rewards/terms.py).
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from agent.config import LOCAL, OptimizeConfig, load_optimize
 from agent.learner import LocalPolicy
+from agent.strategies.contrastive import Contrastive
+from agent.strategies.fsr import Fsr
 from kernelbench.suite import loaders, spec_of
 from rl.config import SPLITS, TrainConfig, refuse_evaluated
 from rl.data import TRAIN, contrastive_of, split_of
@@ -27,8 +29,14 @@ from sandbox.types import digest
 def learning(config: OptimizeConfig, train: TrainConfig) -> OptimizeConfig:
     """The campaign as a policy learns in it: contrastive prompts, each asked `group` times, whole
     groups a round, and all tasks side by side, so that an update sees each of them: unless the
-    config has fewer at once, of which the next begins where one ends.
+    config has fewer at once, of which the next begins where one ends. Raises ConfigError where
+    another strategy is asked for.
     """
+    if not isinstance(config.strategy, Contrastive) and config.strategy != Fsr():
+        raise ConfigError(
+            f"strategy is {config.strategy.kind}, and a policy that learns is asked by contrastive "
+            "prompts, of which the train config tells: leave it out"
+        )
     strategy = replace(
         contrastive_of(train),
         repair_turns=0,

@@ -29,6 +29,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 from agent.prompts.message import Message
 from kernelbench.hub import reachable
+from kernelbench.submissions import TRANSDUCTIVE
 from rl.config import SamplingConfig, ShapeConfig
 from rl.decoding import decode, wanted
 from rl.draw import Draw
@@ -80,7 +81,7 @@ class Policy:
     @property
     def label(self) -> str:
         """As journals, tables and manifests name it, beside its version."""
-        return f"{self.name}-transductive" if self.transductive else self.name
+        return f"{self.name}{TRANSDUCTIVE}" if self.transductive else self.name
 
     @property
     def parameters(self) -> int:

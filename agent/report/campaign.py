@@ -41,6 +41,7 @@ from agent.report.page import Caught, Curve, Page, Row, State, Tile, counted, fa
 from agent.report.rows import row_of
 from agent.views.progress import NO_MODEL
 from kernelbench.metrics import Score, Summary, score_of, summarise
+from kernelbench.submissions import TRANSDUCTIVE
 from sandbox.errors import ConfigError
 from sandbox.types import EvalConfig, Status, Task
 from sandbox.words import number_of, visible
@@ -78,7 +79,7 @@ def campaign_page(journal: Journal, references: Sequence[Curve] = ()) -> Page:
         title=journal.folder.name,
         kind="campaign",
         subtitle=_subtitle(found, config, journal),
-        notices=_notices(found.rows, config),
+        notices=_notices(found, config),
         tiles=_tiles(found, summary, journal),
         rows=tuple(found.rows),
         fast=(*_fast(found.rows, found.scores), *references),
@@ -253,7 +254,8 @@ def _protocol(evaluation: Mapping[str, Any]) -> str:
         return str(evaluation.get("preset", ""))
 
 
-def _notices(rows: Sequence[Row], config: Mapping[str, Any]) -> tuple[str, ...]:
+def _notices(found: Gathered, config: Mapping[str, Any]) -> tuple[str, ...]:
+    rows = found.rows
     running = sum(row.state is State.RUNNING for row in rows)
     said = []
     if not rows:
@@ -264,7 +266,12 @@ def _notices(rows: Sequence[Row], config: Mapping[str, Any]) -> tuple[str, ...]:
             "until its win is confirmed."
         )
     if config.get("learn"):
-        said.append("Transductive: the policy learned from the tasks that these figures are about.")
+        said.append("Learned here: the policy learned from the tasks that these figures are about.")
+    taught = sorted(name for name in found.proposers if TRANSDUCTIVE in name)
+    if taught:
+        said.append(
+            f"Transductive: {', '.join(taught)} was taught tasks that others are scored on."
+        )
     return tuple(said)
 
 

@@ -89,10 +89,17 @@ def test_what_cannot_be_compared_is_left_out_and_said():
 
 
 def test_other_environments_or_protocols_are_pointed_out():
-    from dataclasses import replace
-
     other = replace(row("a", 2.0), environment={"gpu": "another"})
     assert "environments of A and B differ" in compare([row("a", 2.0)], [other]).left_out[0]
+
+
+def test_what_was_taught_its_tasks_is_compared_with_its_like_alone():
+    taught = [replace(row("a", 2.0), taught="small-transductive@2")]
+    assert compare(taught, taught).tasks == 1
+    with pytest.raises(
+        ConfigError, match="B has kernels of small-transductive@2, which was taught"
+    ):
+        compare([row("a", 2.0)], taught)
 
 
 def test_benches_without_a_common_task_are_one_clear_error():

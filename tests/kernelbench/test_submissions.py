@@ -149,10 +149,12 @@ def test_references_of_another_version_are_one_line_and_their_kernels_are_kept(t
 def test_an_export_is_read_by_its_manifest(tmp_path):
     write(tmp_path, builtin__softmax=KERNEL)
     entry = {"file": "builtin__softmax.py", "task_id": "builtin/softmax", "language": "cpp"}
+    entry |= {"proposer": "small-transductive@2"}
     kernels = [entry, entry | {"file": "gone.py", "task_id": "file/mine"}, {"file": 3}]
     (tmp_path / "manifest.json").write_text(json.dumps({"kernels": kernels}))
     read = read_submissions(tmp_path, OWN)
     assert [s.candidate.language for s in read.submissions] == [Language.CPP]
+    assert [s.taught for s in read.submissions] == ["small-transductive@2"]
     assert ["gone.py: cannot be read" in str(p) for p in read.problems] == [True, False]
 
 

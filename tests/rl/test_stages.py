@@ -9,6 +9,8 @@ pytest.importorskip("trl", reason="needs the train extra")
 
 from agent.config import load_optimize
 from agent.presets import preset_names
+from agent.strategies.contrastive import Contrastive
+from agent.strategies.evolve import Evolve
 from kernelbench.suite import load_tasks
 from rl.campaign import learning, reinforcing, tasks_of
 from rl.config import SPLITS, HeldOut, load_train
@@ -70,6 +72,13 @@ def test_a_campaign_of_fewer_candidates_than_teach_anything_is_refused():
     with pytest.raises(ConfigError, match="max_candidates_per_task is 3; expected at least 4"):
         learning(campaign, train)
     assert learning(replace(campaign, max_candidates_per_task=4), train)
+
+
+def test_a_policy_that_learns_is_asked_by_no_other_strategy():
+    train, campaign = load_train("cpu"), load_optimize("train-cpu")
+    assert learning(replace(campaign, strategy=Contrastive(exemplars=1)), train)
+    with pytest.raises(ConfigError, match="strategy is evolve, and a policy that learns"):
+        learning(replace(campaign, strategy=Evolve()), train)
 
 
 @pytest.mark.parametrize("preset", preset_names("train"))
