@@ -14,16 +14,16 @@ from agent.strategies.contrastive import Contrastive
 from agent.strategies.fsr import Fsr
 from kernelbench.suite import loaders, spec_of
 from rl.config import SPLITS, TrainConfig, refuse_evaluated
-from rl.data import TRAIN, contrastive_of, split_of
+from rl.data import TRAIN, composition_of, contrastive_of, split_of
 from rl.grpo import GrpoLearner
 from rl.local import LocalModel
-from rl.policy import load_policy
+from rl.policy import load_policy, taught_to
 from rl.ranks import Ranks
 from rl.replica import Replica
 from rl.served import ServedPolicy
 from sandbox.doctor import resolve_device
 from sandbox.errors import ConfigError
-from sandbox.types import digest
+from sandbox.types import Task, digest
 
 
 def learning(config: OptimizeConfig, train: TrainConfig) -> OptimizeConfig:
@@ -122,14 +122,14 @@ def judging(
     max_seconds: float | None = None,
 ) -> OptimizeConfig:
     """One greedy reply to each task of these splits, by default all that is held out: nothing is
-    learned or confirmed.
+    learned or confirmed. Raises ConfigError where the policy was taught one that is held out.
     """
     unknown = sorted(set(splits or ()) - set(SPLITS))
     if unknown:
         raise ConfigError(f"no split is named {unknown[0]!r}; expected {', '.join(SPLITS)}")
     return load_optimize(
         train.campaign,
-        tasks=tasks_of(train, splits or SPLITS[1:], train.held_out.judged),
+        tasks=tasks_of(train, splits or SPLITS[1:], train.held_out.judged, taught_to(policy)),
         model=f"{LOCAL}{policy}",
         train=preset,
         greedy=True,
@@ -145,17 +145,31 @@ def judging(
 
 
 def tasks_of(
-    train: TrainConfig, splits: Collection[str], count: int | None = None
+    train: TrainConfig,
+    splits: Collection[str],
+    count: int | None = None,
+    taught: Collection[str] = (),
 ) -> tuple[str, ...]:
     """The config's tasks of these splits, or so many of them, the same each time: a spec whole
-    where it may be, else task by task.
+    where it may be, else task by task. Raises ConfigError where one is held out, and its
+    composition is among those `taught`.
     """
+
+    def wanted(task: Task) -> bool:
+        split = split_of(task, train.held_out)
+        if split in splits and split != TRAIN and composition_of(task) in taught:
+            raise ConfigError(
+                f"{task.id} is held out by this config, and the policy was taught it or one like "
+                "it: judge by the config that it was taught by"
+            )
+        return split in splits
+
     device = resolve_device(train.device)
     known = {spec: loaders(spec, device) for spec in train.tasks}
     refuse_evaluated((id for each in known.values() for id in each), train.transductive)
     shuffled = sorted((pair for each in known.values() for pair in each.items()), key=_by_hash)
     # No further than needed: families of thousands take seconds.
-    kept = (id for id, load in shuffled if split_of(load(), train.held_out) in splits)
+    kept = (id for id, load in shuffled if wanted(load()))
     chosen = set(itertools.islice(kept, count))
     if not chosen:
         raise ConfigError(f"no task is {' or '.join(splits)}; name more tasks, or change held_out")
@@ -195,6 +209,8 @@ def open_policy(
                 "engine ray (--own-gpu --engine ray); or leave it out"
             )
         learner = GrpoLearner(run, config.local, train, config.device, ranks)
+        found = (load() for spec in config.tasks for load in loaders(spec, config.device).values())
+        learner.policy.taught |= {composition_of(task) for task in found}
         apart = train.sampling.engine == "hf"
         return LocalPolicy(learner.model, learner, learner.ranks.here, apart)
     sampling, folder = replace(train.sampling, greedy=config.greedy), config.local

@@ -72,6 +72,8 @@ class Policy:
     transductive: bool = False
     """Some stage trained it on evaluated tasks; told wherever it is named, and by what comes of it.
     """
+    taught: set[str] = field(default_factory=set)
+    """The compositions (rl/data.py) of all tasks that some stage trained it on."""
 
     @property
     def context(self) -> int:
@@ -213,6 +215,7 @@ class Policy:
             "name": self.name,
             "version": self.version,
             "transductive": self.transductive,
+            "taught": sorted(self.taught),
         }
         (folder / FILE).write_text(json.dumps(record) + "\n")
 
@@ -256,6 +259,7 @@ def load_policy(
         first = told.strip().partition("\n")[0]
         raise ConfigError(f"{source}: no {lacking} ({first[:160]})") from error
     _refuse_other_record(known, record)
+    taught = set(record.get("taught", ()))
     if model is not None and ranks == 1:  # else it is where its parts are
         model = model.to(device)
     if tokenizer.pad_token_id is None:
@@ -263,12 +267,23 @@ def load_policy(
     _refuse_speechless(source, tokenizer)
     name = name or record.get("name") or Path(source).name
     version, transductive = int(record.get("version", 0)), record.get("transductive", False)
-    return Policy(name, model, tokenizer, version, transductive)
+    return Policy(name, model, tokenizer, version, transductive, taught)
+
+
+def taught_to(folder: Path) -> set[str]:
+    """What `Policy.taught` of this checkpoint is; nothing where it does not tell."""
+    known = folder / FILE
+    try:
+        record = json.loads(known.read_text())
+    except (OSError, ValueError):
+        return set()  # Whoever loads it says what is wrong.
+    _refuse_other_record(known, record)
+    return set(record.get("taught", ()))
 
 
 def _refuse_other_record(file: Path, record: Any) -> None:
     """Raises ConfigError where it is not what `save` writes beside weights, or wrote once."""
-    kinds = {"name": str, "version": int, "transductive": bool}
+    kinds = {"name": str, "version": int, "transductive": bool, "taught": list}
     if isinstance(record, dict) and all(
         isinstance(record[key], kind) for key, kind in kinds.items() if key in record
     ):

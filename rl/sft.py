@@ -128,6 +128,7 @@ def _fitted(
         else:
             policy = begin(examples, config, device, source)
             policy.transductive |= config.transductive
+            policy.taught |= {example.composition for example in examples}
         fitting = tokens_of(examples, policy, config)
         known_optimizer(policy, config, scratch)
         if not goes_on:  # What could not begin may be set right.

@@ -19,6 +19,8 @@ from agent.journals.journal import Journal
 from agent.learner import LEARN, POLICY_VERSION, rollouts
 from agent.report.details import unpack
 from agent.report.find import page_of
+from kernelbench.suite import load_tasks
+from rl.data import composition_of
 from rl.policy import Policy, load_policy
 from tests.conftest import run
 from tests.rl import recurrence
@@ -62,6 +64,11 @@ def test_an_update_changes_the_weights_in_favour_of_what_was_rewarded(policies, 
     prompt = json.loads(next(r.prompt for r in rollouts(journal) if r.version == 0))
     before, after = (preference(policy, prompt) for policy in policies)
     assert after > before
+
+
+def test_a_checkpoint_tells_what_it_was_taught(folder, policies):
+    [task] = load_tasks(str(folder / "recurrence.py"), "cpu")
+    assert [policy.taught for policy in policies] == [set(), {composition_of(task)}]
 
 
 def preference(policy: Policy, prompt) -> float:

@@ -13,7 +13,7 @@ from agent.prompts.message import Message
 from rl.config import SelfConfig, SftConfig, ShapeConfig, TrainConfig
 from rl.data import Example
 from rl.kept import FINE_TUNING, keep_config, refuse_other
-from rl.policy import load_policy, new_policy
+from rl.policy import load_policy, new_policy, taught_to
 from rl.self_supervised import round_of, self_supervised, tuning
 from rl.sft import BEGUN, LOCK, TRAINER, has_begun, record_of, sft
 from sandbox.errors import ConfigError
@@ -73,6 +73,13 @@ def test_what_could_not_begin_may_be_set_right_in_the_same_folder(tmp_path, wron
     with pytest.raises(ConfigError, match=words):
         sft(EXAMPLES, replace(CONFIG, **wrong), out, "cpu", None)
     assert sft(EXAMPLES, CONFIG, out, "cpu", None).examples == len(EXAMPLES)
+
+
+def test_a_checkpoint_tells_what_it_was_taught(tmp_path):
+    sft(EXAMPLES, CONFIG, tmp_path / "first", "cpu", None)
+    other = replace(example("a third kernel"), composition="d")
+    sft([other], CONFIG, tmp_path / "second", "cpu", tmp_path / "first")
+    assert [taught_to(tmp_path / name) for name in ("first", "second")] == [{"c"}, {"c", "d"}]
 
 
 def test_one_process_alone_fine_tunes_into_a_folder(tmp_path):

@@ -1,5 +1,6 @@
 """What each stage works on, and by which settings."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from agent.presets import preset_names
 from agent.strategies.contrastive import Contrastive
 from agent.strategies.evolve import Evolve
 from kernelbench.suite import load_tasks
-from rl.campaign import learning, reinforcing, tasks_of
+from rl.campaign import judging, learning, reinforcing, tasks_of
 from rl.config import SPLITS, HeldOut, load_train
+from rl.data import composition_of
 from rl.opening import local_policy
+from rl.policy import FILE
 from rl.self_supervised import tuning
 from sandbox.errors import ConfigError
 from sandbox.types import digest
@@ -28,6 +31,26 @@ def test_so_many_tasks_of_a_split_are_the_first_of_its_tasks_in_an_order_of_hash
     assert set(few) == set(sorted(whole["train"], key=digest)[:5])
     assert few == tasks_of(config, ("train",), 5)
     assert set(few) <= set(tasks_of(config, ("train",), 9)) <= whole["train"]
+
+
+def test_a_policy_is_not_judged_on_what_another_config_taught_it(tmp_path):
+    config = load_train("cpu", tasks=["synthetic:rows:80"], device="cpu")
+    held_out, trained = (
+        {
+            composition_of(task)
+            for spec in tasks_of(config, splits)
+            for task in load_tasks(spec, "cpu")
+        }
+        for splits in (SPLITS[1:], SPLITS[:1])
+    )
+    record = {"name": "toy", "taught": sorted(trained)}
+    (tmp_path / FILE).write_text(json.dumps(record))
+    assert len(judging("cpu", config, tmp_path).tasks) > 1
+    record["taught"].append(min(held_out))
+    (tmp_path / FILE).write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match="is held out by this config, and the policy was taught"):
+        judging("cpu", config, tmp_path)
+    assert judging("cpu", config, tmp_path, SPLITS[:1]).tasks
 
 
 def test_a_part_of_a_folder_is_named_by_its_files(tmp_path):
