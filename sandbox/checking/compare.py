@@ -195,15 +195,18 @@ def ties_explain(indices: torch.Tensor, expected: torch.Tensor, inputs: list[tor
 
     Sorting, top-k and arg-reductions may break ties differently; an index repeated where the
     reference repeats none is no tie. A mask, or a bias of zeros, has equal values wherever one
-    looks: beside inputs of many values those alone explain nothing. Nor is a tie what a constant
-    would be as well: of a padded row, how long it is and its last place hold the same.
+    looks: beside inputs of many values, tokens among them, those alone explain nothing. Whole
+    numbers are asked where no floating ones of many values can be picked from. Nor is a tie what a
+    constant would be as well: of a padded row, how long it is and its last place hold the same.
     """
     if indices.is_floating_point() or indices.dtype == torch.bool:
         return False
     varied = [not few_values(values) for values in inputs]
     for dim in range(max((values.ndim for values in inputs), default=0)):
         for keep in (True, False):
-            able = [i for i, values in enumerate(inputs) if _fits(indices, values, dim, keep)]
+            fitting = [i for i, values in enumerate(inputs) if _fits(indices, values, dim, keep)]
+            able = [i for i in fitting if inputs[i].is_floating_point()]
+            able = able if any(varied[i] for i in able) else fitting
             telling = not any(varied) or any(varied[i] for i in able)
             if able and telling:
                 found = (_same_picks(indices, expected, inputs[i], dim, keep) for i in able)

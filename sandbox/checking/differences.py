@@ -86,10 +86,9 @@ def _forgive_ties(
     found: Errors,
 ) -> Errors:
     """Index outputs that break ties otherwise are right."""
-    floats = [number for number, spec in enumerate(signature.inputs) if spec.floating]
     for index in sets:
         ours, theirs = (side.leaf("slots", index, leaf) for side in (reference, candidate))
-        values = [reference.leaf("inputs", index, number) for number in floats]
+        values = [reference.leaf("inputs", index, n) for n in range(len(signature.inputs))]
         if not torch.equal(ours, theirs) and not compare.ties_explain(theirs, ours, values):
             return found
     return replace(found, misplaced=0)

@@ -36,10 +36,15 @@ LEAST_POWER, MOST_POWER = 0.25, 4.0
 MOST_DEFINITE = 1 << 22
 """Elements of a tensor whose definiteness is asked for."""
 TRIES = 4
+RARE, SPREAD = 64, 0.25
+"""Places of what is the same everywhere, of which one is another; and by how much other values
+differ, as parameters do (sandbox/worker/weights.py)."""
 
 
 def domain_of(tensor: torch.Tensor) -> Domain:
     """All but LABELS, which values do not tell."""
+    if _uniform(tensor):
+        return Domain.UNIFORM
     if tensor.dtype in WHOLE:
         return Domain.MASK if _zeros_and_ones(tensor) else Domain.REAL
     if not tensor.is_floating_point() or tensor.element_size() == 1 or tensor.numel() < 2:
@@ -83,9 +88,10 @@ def rescale(tensor: torch.Tensor, domain: Domain, scale: float) -> None:
 def move(tensor: torch.Tensor, secret: random.Random) -> bool:
     """In place: the values at other places, one dimension permuted, so that every row and column
     has as many of each as one had before. Rows in order stay so; a single one gets other numbers of
-    its values. False where all that leaves it what it was.
+    its values. What is the same everywhere has other values here and there. False where all that
+    leaves it what it was.
     """
-    found = _moved(tensor, secret)
+    found = _unlike(tensor, secret) if _uniform(tensor) else _moved(tensor, secret)
     if found is not None:
         tensor.copy_(found)
     return found is not None
@@ -134,6 +140,39 @@ def _moved(tensor: torch.Tensor, secret: random.Random) -> torch.Tensor | None:
         if not torch.equal(found, tensor) and bool((found != found.flatten()[0]).any()):
             return found
     return None
+
+
+def _uniform(tensor: torch.Tensor) -> bool:
+    """Of whole numbers ones alone: whatever they index has a first place, and zeros may have no
+    second.
+    """
+    whole = tensor.dtype in WHOLE
+    flat = tensor.reshape(-1)
+    least = 1 if tensor.dtype is torch.bool else LEAST_WHOLE if whole else 2
+    if flat.numel() < least or tensor.is_complex() or not (whole or tensor.element_size() > 1):
+        return False
+    value, sampled = flat[0], flat[:: max(1, flat.numel() // SAMPLED)]
+    if whole and tensor.dtype is not torch.bool and int(value) != 1:
+        return False
+    return bool((sampled == value).all()) and bool((flat == value).all() & value.isfinite())
+
+
+def _unlike(tensor: torch.Tensor, secret: random.Random) -> torch.Tensor:
+    """Of what is the same everywhere: booleans the other way in one place of `RARE` and one at
+    least, ones zero there, as a mask's, and else of another size each; zeros any small number.
+    """
+    dice = torch.Generator("cpu").manual_seed(secret.getrandbits(62))
+    rare = torch.rand(tensor.shape, generator=dice, device="cpu") < 1 / RARE
+    rare.view(-1)[secret.randrange(tensor.numel())] = True
+    rare = rare.to(tensor.device)
+    if tensor.dtype is torch.bool:
+        return tensor ^ rare
+    value = float(tensor.reshape(-1)[0])
+    found = tensor
+    if tensor.is_floating_point():
+        noise = SPREAD * torch.randn(tensor.shape, generator=dice, device="cpu")
+        found = (noise if value == 0.0 else value * noise.exp()).to(tensor)
+    return found.masked_fill(rare, 0) if value == 1.0 else found
 
 
 def _zeros_and_ones(tensor: torch.Tensor) -> bool:

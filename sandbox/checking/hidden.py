@@ -39,10 +39,10 @@ Change = Callable[[Sequence[torch.Tensor], Sequence[Domain], random.Random], boo
 
 
 def concerned(name: str, inputs: Sequence[Leaf], domains: Sequence[Domain]) -> list[int]:
-    """Numbers of the inputs that this change is given: what is moved, or floating ones."""
+    """Numbers of the inputs that this change is given: what it is made for, or floating ones."""
     moves = name == MASKS_MOVED
     pairs = zip(inputs, domains, strict=True)
-    return [n for n, (leaf, d) in enumerate(pairs) if (d.moved if moves else leaf.floating)]
+    return [n for n, (leaf, d) in enumerate(pairs) if (d.apart if moves else leaf.floating)]
 
 
 def flatten(
@@ -107,8 +107,10 @@ def negate_part(
 def move_masks(
     inputs: Sequence[torch.Tensor], domains: Sequence[Domain], secret: random.Random
 ) -> bool:
-    """Masks and labels keep their values and have them elsewhere."""
-    able = [tensor for tensor, domain in zip(inputs, domains, strict=True) if domain.moved]
+    """Masks and labels keep their values and have them elsewhere; what is the same everywhere, as a
+    mask that masks nothing or a state of zeros, is it no longer.
+    """
+    able = [tensor for tensor, domain in zip(inputs, domains, strict=True) if domain.apart]
     return any([move(tensor, secret) for tensor in able])
 
 

@@ -159,14 +159,10 @@ def tells(case: Case, other: Case) -> bool:
     )
 
 
-def float_inputs(inputs: torch.Tensor, signature: Signature) -> list[torch.Tensor]:
-    """The floating ones of a set's (bytes,), which index outputs may refer to."""
+def leaves_of(inputs: torch.Tensor, signature: Signature) -> list[torch.Tensor]:
+    """Those of a set's (bytes,), which index outputs may refer to."""
     layout = Layout(signature.inputs, 1)
-    return [
-        memory.leaf_view(inputs, layout, 0, i)
-        for i, leaf in enumerate(layout.leaves)
-        if leaf.floating
-    ]
+    return [memory.leaf_view(inputs, layout, 0, i) for i in range(len(layout.leaves))]
 
 
 class _CaseMaker:
@@ -215,7 +211,7 @@ class _CaseMaker:
         the one for masks, which no scaled case changes.
         """
         secret = random.Random(secrets.randbits(64))
-        masks = any(domain.moved for domain in self.signature.domains)
+        masks = any(domain.apart for domain in self.signature.domains)
         able = [name for name in names if name in hidden.CHANGES]
         able = [name for name in able if masks or name != hidden.MASKS_MOVED]
         if given.inputs.numel() > CHANGED_BYTES:
@@ -266,7 +262,7 @@ class _CaseMaker:
         own = tuple(compare.errors(out, t) for out, t in zip(outputs, truth, strict=True))
         if any(math.isinf(e.norm) for e in own):
             return None  # truth is all zeros and the reference is not: no error can be told
-        values = float_inputs(inputs, self.signature)
+        values = leaves_of(inputs, self.signature)
         for leaf, out in enumerate(outputs):
             if own[leaf].misplaced and not compare.ties_explain(out, truth[leaf], values):
                 # Rounding decides there, as among probabilities that float32 makes zeros.

@@ -10,7 +10,7 @@ from typing import Any
 
 from sandbox.checking import compare
 from sandbox.checking.mismatch import mismatch
-from sandbox.checking.pool import Case, Pool, float_inputs
+from sandbox.checking.pool import Case, Pool, leaves_of
 from sandbox.checking.structure import structure
 from sandbox.checking.updates import input_share, same_buffer, same_update
 from sandbox.machine import hardware_counters, memory
@@ -150,7 +150,7 @@ class _Checker:
             bound = case.bounds[leaf]
             errors = compare.errors(out, truth, bound)
             if errors.misplaced and not signature.outputs[leaf].floating:
-                values = float_inputs(case.inputs, signature)
+                values = leaves_of(case.inputs, signature)
                 if compare.ties_explain(out, truth, values):
                     errors = replace(errors, misplaced=0)
             found.append(errors)

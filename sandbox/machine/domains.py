@@ -17,6 +17,9 @@ class Domain(StrEnum):
     """Rows that are not negative and sum to one."""
     LOG_DISTRIBUTION = "log distribution"
     DEFINITE = "positive definite"
+    UNIFORM = "uniform"
+    """The same value everywhere: a first state of zeros, a mask that masks nothing, weights of one.
+    """
 
     @property
     def moved(self) -> bool:
@@ -24,6 +27,12 @@ class Domain(StrEnum):
         return self in (Domain.MASK, Domain.LABELS)
 
     @property
+    def apart(self) -> bool:
+        """What it is hides from every change but the one that is made for it."""
+        return self.moved or self is Domain.UNIFORM
+
+    @property
     def alone(self) -> Domain:
         """What it is where no other input is data."""
-        return Domain.REAL if self in (Domain.MASK, Domain.ORDERED) else self
+        beside = (Domain.MASK, Domain.ORDERED, Domain.UNIFORM)
+        return Domain.REAL if self in beside else self

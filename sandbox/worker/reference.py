@@ -274,7 +274,7 @@ class ReferenceSession(Session):
         state = [tensor.clone() for tensor in self.own_state()]
         try:
             models.seed_all(request["seed"])
-            moved = kind == "input" and known_domains(request)[index].moved
+            moved = kind == "input" and known_domains(request)[index].apart
             if kind == "input" and not self.replace(inputs, index, request["seed"], moved):
                 return {"changed": False}
             if kind == "parameter" and not shake(list(self.model.parameters())[index].detach()):

@@ -191,6 +191,16 @@ def test_what_a_constant_would_pick_as_well_is_no_tie() -> None:
     assert ties_explain(torch.full((16,), 9), torch.full((16,), 5), [found])
 
 
+def test_whole_numbers_tell_where_no_floating_ones_do() -> None:
+    tokens = torch.arange(64).view(2, 32)
+    mask, levels = torch.ones(2, 32), torch.arange(64).view(2, 32) // 2
+    picks, other = torch.tensor([0, 0]), torch.tensor([1, 1])
+    assert ties_explain(other, picks, [levels, mask])
+    assert not ties_explain(other, picks, [tokens, mask])
+    assert not ties_explain(other, picks, [torch.arange(99), mask]), "the mask alone says nothing"
+    assert ties_explain(other, picks, [tokens, levels.float()]), "labels beside data are not asked"
+
+
 def test_ties_in_another_input_or_dimension_count_too() -> None:
     columns = torch.tensor([[1.0, 2.0], [1.0, 3.0], [0.0, 3.0]])
     assert ties_explain(torch.tensor([1, 2]), torch.tensor([0, 1]), [torch.rand(7), columns])

@@ -32,19 +32,24 @@ DEFINITE = NORMAL @ NORMAL.T + torch.eye(24)
         (CAUSAL.bool(), Domain.MASK),
         (CAUSAL.long(), Domain.MASK),
         (torch.arange(24) < 16, Domain.MASK),
-        (torch.ones(24, dtype=torch.bool), Domain.REAL),
+        (torch.ones(24, dtype=torch.bool), Domain.UNIFORM),
+        (torch.tensor(False), Domain.UNIFORM),
+        (torch.ones(24, dtype=torch.int64), Domain.UNIFORM),
+        (torch.zeros(24, dtype=torch.int64), Domain.REAL),
+        (torch.ones(3, dtype=torch.int64), Domain.REAL),
         (torch.eye(24).bool(), Domain.REAL),
         (CAUSAL.int() * 2, Domain.REAL),
         (torch.tensor([0, 1]), Domain.REAL),
         (torch.ones(0, dtype=torch.int64), Domain.REAL),
         ((NORMAL > 0).float() * 1.25, Domain.REAL),
-        (torch.ones(24), Domain.REAL),
-        (torch.zeros(24), Domain.REAL),
+        (torch.ones(24), Domain.UNIFORM),
+        (torch.zeros(24), Domain.UNIFORM),
+        (torch.full((24,), -torch.inf), Domain.REAL),
         (torch.eye(24), Domain.REAL),
         (NORMAL.softmax(-1), Domain.DISTRIBUTION),
         (NORMAL.bfloat16().softmax(-1), Domain.DISTRIBUTION),
         (NORMAL.log_softmax(-1), Domain.LOG_DISTRIBUTION),
-        (torch.full((24, 24), 1 / 24), Domain.REAL),
+        (torch.full((24, 24), 1 / 24), Domain.UNIFORM),
         (CAUSAL / CAUSAL.sum(-1, keepdim=True), Domain.REAL),
         (NORMAL.flatten().sort().values, Domain.ORDERED),
         (torch.linspace(1, 0, 65), Domain.ORDERED),
@@ -154,6 +159,25 @@ def test_a_mask_that_moves_keeps_values_and_the_order_of_rows(mask: torch.Tensor
             assert sorted((other == 0).sum(-1).flatten().tolist()) == sorted(
                 (mask == 0).sum(-1).flatten().tolist()
             )
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float16, torch.float32])
+@pytest.mark.parametrize("value", [0, 1])
+def test_what_is_the_same_everywhere_is_it_no_longer(value: int, dtype: torch.dtype) -> None:
+    tensor = torch.full((40, 32), value).to(dtype)
+    if dtype is torch.int32 and value == 0:  # It may index what has one place.
+        assert not move(tensor, SECRET)
+        return
+    other = tensor.clone()
+    assert move(other, SECRET)
+    rare = int((other == (0 if value else 1)).sum())
+    if not dtype.is_floating_point or value:
+        assert 1 <= rare <= other.numel() // 16
+    if dtype.is_floating_point:
+        assert other.unique().numel() > 100
+        assert (other >= 0).all() or value == 0
+        assert float(other.float().abs().amax()) < 4
+    assert move(torch.ones(1, dtype=torch.bool), SECRET)
 
 
 def test_a_symmetric_mask_stays_so_and_one_that_cannot_move_is_none() -> None:
