@@ -161,17 +161,17 @@ def _unlike(tensor: torch.Tensor, secret: random.Random) -> torch.Tensor:
     """Of what is the same everywhere: booleans the other way in one place of `RARE` and one at
     least, ones zero there, as a mask's, and else of another size each; zeros any small number.
     """
-    dice = torch.Generator("cpu").manual_seed(secret.getrandbits(62))
-    rare = torch.rand(tensor.shape, generator=dice, device="cpu") < 1 / RARE
+    where = tensor.device  # A GPU's may be of gigabytes.
+    dice = torch.Generator(where).manual_seed(secret.getrandbits(62))
+    rare = torch.rand(tensor.shape, generator=dice, device=where) < 1 / RARE
     rare.view(-1)[secret.randrange(tensor.numel())] = True
-    rare = rare.to(tensor.device)
     if tensor.dtype is torch.bool:
         return tensor ^ rare
     value = float(tensor.reshape(-1)[0])
     found = tensor
     if tensor.is_floating_point():
-        noise = SPREAD * torch.randn(tensor.shape, generator=dice, device="cpu")
-        found = (noise if value == 0.0 else value * noise.exp()).to(tensor)
+        noise = SPREAD * torch.randn(tensor.shape, generator=dice, device=where)
+        found = (noise if value == 0.0 else value * noise.exp()).to(tensor.dtype)
     return found.masked_fill(rare, 0) if value == 1.0 else found
 
 

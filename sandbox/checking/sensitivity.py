@@ -1,24 +1,25 @@
 """What the reference's output depends on: one input or parameter is changed, all others are held.
 
 An output that does not answer within its bound cannot tell a candidate that ignores the leaf from
-an honest one. One draw of other values is tried, and a second before a leaf is called ignored; a
-dependence that neither shows is missed.
+an honest one. One draw of other values is tried, and a second, on other inputs too, before a leaf
+is called ignored; a dependence that none shows is missed.
 """
 
 from __future__ import annotations
 
+import itertools
 import secrets
 
 import torch
 
 from sandbox.checking import compare
-from sandbox.checking.pool import Pool
+from sandbox.checking.pool import Case, Pool
 from sandbox.errors import InvalidReference
 from sandbox.observation import Errors
 from sandbox.subjects.subject import Subject
 from sandbox.types import EvalConfig
 
-DRAWS = 2
+DRAWS, CASES = 2, 5
 Leaf = tuple[str, int]
 """("input", i) or ("parameter", i), numbered as the reference's worker does."""
 
@@ -30,11 +31,15 @@ class Variation:
         self.subject = subject
         self.pool = pool
         self.config = config
-        self.case = pool.cases[0]
         subject.attach_all(pool.signature, 1, 1)
-        subject.set_bytes("inputs", 0).copy_(self.case.inputs)
+        self.turn_to(pool.cases[0])
         subject.arenas["state"].bytes.copy_(pool.state)
         subject.restate()
+
+    def turn_to(self, case: Case) -> None:
+        """Hold the inputs of another case."""
+        self.case = case
+        self.subject.set_bytes("inputs", 0).copy_(case.inputs)
 
     def outputs(self, leaf: Leaf | None) -> list[torch.Tensor] | None:
         """Copies of the outputs with this leaf changed (None: nothing, under another RNG state);
@@ -54,7 +59,23 @@ class Variation:
         return [self.subject.leaf("slots", 0, i).clone() for i in range(count)]
 
     def ignores(self, leaf: Leaf) -> bool | None:
-        """Whether the output stays within its bound; None where that cannot be asked."""
+        """Whether the output stays within its bound, on inputs of several draws: a flag among them
+        may leave a leaf aside; None where that cannot be asked.
+        """
+        first = self.case
+        drawn = (case for case in self.pool.cases if case.change is None)
+        try:
+            for case in itertools.islice(drawn, CASES):
+                self.turn_to(case)
+                found = self._ignores(leaf)
+                if not found:
+                    return found
+            return True
+        finally:
+            self.turn_to(first)
+
+    def _ignores(self, leaf: Leaf) -> bool | None:
+        """The same, on these inputs."""
         for _ in range(DRAWS):
             found = self.outputs(leaf)
             if found is None:

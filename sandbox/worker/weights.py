@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import torch
@@ -17,13 +18,17 @@ minus infinity with it (of 131,000 elements four were below zero).
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Move every floating parameter and buffer off its initial value, keeping its scale and sign.
+    """Move every floating parameter and buffer off its initial value, keeping its scale, and its
+    signs but for a part of each that has both.
 
-    Identity-initialised scales, zero biases and unit variances hide dropped operations.
+    Identity-initialised scales, zero biases and unit variances hide dropped operations; signs that
+    stay, what was made of them once.
     """
     models.seed_all(seed)
+    dice = random.Random(seed)
     for _, tensor in models.state_of(model):
-        shake(tensor)
+        if shake(tensor) and _both_signs(tensor):
+            part_of(tensor, dice).neg_()
 
 
 def change_part(model: torch.nn.Module, seed: int) -> bool:
@@ -40,6 +45,12 @@ def change_part(model: torch.nn.Module, seed: int) -> bool:
     part = part_of(tensor, dice)
     part.mul_(dice.choice((2.0, 0.5)) if bool(tensor.min() >= 0) else -1.0)
     return True
+
+
+def _both_signs(tensor: torch.Tensor) -> bool:
+    """Of what is in no order, and none of it infinite."""
+    low, high = float(tensor.min()), float(tensor.max())
+    return -math.inf < low < 0 < high < math.inf and direction(tensor) is None
 
 
 def shake(tensor: torch.Tensor) -> bool:

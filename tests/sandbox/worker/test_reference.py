@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sandbox.worker.reference import ReferenceSession
-from sandbox.worker.weights import change_part, direction, shake
+from sandbox.worker.weights import change_part, direction, randomise, shake
 
 CALL_S = 0.004
 
@@ -51,6 +51,22 @@ def test_a_part_of_one_parameter_changes_and_nothing_else(positive: bool) -> Non
         assert name in dict(model.named_parameters())
         assert 0 < count <= max(1, before[name].numel() // 64)
         assert not positive or bool((model.state_dict()[name] > 0).all())
+
+
+def test_new_weights_have_other_signs_in_part_where_they_have_both() -> None:
+    model = torch.nn.Linear(64, 256)
+    model.register_buffer("variance", torch.rand(256) + 0.1)
+    model.register_buffer("mask", torch.full((16, 16), -torch.inf).triu(1))
+    model.register_buffer("grid", torch.linspace(-1, 1, 33))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    randomise(model, 3)
+    flipped = {
+        name: int((tensor.sign() != before[name].sign()).sum())
+        for name, tensor in model.state_dict().items()
+    }
+    assert 1 <= flipped.pop("weight") <= 256 * 64 // 64
+    assert 1 <= flipped.pop("bias") <= 256 // 64
+    assert set(flipped.values()) == {0}
 
 
 def test_new_values_keep_signs_infinities_and_order() -> None:
