@@ -42,6 +42,8 @@ class Known:
     """References that others are compared with."""
 
     shapes: list[tuple[str, Shape]] = field(default_factory=list)
+    met: set[Shape] = field(default_factory=set)
+    """Of references that were found too like one of these."""
 
     @classmethod
     def of(cls, named: Sequence[tuple[str, str]]) -> Known:
@@ -58,6 +60,7 @@ class Known:
             # Upper bounds first: nearly all pairs end there.
             quick = min(matcher.real_quick_ratio(), matcher.quick_ratio())
             if quick > TOO_ALIKE and matcher.ratio() > TOO_ALIKE:
+                self.met.add(shape)
                 return name
         return None
 

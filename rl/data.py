@@ -36,7 +36,6 @@ from kernelbench.suite import load_tasks
 from rewards.terms import SECTIONS
 from rl.config import HeldOut, Split, TrainConfig, refuse_evaluated
 from rl.plain import plain
-from sandbox.doctor import resolve_device
 from sandbox.errors import ConfigError
 from sandbox.records import from_record
 from sandbox.types import EvalConfig, Language, Task, digest
@@ -173,17 +172,16 @@ def dataset_of(
     runs: Iterable[Path],
     config: TrainConfig,
     per_task: int | None,
-    against: Sequence[str] = (),
+    evaluated: Known | None = None,
     made: Iterable[Example] = (),
 ) -> DatasetDict:
-    """Of the verified kernels of these runs' folders, and of others that were `made`, less tasks
-    too like those of the suites in `against`; raises ConfigError where none is left.
+    """Of the verified kernels of these runs' folders, less those on tasks too like the evaluated
+    ones, and of others that were `made`; raises ConfigError where none is left.
     """
-    known = known_of(against, resolve_device(config.device))
     found: list[Example] = []
     for run in runs:
         with Journal(run, read_only=True) as journal:
-            found += examples_of(journal, config, known)
+            found += examples_of(journal, config, evaluated)
     found += made
     refuse_evaluated((e.task_id for e in found), config.transductive)
     return build_dataset(found, config.held_out, per_task)

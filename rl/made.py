@@ -21,13 +21,13 @@ from agent.journals.journal import Journal
 from agent.prompts.message import Message
 from agent.prompts.render import Scene, render_contrast, render_propose
 from agent.types import Attempt, Measured, Proposal
+from kernelbench.similarity import Known
 from kernelbench.suite import load_tasks
 from rewards.types import Reward
 from rl.data import (
     Example,
     composition_of,
     family_of,
-    known_of,
     plainly,
     reply_of,
     scene_of,
@@ -56,12 +56,12 @@ task 27 of 37 greedy replies to tasks of five operators were wrong, of 58 to tho
 def made_examples(
     specs: Mapping[str, int],
     like: Path,
-    against: Sequence[str] = (),
+    evaluated: Known | None = None,
     exemplars: int = 0,
 ) -> Iterator[Example]:
     """For each task of these suites that the proposer covers, as many kernels of it as its suite is
     to have (of a long one up to MOST times as many), features drawn by chance, asked for as on the
-    machine of the run in `like`; not for tasks too like those of the suites in `against`. One task
+    machine of the run in `like`; not for tasks too like the evaluated ones. One task
     of `CONTRASTED` also teaches the form of a contrast with up to so many `exemplars`, which have
     the figures of kernels that the run measured, drawn by chance.
     """
@@ -77,7 +77,7 @@ def made_examples(
     if machine is None:
         raise ConfigError(f"{like}: a run that measured nothing tells of no machine; name another")
     device = machine.task.device
-    known = known_of(against, device)
+    known = evaluated or Known()
     listed = [(task, count) for spec, count in specs.items() for task in load_tasks(spec, device)]
     tasks = [(task, count) for task, count in listed if known.too_alike(task.source) is None]
     lesson = _Lesson(machine, exemplars, figures)

@@ -95,18 +95,22 @@ def make_examples(
     wanted = dict(map(_counted, made or ()))
     settings = open_training(config)
     from rl.config import refuse_evaluated
-    from rl.data import dataset_of, refuse_existing, save_dataset
+    from rl.data import dataset_of, known_of, refuse_existing, save_dataset
     from rl.made import made_examples
+    from sandbox.doctor import resolve_device
 
     refuse_existing(to)
     refuse_evaluated(wanted, settings.transductive)
 
     folders = [find_run(run) for run in runs]
-    left_out, shown = against or (), settings.exemplars
-    kernels = made_examples(wanted, folders[0], left_out, shown) if wanted else ()
-    dataset = dataset_of(folders, settings, per_task, left_out, kernels)
+    evaluated = known_of(against or (), resolve_device(settings.device))
+    kernels = made_examples(wanted, folders[0], evaluated, settings.exemplars) if wanted else ()
+    dataset = dataset_of(folders, settings, per_task, evaluated, kernels)
     save_dataset(dataset, to)
     say(f"{name}: {number_of(len(rows), 'example')}" for name, rows in dataset.items())
+    if against:
+        left_out = number_of(len(evaluated.met), "composition")
+        say([f"left out: {left_out} too like a task of {', '.join(against)}"])
 
 
 def _counted(made: str) -> tuple[str, int]:

@@ -22,7 +22,7 @@ from kernelbench.suite import load_tasks
 from rewards import speedup
 from rewards.terms import format_share
 from rl.config import HeldOut
-from rl.data import build_dataset, load_examples, save_dataset, statements_of
+from rl.data import build_dataset, known_of, load_examples, save_dataset, statements_of
 from rl.made import made_examples
 from rl.plain import plain
 from sandbox.errors import ConfigError
@@ -78,7 +78,7 @@ def test_of_a_long_chain_there_are_more_kernels_than_of_a_short_one(run):
 
 
 def test_some_tasks_teach_the_form_of_a_contrast_with_figures_of_measured_kernels(run):
-    before = made_examples({"synthetic:rows:12": 1}, run, (), 2)
+    before = made_examples({"synthetic:rows:12": 1}, run, None, 2)
     assert {e.kind for e in before} == {"propose"}
     with Journal(run) as journal:
         [task] = journal.tasks()
@@ -87,7 +87,7 @@ def test_some_tasks_teach_the_form_of_a_contrast_with_figures_of_measured_kernel
         for factor, proposal in enumerate(proposals, 1):
             figure = scripted_evaluation(proposal.candidate, EvalConfig(), Status.PASSED, factor)
             journal.record_evaluation(task, figure, reward=speedup.reward(figure))
-    found = list(made_examples({"synthetic:rows:24": 1}, run, (), 2))
+    found = list(made_examples({"synthetic:rows:24": 1}, run, None, 2))
     contrasts = [e for e in found if e.kind == "contrast"]
     assert len({e.task_id for e in found if e.kind == "propose"}) == 24
     assert 1 <= len(contrasts) < 12
@@ -107,7 +107,9 @@ def test_some_tasks_teach_the_form_of_a_contrast_with_figures_of_measured_kernel
 
 
 def test_kernels_of_tasks_like_an_evaluated_suite_are_not_made(run):
-    assert not list(made_examples({"builtin/softmax": 1}, run, ["builtin"]))
+    builtin = known_of(["builtin"], "cpu")
+    assert not list(made_examples({"builtin/softmax": 1}, run, builtin))
+    assert len(builtin.met) == 1
 
 
 def test_a_run_that_measured_nothing_tells_of_no_machine(tmp_path):
