@@ -254,9 +254,8 @@ def _exported(folder: Path, suite: Suite) -> Iterator[Raw | Problem]:
                     yield source
                 else:
                     found = next(iter(suite.names.get(task_id, ())), None)
-                    taught = (
-                        proposer if TRANSDUCTIVE in (proposer := str(entry.get("proposer"))) else ""
-                    )
+                    proposer = str(entry.get("proposer"))
+                    taught = proposer if TRANSDUCTIVE in proposer else ""
                     yield Raw(found, task_id, 0, source, str(path), language, taught=taught)
             case _:
                 yield Problem(str(path), f"{entry!r:.60} has no file, task_id and language")
