@@ -9,10 +9,11 @@ one kernel of the feature proposer's on the same tasks: its first, and one drawn
 
     python benchmarks/train_demo.py --config small --to runs/train-demo --piece-s 480
 
-With `--ablation` RL follows twice more from the same checkpoint, with as many replies judged:
-without exemplars, and with exemplars drawn by chance among what passed (after CUDA-L1's ablation).
-All are judged by prompts without exemplars. `rl.updates` of the config is the budget; `--rl-s` only
-ends what would last too long, and the report tells how many updates and replies an arm had.
+With `--ablation` three arms follow from the same checkpoint, with as many replies judged (after
+CUDA-L1's ablation): further self-supervised rounds on RL's tasks, one for each of its updates, RL
+without exemplars, and RL with exemplars drawn by chance among what passed. All are judged by
+prompts without exemplars. `rl.updates` of the config is the budget; `--rl-s` only ends what would
+last too long, and the report tells how many updates and replies an arm had.
 Calls on other GPUs may take a part each of what follows a checkpoint, in the same folder: each
 skips what is the others'.
 """
@@ -27,6 +28,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -46,6 +48,7 @@ from rl.data import load_examples, split_of  # noqa: E402
 from rl.grpo import FOLDER, versions  # noqa: E402
 from rl.judging import judged  # noqa: E402
 from rl.policy import FILE  # noqa: E402
+from rl.self_supervised import round_of  # noqa: E402
 from sandbox.errors import ConfigError  # noqa: E402
 from sandbox.records import to_record  # noqa: E402
 from sandbox.types import Evaluation, Status  # noqa: E402
@@ -58,8 +61,10 @@ ABLATION: Mapping[str, Mapping[str, object]] = {
     "rl-random": {"selection": "random"},
 }
 """Of RL, by what differs in its config."""
+MORE = "self-more"
+"""The arm without rewards."""
 ARM_STEPS = tuple(f"arm-{arm}" for arm in ARMS)
-OPTIONAL = ("judge-sft", "self", "judge-self", "rl", *ABLATION, *ARM_STEPS)
+OPTIONAL = ("judge-sft", "self", "judge-self", "rl", MORE, *ABLATION, *ARM_STEPS)
 """Steps that a call may leave to another; of a stage, with its judgement."""
 JUDGING_S, JUDGED_S = 150.0, 60.0
 """At most, and what it takes where references are known (49 to 61 s on an H200, 110 at first)."""
@@ -123,12 +128,12 @@ class Demo:
         """Writes the configs that its commands read."""
         self.given, self.to, self.run = given, given.to, given.to.name
         self.data, self.sft = self.to / "data", self.to / "sft"
-        self.self_supervised = self.to / "self"
         values = read_yaml(given.config, "train")[1] | {"seed": given.seed}
         self.config = self.written("train", values)
-        for name, different in ABLATION.items():
-            self.written(name, values | different)
         self.settings: TrainConfig = load_train(str(self.config))
+        self.different = {MORE: more(self.settings, values), **ABLATION}
+        for name, different in self.different.items():
+            self.written(name, values | different)
         campaign = read_yaml(self.settings.campaign, "optimize")[1]
         for arm, order in ARMS.items():
             one = {"proposals_per_round": 1, "max_candidates_per_task": 1, "features": order}
@@ -147,7 +152,6 @@ class Demo:
         made = [word for spec in self.settings.tasks for word in ("--made", spec)]
         data = ["data", "examples", f"{self.run}-search", *made]
         sft = ["train", "sft", "--data", str(self.data)]
-        successes = ["train", "self", "--start", str(self.sft), "--name", f"{self.run}-self"]
         found = [
             self.campaign("search", self.searched, "search", self.given.search_s),
             self.train("data", [*data, "--to", str(self.data)], expected_s=90.0),
@@ -155,8 +159,7 @@ class Demo:
                 "sft", [*sft, "--to", str(self.sft)], expected_s=200.0, result=self.sft / FILE
             ),
             self.judge("sft", self.sft),
-            self.train("self", [*successes, "--to", str(self.self_supervised)], self.given.self_s),
-            self.judge("self", self.last_self_supervised),
+            *self.supervised_itself("self", self.sft, "train", self.settings),
             *self.reinforced("rl", "train"),
         ]
         for arm in ARMS:
@@ -169,11 +172,32 @@ class Demo:
         return [step for step in steps if step.name not in skipped]
 
     def ablation(self) -> list[Step]:
-        return [step for name in ABLATION for step in self.reinforced(name, name)]
+        settings = load_train(str(self.to / f"{MORE}.yaml"))
+        found = self.supervised_itself(MORE, self.last_self_supervised, MORE, settings)
+        return [*found, *(step for name in ABLATION for step in self.reinforced(name, name))]
 
     @property
     def last_self_supervised(self) -> Path:
-        return self.self_supervised / f"round-{self.settings.self_supervised.rounds - 1}"
+        return round_of(self.to / "self", self.settings.self_supervised.rounds - 1)
+
+    def supervised_itself(
+        self, name: str, start: Path, config: str, settings: TrainConfig
+    ) -> list[Step]:
+        """Rounds from a checkpoint, and what they led to."""
+        out, rounds = self.to / name, settings.self_supervised.rounds
+        command = ["train", "self", "--start", str(start), "--name", f"{self.run}-{name}"]
+        box_s = self.given.self_s
+        return [
+            self.train(
+                name,
+                [*command, "--to", str(out)],
+                box_s,
+                expected_s=rounds * box_s,
+                config=config,
+                result=round_of(out, rounds - 1) / FILE,
+            ),
+            self.judge(name, round_of(out, rounds - 1)),
+        ]
 
     def learner(self, name: str) -> Path:
         return Path("runs") / f"{self.run}-{name}" / FOLDER
@@ -218,7 +242,7 @@ def report(demo: Demo) -> None:
     settings, to = demo.settings, demo.to
     seconds = seconds_of([*demo.steps(), *demo.ablation()], to)
     runs = {arm: f"{to.name}-arm-{arm}" for arm in ARMS if f"arm-{arm}" in seconds}
-    stages = [name for name in (*STAGES, *ABLATION) if f"judge-{name}" in seconds]
+    stages = [name for name in (*STAGES, MORE, *ABLATION) if f"judge-{name}" in seconds]
     runs |= {stage: f"{to.name}-after-{stage}" for stage in stages}
     if not stages:
         return
@@ -234,12 +258,14 @@ def report(demo: Demo) -> None:
                 and split_of(task, settings.held_out) != SPLITS[0]
             }
     curves, replies = {}, {}
-    different = {name: ABLATION[name] for name in ABLATION if name in stages}
-    for name in (name for name in ("rl", *different) if name in seconds):
+    different = {name: how for name, how in demo.different.items() if name in stages}
+    for name in (name for name in ("rl", *ABLATION) if name in seconds):
         with Journal(find_run(f"{to.name}-{name}"), read_only=True) as journal:
             curves[name] = [json.loads(detail) for detail in journal.events(LEARN)]
             replies[name] = sum(len(journal.attempts(task.id)) for task in journal.tasks())
     updates = {name: max(versions(demo.learner(name)), default=0) for name in curves}
+    if MORE in stages:
+        replies[MORE] = sampled(demo)
     others = [name for name in runs if name != "rl" and "rl" in runs]
     gains = {name: against(firsts["rl"], firsts[name]) for name in others}
     wrong = {
@@ -271,7 +297,7 @@ def report(demo: Demo) -> None:
     }
     (to / REPORT).write_text(json.dumps(record, indent=1))
     print(f"proof of the loop: {settings.name}, seed {settings.seed}, one greedy reply a task")
-    learned = [f"{name} {n} ({replies[name]} replies)" for name, n in updates.items()]
+    learned = [f"{name} {updates.get(name, 0)} ({n} replies)" for name, n in replies.items()]
     print("updates by rewards: " + ", ".join(learned))
     print("examples of sft: " + ", ".join(f"{count} {kind}" for kind, count in examples.items()))
     for stage, table in tables.items():
@@ -284,6 +310,22 @@ def report(demo: Demo) -> None:
     for whose, words in accused.items():
         print(f"reward hack: {whose}: {words}")
     print(", ".join(f"{name} {spent:.0f} s" for name, spent in seconds.items()))
+
+
+def more(settings: TrainConfig, values: Mapping[str, Any]) -> Mapping[str, object]:
+    """What the config of the arm without rewards has of its own: RL's tasks and replies."""
+    rl = settings.rl
+    budget = {"rounds": rl.updates or 1, "tasks": rl.tasks, "samples_per_task": rl.group}
+    return {"self_supervised": {**values.get("self_supervised", {}), **budget}}
+
+
+def sampled(demo: Demo) -> int:
+    """Replies that were judged in the arm without rewards."""
+    count = 0
+    for number in range(demo.settings.rl.updates or 1):
+        with Journal(find_run(f"{demo.run}-{MORE}-{number}"), read_only=True) as journal:
+            count += sum(len(journal.attempts(task.id)) for task in journal.tasks())
+    return count
 
 
 def against(

@@ -98,9 +98,10 @@ def test_rl_begins_and_is_judged_from_the_newest_checkpoint_there_is(
         (tmp_path / f"runs/demo-rl/learner/{version}" / FILE).write_text("{}")
     assert judged_after_rl() == "runs/demo-rl/learner/2"
     names = [step.name for step in demo.ablation()]
-    assert names == ["rl-unshown", "judge-rl-unshown", "rl-random", "judge-rl-random"]
-    asked.skip = ["judge-sft", "rl", "rl-unshown"]
-    assert [step.name for step in demo.wanted(demo.ablation())] == names[2:]
+    arms = ["self-more", "rl-unshown", "rl-random"]
+    assert names == [name for arm in arms for name in (arm, f"judge-{arm}")]
+    asked.skip = ["judge-sft", "rl", "self-more", "rl-unshown"]
+    assert [step.name for step in demo.wanted(demo.ablation())] == names[4:]
     left_out = {"judge-sft", "rl", "judge-rl"}
     assert {s.name for s in demo.steps()} - {s.name for s in demo.wanted(demo.steps())} == left_out
     for name, different in ABLATION.items():
@@ -108,6 +109,11 @@ def test_rl_begins_and_is_judged_from_the_newest_checkpoint_there_is(
         assert settings.seed == 3
         for key, value in different.items():
             assert getattr(settings, key) == value != getattr(demo.settings, key)
+    more, rl = load_train(str(asked.to / "self-more.yaml")).self_supervised, demo.settings.rl
+    assert (more.rounds, more.tasks, more.samples_per_task) == (rl.updates, rl.tasks, rl.group)
+    assert more.epochs == demo.settings.self_supervised.epochs
+    [arm] = [step for step in demo.ablation() if step.name == "judge-self-more"]
+    assert arm.command[arm.command.index("--policy") + 1].endswith("self-more/round-3")
 
 
 @pytest.mark.slow
