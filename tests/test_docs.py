@@ -54,3 +54,12 @@ def test_every_link_and_script_of_a_page_is_there(page: Path) -> None:
     missing = [path for path in linked if not path.exists()]
     missing += [path for path in named if not (path.is_dir() or path.with_suffix(".py").exists())]
     assert not missing
+
+
+def test_what_the_servers_environment_asks_for_is_locked() -> None:
+    asked, locked = (
+        {line for line in file.read_text().splitlines() if not line.startswith("#")}
+        for file in (ROOT / "configs" / "vllm" / f"requirements.{end}" for end in ("in", "txt"))
+    )
+    assert asked <= locked
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in locked)
