@@ -14,7 +14,15 @@ from agent.strategies.contrastive import Contrastive
 from agent.strategies.fsr import Fsr
 from kernelbench.suite import loaders, spec_of
 from rl.config import SPLITS, TrainConfig, refuse_evaluated
-from rl.data import TRAIN, composition_of, contrastive_of, split_of
+from rl.data import (
+    TRAIN,
+    composition_of,
+    contrastive_of,
+    size_of,
+    split_of,
+    teaches,
+    withheld,
+)
 from rl.grpo import GrpoLearner
 from rl.local import LocalModel
 from rl.policy import load_policy, taught_to
@@ -151,13 +159,13 @@ def tasks_of(
     taught: Collection[str] = (),
 ) -> tuple[str, ...]:
     """The config's tasks of these splits, or so many of them, the same each time: a spec whole
-    where it may be, else task by task. Raises ConfigError where one is held out, and its
-    composition is among those `taught`.
+    where it may be, else task by task. Raises ConfigError where one is held out, and what
+    it is held out by is among what was `taught`.
     """
 
     def wanted(task: Task) -> bool:
         split = split_of(task, train.held_out)
-        if split in splits and split != TRAIN and composition_of(task) in taught:
+        if split in splits and split != TRAIN and withheld(task, split) in taught:
             raise ConfigError(
                 f"{task.id} is held out by this config, and the policy was taught it or one like "
                 "it: judge by the config that it was taught by"
@@ -210,7 +218,8 @@ def open_policy(
             )
         learner = GrpoLearner(run, config.local, train, config.device, ranks)
         found = (load() for spec in config.tasks for load in loaders(spec, config.device).values())
-        learner.policy.taught |= {composition_of(task) for task in found}
+        for task in found:
+            learner.policy.taught |= teaches(composition_of(task), size_of(task))
         apart = train.sampling.engine == "hf"
         return LocalPolicy(learner.model, learner, learner.ranks.here, apart)
     sampling, folder = replace(train.sampling, greedy=config.greedy), config.local

@@ -18,8 +18,8 @@ from sandbox.errors import ConfigError
 from sandbox.records import to_record
 from sandbox.types import digest
 
-Split = Literal["train", "held_out_task", "held_out_family"]
-SPLITS: tuple[Split, ...] = ("train", "held_out_task", "held_out_family")
+Split = Literal["train", "held_out_task", "held_out_family", "held_out_size"]
+SPLITS: tuple[Split, ...] = ("train", "held_out_task", "held_out_family", "held_out_size")
 EVALUATED = re.compile(r"kernelbench[:/]|hf:|file/level\d/")
 """How specs of evaluation suites begin, and ids of their tasks; on the Hub are KernelBench's. So
 are, as far as their places tell, files of a checkout's levels that are given as a folder's.
@@ -242,11 +242,14 @@ class GrpoConfig:
 @dataclass(frozen=True)
 class HeldOut:
     """Shares of families and of the remaining compositions that are never trained on, told by
-    hashes: whatever a task is called, and whatever its sizes are, it is where its like are.
+    hashes: whatever a task is called, and whatever its sizes are, it is where its like are. Of what
+    is left, tasks of some sizes.
     """
 
     families: float = 0.1
     tasks: float = 0.1
+    sizes: tuple[str, ...] = ()
+    """Names of shapes, such as 8192x4096: what is timed at one is never trained on."""
     judged: int | None = None
     """How many of them a policy is judged on, drawn by hashes; by default all."""
 
@@ -258,10 +261,12 @@ class HeldOut:
         if self.judged is not None and self.judged < 1:
             raise ValueError(f"judged is {self.judged}; expected at least 1")
 
-    def split(self, composition: str, family: str) -> Split:
+    def split(self, composition: str, family: str, size: str) -> Split:
         if _share(f"family {family}") < self.families:
             return "held_out_family"
-        return "held_out_task" if _share(f"task {composition}") < self.tasks else "train"
+        if _share(f"task {composition}") < self.tasks:
+            return "held_out_task"
+        return "held_out_size" if size in self.sizes else "train"
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ Three kinds, all asked by the prompts that campaigns use: `propose` (reference -
 (failed source and its verdict -> the repair that passed) and `contrast` (exemplars of distinct
 buckets -> a kernel faster than all of them). Equal code of a task counts once per kind. Whole
 families (references calling the same operators) and whole compositions (references that differ in
-names and constants alone) are held out, told by hashes, so that more data never moves a task.
-Tasks too like an evaluation suite's are left out.
+names and constants alone) are held out, told by hashes, so that more data never moves a task; so
+are some sizes, by name. Tasks too like an evaluation suite's are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from agent.types import Attempt, Proposal
 from kernelbench.similarity import Known, shape_of
 from kernelbench.suite import load_tasks
 from rewards.terms import SECTIONS
-from rl.config import HeldOut, Split, TrainConfig, refuse_evaluated
+from rl.config import SPLITS, HeldOut, Split, TrainConfig, refuse_evaluated
 from rl.plain import plain
 from sandbox.errors import ConfigError
 from sandbox.records import from_record
@@ -49,6 +49,7 @@ class Example:
     family: str
     composition: str
     """Of its task, as composition_of tells it."""
+    size: str
     kind: str
     messages: list[Message]
     reply: str
@@ -76,6 +77,7 @@ def examples_of(
                     task.id,
                     family_of(task),
                     composition_of(task),
+                    size_of(task),
                     kind,
                     messages,
                     reply_of(attempt.proposal, kind),
@@ -158,8 +160,23 @@ def composition_of(task: Task) -> str:
     return digest(shape_of(task.source))
 
 
+def size_of(task: Task) -> str:
+    """The name of the shape that is timed."""
+    return task.shapes[0].name
+
+
 def split_of(task: Task, held_out: HeldOut) -> Split:
-    return held_out.split(composition_of(task), family_of(task))
+    return held_out.split(composition_of(task), family_of(task), size_of(task))
+
+
+def teaches(composition: str, size: str) -> set[str]:
+    """What a policy has seen that was trained on such a task (Policy.taught)."""
+    return {composition, f"size {size}"}
+
+
+def withheld(task: Task, split: Split) -> str:
+    """What of it a policy must not have seen that is judged by it as held out."""
+    return f"size {size_of(task)}" if split == "held_out_size" else composition_of(task)
 
 
 def statements_of(task: Task) -> int:
@@ -207,7 +224,7 @@ def build_dataset(
     """Fastest first, distinct, split; raises ConfigError where nothing is left to train on."""
     best = sorted(examples, key=lambda e: -(e.speedup or 0.0))
     seen: set[str] = set()
-    kept: dict[str, list[Example]] = {TRAIN: [], "held_out_task": [], "held_out_family": []}
+    kept: dict[str, list[Example]] = {split: [] for split in SPLITS}
     count: dict[tuple[str, str], int] = {}
     for example in best:
         key = digest([example.task_id, example.kind, without_header(example.reply)])
@@ -216,7 +233,7 @@ def build_dataset(
             continue
         seen.add(key)
         count[place] = count.get(place, 0) + 1
-        kept[held_out.split(example.composition, example.family)].append(example)
+        kept[held_out.split(example.composition, example.family, example.size)].append(example)
     if not kept[TRAIN]:
         raise ConfigError(
             f"none of {len(best)} verified kernels is left to train on: give runs with winners, or "

@@ -31,6 +31,7 @@ from rl.data import (
     plainly,
     reply_of,
     scene_of,
+    size_of,
     statements_of,
 )
 from sandbox.errors import ConfigError
@@ -128,7 +129,8 @@ class _Lesson:
 
         def example(kind: str, asked: list[Message], proposal: Proposal) -> Example:
             reply, family = reply_of(proposal, kind), family_of(task)
-            return Example(task.id, family, composition_of(task), kind, asked, reply, None, "")
+            same = composition_of(task), size_of(task)
+            return Example(task.id, family, *same, kind, asked, reply, None, "")
 
         asked = render_propose(scene)
         found = [example("propose", asked, proposal) for proposal in proposals[:count]]

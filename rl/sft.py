@@ -18,7 +18,7 @@ from pathlib import Path
 from accelerate import PartialState
 
 from rl.config import NEW, TrainConfig, refuse_evaluated
-from rl.data import Example
+from rl.data import Example, teaches
 from rl.kept import BEGUN_FROM, EXAMPLES, FINE_TUNING, PARTIAL, keep_config, refuse_other
 from rl.kept import FILE as KEPT
 from rl.policy import FILE, Policy, load_policy, new_policy
@@ -128,7 +128,8 @@ def _fitted(
         else:
             policy = begin(examples, config, device, source)
             policy.transductive |= config.transductive
-            policy.taught |= {example.composition for example in examples}
+            for example in examples:
+                policy.taught |= teaches(example.composition, example.size)
         fitting = tokens_of(examples, policy, config)
         known_optimizer(policy, config, scratch)
         if not goes_on:  # What could not begin may be set right.

@@ -230,7 +230,7 @@ def train_judge(
     name: Annotated[str, typer.Option(help="Of the run; an old one goes on.")],
     config: TrainConfig = "small",
     split: Annotated[
-        list[str] | None, typer.Option(help="train, held_out_task, held_out_family.")
+        list[str] | None, typer.Option(help="train, held_out_task, held_out_family, held_out_size.")
     ] = None,
     max_seconds: MaxSeconds = None,
     as_json: Json = False,

@@ -163,6 +163,18 @@ def test_references_that_differ_in_names_and_sizes_alone_are_in_one_split():
     assert len(set.union(*splits.values())) == 3
 
 
+def test_a_size_is_held_out_of_what_is_left_to_train_on():
+    tasks = load_tasks("synthetic:rows:300", "cpu")
+    without, held_out = HeldOut(0.1, 0.1), HeldOut(0.1, 0.1, sizes=("512x512",))
+    moved = [t for t in tasks if split_of(t, held_out) != split_of(t, without)]
+    assert 15 < len(moved) < 60
+    for task in moved:
+        assert (split_of(task, without), split_of(task, held_out)) == ("train", "held_out_size")
+    left = [t for t in tasks if split_of(t, held_out) == "train"]
+    assert {t.shapes[0].name for t in moved} == {"512x512"}
+    assert "512x512" not in {t.shapes[0].name for t in left}
+
+
 def test_a_data_set_of_another_version_is_named(journal, tmp_path):
     dataset = build_dataset(examples_of(journal, TRAIN), EVERYTHING).remove_columns("composition")
     save_dataset(dataset, tmp_path / "data")

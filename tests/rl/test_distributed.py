@@ -33,7 +33,7 @@ LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"
 
 def example(number: int) -> Example:
     asked = [Message(role="user", content=f"double {number}")]
-    return Example(f"t{number}", "f", "c", "propose", asked, f"{2 * number} it is", None, "")
+    return Example(f"t{number}", "f", "c", "s", "propose", asked, f"{2 * number} it is", None, "")
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ CONFIG = TrainConfig(
 
 def example(reply: str) -> Example:
     asked = [Message(role="user", content="faster")]
-    return Example("file/t", "f", "c", "propose", asked, reply, None, "run")
+    return Example("file/t", "f", "c", "s", "propose", asked, reply, None, "run")
 
 
 EXAMPLES = [example("one kernel"), example("another kernel")]
@@ -79,7 +79,10 @@ def test_a_checkpoint_tells_what_it_was_taught(tmp_path):
     sft(EXAMPLES, CONFIG, tmp_path / "first", "cpu", None)
     other = replace(example("a third kernel"), composition="d")
     sft([other], CONFIG, tmp_path / "second", "cpu", tmp_path / "first")
-    assert [taught_to(tmp_path / name) for name in ("first", "second")] == [{"c"}, {"c", "d"}]
+    assert [taught_to(tmp_path / name) for name in ("first", "second")] == [
+        {"c", "size s"},
+        {"c", "d", "size s"},
+    ]
 
 
 def test_one_process_alone_fine_tunes_into_a_folder(tmp_path):

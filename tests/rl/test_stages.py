@@ -41,16 +41,16 @@ def test_a_policy_is_not_judged_on_what_another_config_taught_it(tmp_path):
             for spec in tasks_of(config, splits)
             for task in load_tasks(spec, "cpu")
         }
-        for splits in (SPLITS[1:], SPLITS[:1])
+        for splits in (SPLITS[1:3], SPLITS[:1])
     )
-    record = {"name": "toy", "taught": sorted(trained)}
-    (tmp_path / FILE).write_text(json.dumps(record))
+    trained |= {"size 128x512"}
+    (tmp_path / FILE).write_text(json.dumps({"name": "toy", "taught": sorted(trained)}))
     assert len(judging("cpu", config, tmp_path).tasks) > 1
-    record["taught"].append(min(held_out))
-    (tmp_path / FILE).write_text(json.dumps(record))
-    with pytest.raises(ConfigError, match="is held out by this config, and the policy was taught"):
-        judging("cpu", config, tmp_path)
-    assert judging("cpu", config, tmp_path, SPLITS[:1]).tasks
+    for other in (min(held_out), *(f"size {size}" for size in config.held_out.sizes)):
+        (tmp_path / FILE).write_text(json.dumps({"name": "toy", "taught": [*trained, other]}))
+        with pytest.raises(ConfigError, match="held out by this config, and the policy was taught"):
+            judging("cpu", config, tmp_path)
+        assert judging("cpu", config, tmp_path, SPLITS[:1]).tasks
 
 
 def test_a_part_of_a_folder_is_named_by_its_files(tmp_path):

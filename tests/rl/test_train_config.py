@@ -91,7 +91,7 @@ def test_cuda_l1_has_the_published_values():
 
 def test_a_family_is_held_out_whole_whatever_the_task():
     held_out = HeldOut(families=0.5, tasks=0.5)
-    splits = [{held_out.split(f"t{i}", f"f{j}") for i in range(30)} for j in range(30)]
+    splits = [{held_out.split(f"t{i}", f"f{j}", "given") for i in range(30)} for j in range(30)]
     assert {"held_out_family"} in splits
     assert {"train", "held_out_task"} in splits
     assert all("held_out_family" not in s for s in splits if len(s) > 1)

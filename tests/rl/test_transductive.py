@@ -39,7 +39,7 @@ CONFIG = TrainConfig(
     sampling=SamplingConfig(max_new_tokens=8),
 )
 PROMPT = [Message(role="user", content="faster")]
-LESSON = Example("kernelbench/level1/1_A", "f", "c", "propose", PROMPT, "a reply", None, "run")
+LESSON = Example("kernelbench/level1/1_A", "f", "c", "s", "propose", PROMPT, "a reply", None, "run")
 
 
 @pytest.fixture
