@@ -150,7 +150,7 @@ class Demo:
     def steps(self) -> list[Step]:
         """In order; a policy by which a stage ends is the newest once that stage has ended."""
         made = [word for spec in self.settings.tasks for word in ("--made", spec)]
-        data = ["data", "examples", f"{self.run}-search", *made]
+        data = ["data", "examples", f"{self.run}-search", *made, "--against", "builtin"]
         sft = ["train", "sft", "--data", str(self.data)]
         found = [
             self.campaign("search", self.searched, "search", self.given.search_s),

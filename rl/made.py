@@ -21,7 +21,7 @@ from agent.journals.journal import Journal
 from agent.prompts.message import Message
 from agent.prompts.render import Scene, render_contrast, render_propose
 from agent.types import Attempt, Measured, Proposal
-from kernelbench.similarity import Known
+from kernelbench.similarity import Known, Shape
 from kernelbench.suite import load_tasks
 from rewards.types import Reward
 from rl.data import (
@@ -79,15 +79,15 @@ def made_examples(
         raise ConfigError(f"{like}: a run that measured nothing tells of no machine; name another")
     device = machine.task.device
     known = evaluated or Known()
-    listed = [(task, count) for spec, count in specs.items() for task in load_tasks(spec, device)]
-    tasks = [(task, count) for task, count in listed if known.too_alike(task.source) is None]
-    lesson = _Lesson(machine, exemplars, figures)
+    tasks = [(task, count) for spec, count in specs.items() for task in load_tasks(spec, device)]
+    lesson = _Lesson(machine, exemplars, figures, known)
     if len(tasks) <= CHUNK:  # another process would import for seconds
-        yield from lesson.of_each(tasks)
+        yield from lesson.of_each(tasks)[0]
         return
     processes = min(len(os.sched_getaffinity(0)), len(tasks) // CHUNK)
     with ProcessPoolExecutor(processes, get_context("spawn"), _alone) as pool:
-        for found in pool.map(lesson.of_each, _batched(tasks, CHUNK)):
+        for found, met in pool.map(lesson.of_each, _batched(tasks, CHUNK)):
+            known.met |= met
             yield from found
 
 
@@ -107,10 +107,15 @@ class _Lesson:
     exemplars: int
     figures: Sequence[Evaluation]
     """Of kernels that passed and were timed."""
+    known: Known
+    """What the tasks must not be too like."""
 
-    def of_each(self, tasks: Sequence[Wanted]) -> list[Example]:
+    def of_each(self, listed: Sequence[Wanted]) -> tuple[list[Example], set[Shape]]:
+        """With the references that were too like what is known."""
+        tasks = [(task, n) for task, n in listed if self.known.too_alike(task.source) is None]
         trace_ahead([task for task, _ in tasks])
-        return [e for task, count in tasks for e in self.of(task, count * times_of(task))]
+        found = [e for task, count in tasks for e in self.of(task, count * times_of(task))]
+        return found, self.known.met
 
     def of(self, task: Task, count: int) -> list[Example]:
         """`count` proposals, and of one task in `CONTRASTED` a contrast of further ones; fewer
