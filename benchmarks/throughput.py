@@ -276,7 +276,10 @@ class Ours(Side):
             row["candidate_ms"] = found.timing.candidate_ms
             row["reference_ms"] = found.timing.reference_ms
             row["sets"] = found.timing.sets
-            known = ((p.log_speedup, p.spread) for p in found.timing.pairs)
+            known = (
+                (p.log_speedup, p.spread, p.reference_ms, p.candidate_ms)
+                for p in found.timing.pairs
+            )
             row["pairs"] = [[round(x, 5) for x in pair] for pair in known]
         return row
 

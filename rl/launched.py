@@ -2,7 +2,8 @@
 
 Either would keep a part of the weights on each rank, for all that it does; here every rank samples
 with all of them. So theirs are taken as what they ask for, weights spread while they are learned
-(rl/spread.py), and not as the libraries that would do it.
+(rl/spread.py), and not as the libraries that would do it. Nor may the launcher compute updates
+otherwise than replies were sampled, which its trainer would do without a word.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ OURS = {"optimizer": "optimizer", "scheduler": "rl.learning_rate"}
 """Sections of a DeepSpeed file, and what says the same here."""
 
 
+PRECISION = {"no": ("float32", "bfloat16"), "bf16": ("bfloat16",)}
+"""Of accelerate's mixed precision: the `dtype`s whose replies are sampled in the same."""
+
+
 @dataclass(frozen=True)
 class Asked:
     spread: bool
@@ -40,8 +45,16 @@ class Asked:
 def as_launched(config: TrainConfig) -> TrainConfig:
     """The config with what accelerate's file says of FSDP or DeepSpeed: `rl.spread`, and FSDP's
     checkpointing. In every rank, before it joins; what trains afterwards sees neither, which would
-    spread once more. Raises ConfigError where weights are offloaded, or an optimizer is named.
+    spread once more. Raises ConfigError where weights are offloaded, or an optimizer is named, or
+    updates would have another precision than `dtype`.
     """
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if config.dtype not in PRECISION.get(precision, ()):
+        raise ConfigError(
+            f"accelerate's mixed_precision is {precision}, and the train config's dtype is "
+            f"{config.dtype}, in which replies are sampled: in RL both are to be the same, so take "
+            "mixed_precision no"
+        )
     for kind, read in {"FSDP": _fsdp, "DEEPSPEED": _deepspeed}.items():
         if not parse_flag_from_env(f"{USED}{kind}"):
             continue

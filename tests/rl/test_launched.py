@@ -46,6 +46,19 @@ def test_weights_are_spread_as_accelerates_file_has_it(
     assert as_launched(TrainConfig()) == TrainConfig()
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
+def test_an_update_is_not_computed_otherwise_than_replies_were_sampled(precision, monkeypatch):
+    """Under bf16 in accelerate's file trainers of float32 weights were, though it was not read."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+    with pytest.raises(ConfigError, match=f"mixed_precision is {precision}.*take mixed_precision"):
+        as_launched(TrainConfig())
+    coarse = TrainConfig(model="FOLDER", dtype="bfloat16")
+    if precision == "bf16":
+        assert as_launched(coarse) == coarse
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    assert as_launched(coarse) == coarse
+
+
 @pytest.mark.parametrize(("zero", "spread"), [({"stage": 3}, True), ({"stage": 0}, False)])
 def test_a_deepspeed_file_says_the_stage(zero, spread, tmp_path, monkeypatch):
     file = tmp_path / "zero.json"
