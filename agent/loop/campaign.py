@@ -156,7 +156,7 @@ class _Campaign:
                     self._enter(job.run, job.kind.stage)
                 if self.course.stopped is not None:
                     self.jobs.abandon_preparing()  # Candidates will not come.
-                if not self.jobs.any and not self._learning:
+                if not self.jobs.any and not self._learning and not self._may_begin:
                     break
                 if not self.jobs.any and self.lessons is not None:
                     self.lessons.wait(POLL_S)
@@ -204,10 +204,14 @@ class _Campaign:
 
     # --- one task -------------------------------------------------------------------------------
 
+    @property
+    def _may_begin(self) -> bool:
+        return bool(self.waiting) and self.course.searching
+
     def _begin_tasks(self) -> None:
         """Keep `tasks_at_once` under way; each begins with an even share of the time left."""
         active = sum(run.active for run in self.runs)
-        while self.waiting and self.course.searching and active < self.tasks_at_once:
+        while self._may_begin and active < self.tasks_at_once:
             left = len(self.waiting) + active
             run = self.waiting.popleft()
             run.begun = True
@@ -274,6 +278,9 @@ class _Campaign:
                 self._advance(run)
             else:
                 self.jobs.push(run, Kind.PROPOSE, next_round(self.journal.proposals(run.task.id)))
+        if self.lessons.over:
+            for run in self.waiting:
+                run.taught = True
 
     @property
     def _learning(self) -> bool:

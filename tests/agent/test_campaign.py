@@ -379,6 +379,27 @@ def test_a_run_ends_with_the_last_update_and_goes_no_further_when_called_again(t
         assert {row.reason for row in result.tasks} == {"max_updates (1) is reached"}
 
 
+def test_a_task_that_was_to_begin_after_the_last_update_is_told_so(tmp_path):
+    """It was said to have had no time, in a run without max_seconds."""
+    learner, engine = Unsatisfied(), LocalEngine(ScriptedEvaluator)
+    asking = Versioned({name: [script(n, speedup=2) for n in range(5)] for name in "bc"}, learner)
+    config = CampaignConfig(
+        proposals_per_round=1,
+        max_candidates_per_task=5,
+        max_updates=1,
+        tasks_at_once=1,
+        confirm=False,
+    )
+    with Journal(tmp_path) as journal:
+        result = run_campaign(
+            [make_task("b"), make_task("c")], [asking], engine, journal, config, learner=learner
+        )
+        assert not journal.proposals("test/c")
+    engine.close()
+    assert [row.reason for row in result.tasks] == ["max_updates (1) is reached"] * 2
+    assert result.stopped is None
+
+
 def test_nothing_is_learned_while_winners_are_confirmed(tmp_path):
     learner, engine = CountingLearner(), LocalEngine(Waits, lanes=2)
 
