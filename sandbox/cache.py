@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sandbox.cleanup import on_failure
 
@@ -115,6 +115,27 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+def hold(path: Path) -> IO[str] | None:
+    """The open file of a lock that nobody else holds; None where somebody does, or removed it."""
+    file = open(path, "a")  # noqa: SIM115  held until it is closed
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+            return file
+    except OSError:
+        pass
+    file.close()
+    return None
+
+
+def idle(path: Path) -> bool:
+    """Whether nobody holds this lock."""
+    with contextlib.suppress(OSError), open(path) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
 @dataclass(frozen=True)
 class Shelf:
     """One folder of the cache whose entries, files or folders, are together limited in size."""
@@ -159,7 +180,7 @@ class Shelf:
                     used = path.stat().st_mtime
                     if not path.name.startswith("."):
                         entries.append((used, bytes_of(path), path))
-                    elif now - used > LEFTOVER_S and path.suffix != ".lock":
+                    elif now - used > LEFTOVER_S and (path.suffix != ".lock" or idle(path)):
                         discard(path)
             total = sum(size for _, size, _ in entries)
             for used, size, path in sorted(entries):

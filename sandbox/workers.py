@@ -16,6 +16,7 @@ from sandbox.cleanup import on_failure
 from sandbox.machine.device import DeviceFacts, free_bytes
 from sandbox.machine.gpu_state import GpuState
 from sandbox.machine.killed import oom_kills
+from sandbox.machine.scratch import scratch_name, scratch_root
 from sandbox.observation import Observation
 from sandbox.prepare import ROOM_SHARE, Preparer
 from sandbox.stages import Stages
@@ -65,7 +66,8 @@ class Workers:
         self.stage = Stages()
         self.observation = Observation(task.id, candidate.id, language=candidate.language)
         self.preload: list[tuple[Path, str]] = []
-        self.kept = tempfile.TemporaryDirectory()
+        root = scratch_root()  # where the next process removes what this one leaves if it is killed
+        self.kept = tempfile.TemporaryDirectory(prefix=f"{scratch_name(root)}-", dir=root)
         self.walls = ""
         self.loaded: Subject | None = None
         """Frozen until it is measured: its code has run."""

@@ -191,21 +191,29 @@ class RayEngine(LaneEngine):
         super().__init__("ray", openers, depth=depth, builders=max(1, min(cores, 64)))
         self._build = build
         self._remote_build = ray.remote(build_with).options(num_cpus=1, max_retries=2)
+        self._under_way: set[Any] = set()
+        """Builds, some of which may wait for a core that others have."""
 
     def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:
         def run(_: NoLane) -> None:
+            reference = self._remote_build.remote(self._build, task, candidate, config)
+            self._under_way.add(reference)
             try:
-                _get(self._remote_build.remote(self._build, task, candidate, config))
+                _get(reference)
             except WarpsmithError:
                 raise
             except Exception as error:  # Ray's, of a node that cannot load what builds
                 why = str(error).splitlines()[0]
                 raise SandboxFault(f"building {candidate.id}: {why}") from error
+            finally:
+                self._under_way.discard(reference)
 
         return self._builders.submit(run)
 
     def abandon(self) -> bool:
         """An evaluator's processes end with the one that holds it."""
+        for reference in list(self._under_way):
+            ray.cancel(reference, force=True)
         self._pool.close(grace_s=0.0)
         for lane in self._made:
             lane.end()
@@ -326,11 +334,15 @@ def _nodes(device: str, gpu_type: str | None) -> list[dict[str, Any]]:
 
 
 def _gpu_lanes(nodes: list[dict[str, Any]], gpu_type: str | None) -> list[dict[str, Any]]:
-    """Not bound to a node: a lane that is lost may be opened again wherever a GPU is free."""
-    options: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1}
+    """Not bound to a node: a lane that is lost may be opened again wherever a GPU is free. Each has
+    a core of its own, unless none were left to build on.
+    """
+    count = sum(int(n["Resources"].get("GPU", 0)) for n in nodes)
+    spare = ray.cluster_resources().get("CPU", 0) > count
+    options: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1 if spare else 0}
     if gpu_type is not None:
         options["accelerator_type"] = gpu_type
-    return [options] * sum(int(n["Resources"].get("GPU", 0)) for n in nodes)
+    return [options] * count
 
 
 def _cpu_lanes(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -116,9 +116,11 @@ class Jobs:
                     self._schedule.ended(job)
 
     def abandon_preparing(self) -> None:
-        """Where only tasks are being prepared, leaves them to the engine, if that is safe."""
+        """Where only tasks are being prepared, and candidates built that nothing will judge, leaves
+        them to the engine, if that is safe.
+        """
         kinds = {job.kind for job in self._running.values()}
-        if kinds == {Kind.PREPARE} and self._engine.abandon():
+        if kinds and kinds <= {Kind.PREPARE, Kind.BUILD} and self._engine.abandon():
             while self._running:
                 self._schedule.ended(self._running.popitem()[1])
 

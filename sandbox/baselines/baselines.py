@@ -58,6 +58,8 @@ TIMING_FIELDS = (
     "rounds",
     "single_share",
     "min_pairs",
+    "max_pairs",
+    "confidence",
 )
 """Of EvalConfig: what null experiment and baselines depend on."""
 DEVICE_BASELINES = {"cpu": ("compile",), "cuda": BASELINES}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import threading
 import time
@@ -109,9 +110,11 @@ class Builder:
         require_compilers(candidate.language)
         start = time.monotonic()
         lock = self._folder / f".{key}.lock"
-        with locked(lock):
-            report = self._known(key) or self._compile(candidate, config, task, key)
-        lock.unlink(missing_ok=True)  # whoever waits for it holds the file, not its name
+        try:
+            with locked(lock):
+                report = self._known(key) or self._compile(candidate, config, task, key)
+        finally:
+            lock.unlink(missing_ok=True)  # whoever waits for it holds the file, not its name
         return replace(report, seconds=time.monotonic() - start)
 
     def warm(self) -> None:
@@ -234,7 +237,7 @@ class Builder:
         # Described first: this may start the process that calls are rehearsed in.
         calls = None if task is None else self._calls(task, config)
         worker = self._worker(self._zygote if calls is None else self._calling, config)
-        failure, missing = None, None
+        failure, missing, whole = None, None, True
         try:
             with self._quiet.beside(worker, on_host=True):
                 reply = worker.request(
@@ -248,7 +251,7 @@ class Builder:
             self._keep(worker.scratch, reply, staging)
             missing = reply.get("missing")
             if task is not None and calls is not None:
-                more = self._rehearse(worker, candidate, config, task, calls, staging)
+                more, whole = self._rehearse(worker, candidate, config, task, calls, staging)
                 missing = more or missing
         except WorkerFailed as failed:
             failure = failed.failure
@@ -264,7 +267,9 @@ class Builder:
             shutil.rmtree(staging, ignore_errors=True)
             return BuildReport(0.0, failure, log)
         write_report(staging, failure, log)
-        return replace(read_report(self._shelf.put(key, staging)), cached=False)
+        # For this run alone where time was short: another may have what is missing.
+        name = key if whole else f"{key}-{secrets.token_hex(4)}"
+        return replace(read_report(self._shelf.put(name, staging)), cached=False)
 
     def _rehearse(
         self,
@@ -274,9 +279,10 @@ class Builder:
         task: Task,
         calls: list[Any],
         staging: Path,
-    ) -> list[Any] | None:
+    ) -> tuple[list[Any] | None, bool]:
         """What compiles when the candidate is constructed or called is kept as well. Nothing rests
-        on it: whatever goes wrong here says nothing, the run compiles. Returns preludes to make.
+        on it: whatever goes wrong here says nothing, the run compiles. Returns preludes to make,
+        and whether there was time for all.
         """
         known = len(list((staging / ARTIFACTS).glob("*")))
         try:
@@ -292,10 +298,13 @@ class Builder:
                 )
             logger.debug("%s rehearsed: %s", candidate.id, reply.get("problem"))
             self._keep(worker.scratch, reply, staging, known)
-            return list(reply["missing"])
-        except (WorkerFailed, KeyError, TypeError, ValueError, OSError) as problem:
+            return list(reply["missing"]), True
+        except WorkerFailed as failed:
+            logger.debug("%s was not rehearsed: %s", candidate.id, failed)
+            return None, failed.failure.kind is not FailureKind.TIMEOUT
+        except (KeyError, TypeError, ValueError, OSError) as problem:
             logger.debug("%s was not rehearsed: %s", candidate.id, problem)
-            return None
+            return None, True
 
     def _keep(self, source: Path, reply: dict[str, Any], target: Path, known: int = 0) -> None:
         """Copy the libraries a build process made after the first `known`; only regular files of

@@ -25,6 +25,7 @@ from sandbox.machine.handle import START_TIMEOUT_S, Worker, furnish
 from sandbox.machine.logs import Log
 from sandbox.machine.pages import MAPPED_BYTES
 from sandbox.machine.quiet import Quiet
+from sandbox.machine.scratch import clear_scratch, scratch_name, scratch_root
 from sandbox.machine.slots import Slot
 from sandbox.walls.devices import gpu_devices, own_devices
 from sandbox.walls.folders import prepare_scratch, scratch_environment
@@ -60,7 +61,8 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Channel | None = None
         self._over = False
-        self.root = _scratch_root()
+        self.root = scratch_root()
+        clear_scratch(self.root)
 
     def start(self) -> None:
         """Start the process now; otherwise the first spawn does."""
@@ -107,7 +109,7 @@ class Zygote:
             control = self._ensure()
             slot = Slot() if os.geteuid() == 0 else None
             uid = None if slot is None else slot.uid
-            scratch = self.root / f"{os.getpid()}-{secrets.token_hex(6)}"
+            scratch = self.root / scratch_name(self.root)
             with on_failure(lambda: _undo(scratch, slot)):
                 prepare_scratch(scratch, uid)
                 furnish(scratch, preload, uid)
@@ -295,16 +297,3 @@ def _source_folders() -> list[str]:
 def _tool_path() -> str:
     folders = [str(Path(sys.executable).parent), *os.environ.get("PATH", "").split(os.pathsep)]
     return os.pathsep.join(dict.fromkeys(f for f in folders if f))
-
-
-def _scratch_root() -> Path:
-    """Where scratch folders live; those of dead supervisors are removed."""
-    base = Path(os.environ.get("WARPSMITH_SCRATCH", "/var/tmp"))
-    root = base / f"warpsmith-{os.geteuid()}"
-    root.mkdir(parents=True, exist_ok=True)
-    root.chmod(0o711)
-    for leftover in root.iterdir():
-        owner = leftover.name.partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(leftover, ignore_errors=True)
-    return root

@@ -147,7 +147,7 @@ def scratch_folders() -> list[Path]:
     """Those that this process has made since the test began."""
     root = Path("/var/tmp") / f"warpsmith-{os.geteuid()}"
     found = root.glob(f"{os.getpid()}-*") if root.is_dir() else ()
-    return [folder for folder in found if folder not in _EARLIER]
+    return [folder for folder in found if folder.is_dir() and folder not in _EARLIER]
 
 
 @pytest.fixture(autouse=True)
