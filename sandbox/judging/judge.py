@@ -226,6 +226,12 @@ def accused_by_clock(evaluation: Evaluation) -> bool:
     )
 
 
+def beyond_device(evaluation: Evaluation) -> bool:
+    """Whether it is a hack by what the device was measured to do, which may be less than it can."""
+    proof = layers.proof(evaluation.evidence)
+    return accused_by_clock(evaluation) and proof is not None and proof.layer in layers.BY_FACTS
+
+
 def repeated(accusation: Evaluation, again: Evaluation) -> Evaluation:
     """What both come to: an accusation by the clock that fresh processes do not repeat is a fault
     of ours, and no pass either, which would have the better of two for who cheats now and then.

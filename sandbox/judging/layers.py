@@ -54,6 +54,8 @@ def before_timing(observation: Observation, *, sound: bool) -> tuple[Evidence, .
 
 BY_CLOCK = (Layer.TIMING, Layer.IDLE, Layer.ROOFLINE, Layer.LAUNCH)
 """Layers whose proofs are figures of a clock (`physics`)."""
+BY_FACTS = (Layer.ROOFLINE, Layer.LAUNCH)
+"""Of those, what is held against figures of the device."""
 
 
 def proof(evidence: Sequence[Evidence]) -> Evidence | None:

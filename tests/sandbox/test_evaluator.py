@@ -813,3 +813,38 @@ def test_workers_compiled_beside_the_null_experiment_or_after_it_serve_the_basel
     assert not any(subject.worker.living for subject in made)
     assert found.seconds["baseline compile"] > 0
     assert any(compiling.kept.rglob("*.cpp"))
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_who_is_quicker_than_a_busy_device_was_is_judged_by_what_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    """Its bandwidth is kept for good, and was measured beside other work: an honest kernel was
+    quicker than the device could be.
+    """
+    evaluator = LocalEvaluator("cpu", cache_dir=tmp_path)
+    slow = "        for _ in range(1000):\n            x.sin()\n        return"
+    task = task_of(SCALE.replace("        return", slow))
+    try:
+        signature = evaluator.prepare(task, FAST).signature
+        bytes_ = sum(leaf.bytes for leaf in (*signature.inputs, *signature.outputs))
+        told = replace(
+            evaluator.facts, cache_bytes=0, copy_bytes_s=2 * bytes_ / signature.latency_s
+        )
+        evaluator._prepared.clear()
+        evaluator._facts = evaluator._preparer.facts = told
+        evaluator._bench = replace(evaluator._bench, facts=told)
+        if not busy:
+            monkeypatch.setattr("sandbox.evaluator.measured_again", lambda known, cache: known)
+        quick = Candidate(task.id, Language.TORCH, forward("return y"))
+        found = evaluator.evaluate(task, quick, FAST, to_beat=1.0)
+        if busy:
+            assert found.status is Status.PASSED, found.detail
+            kept = LocalEvaluator("cpu", cache_dir=tmp_path)
+            kept.close()
+            assert kept.facts == evaluator.facts != told
+        else:
+            assert found.status is Status.REWARD_HACK
+            assert "moving the compulsory bytes takes" in found.detail
+    finally:
+        evaluator.close()
