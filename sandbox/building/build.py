@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.building.build_report import BuildReport, read_report, write_file, write_report
+from sandbox.building.included import included
 from sandbox.building.language import builds_late
 from sandbox.building.light import Ways
 from sandbox.building.preludes import Preludes
@@ -47,6 +49,8 @@ AHEAD_S = 60.0
 """For Triton's kernels, all configurations that an autotuner would try included."""
 LIBRARY_LIMIT_BYTES = 256 << 20
 MAX_LIBRARIES = 16
+NAMES_HEADERS = re.compile(r"extra_include_paths|-isystem|-I")
+"""In a source whose extension includes files of the machine's."""
 SAID = 4000
 """Characters that are kept of why an extension does not compile that is built late."""
 
@@ -238,6 +242,7 @@ class Builder:
         calls = None if task is None else self._calls(task, config)
         worker = self._worker(self._zygote if calls is None else self._calling, config)
         failure, missing, whole = None, None, True
+        headers: dict[str, str] = {}
         try:
             with self._quiet.beside(worker, on_host=True):
                 reply = worker.request(
@@ -249,9 +254,12 @@ class Builder:
                     preludes=str(self._preludes.folder),
                 )
             self._keep(worker.scratch, reply, staging)
+            headers |= included(reply["artifacts"], worker.scratch)
             missing = reply.get("missing")
             if task is not None and calls is not None:
-                more, whole = self._rehearse(worker, candidate, config, task, calls, staging)
+                more, whole = self._rehearse(
+                    worker, candidate, config, task, calls, staging, headers
+                )
                 missing = more or missing
         except WorkerFailed as failed:
             failure = failed.failure
@@ -266,7 +274,9 @@ class Builder:
         if failure is not None and _by_chance(failure):
             shutil.rmtree(staging, ignore_errors=True)
             return BuildReport(0.0, failure, log)
-        write_report(staging, failure, log)
+        write_report(staging, failure, log, headers)
+        if failure is not None and NAMES_HEADERS.search(candidate.source):
+            whole = False  # which folders it named is not known, nor what is missing there
         # For this run alone where time was short: another may have what is missing.
         name = key if whole else f"{key}-{secrets.token_hex(4)}"
         return replace(read_report(self._shelf.put(name, staging)), cached=False)
@@ -279,6 +289,7 @@ class Builder:
         task: Task,
         calls: list[Any],
         staging: Path,
+        headers: dict[str, str],
     ) -> tuple[list[Any] | None, bool]:
         """What compiles when the candidate is constructed or called is kept as well. Nothing rests
         on it: whatever goes wrong here says nothing, the run compiles. Returns preludes to make,
@@ -298,6 +309,7 @@ class Builder:
                 )
             logger.debug("%s rehearsed: %s", candidate.id, reply.get("problem"))
             self._keep(worker.scratch, reply, staging, known)
+            headers |= included(reply["artifacts"], worker.scratch)
             return list(reply["missing"]), True
         except WorkerFailed as failed:
             logger.debug("%s was not rehearsed: %s", candidate.id, failed)

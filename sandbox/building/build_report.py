@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sandbox.building.included import unchanged
 from sandbox.errors import SandboxFault
 from sandbox.observation import Failure, FailureKind
 from sandbox.walls.folders import ARTIFACTS
@@ -31,20 +33,32 @@ class BuildReport:
     cached: bool = False
 
 
-def write_report(folder: Path, failure: Failure | None, log: str) -> None:
-    """What a build in this folder came to, with a digest of every file that it made."""
+def write_report(
+    folder: Path, failure: Failure | None, log: str, included: Mapping[str, str] | None = None
+) -> None:
+    """What a build in this folder came to, with a digest of every file that it made, and what the
+    folders held whose headers it included (sandbox/building/included.py).
+    """
     told = None if failure is None else asdict(failure)
-    record = {"failure": told, "log": log, "files": _digests(folder)}
+    record = {
+        "failure": told,
+        "log": log,
+        "files": _digests(folder),
+        "included": dict(included or {}),
+    }
     write_file(folder / REPORT, json.dumps(record).encode())
 
 
 def read_report(folder: Path) -> BuildReport:
     """Raises ValueError where a file is not what was written: a machine that loses its power may
-    keep an entry's name and half of a library, which would be the candidate's crash.
+    keep an entry's name and half of a library, which would be the candidate's crash. And where a
+    header that was included may be another one now.
     """
     record = json.loads((folder / REPORT).read_text())
     if record["files"] != _digests(folder):
         raise ValueError(f"{folder}: damaged")
+    if not unchanged(record["included"]):
+        raise ValueError(f"{folder}: built with other headers")
     failure = record["failure"]
     if failure is not None:
         kind, types = FailureKind(failure["kind"]), tuple(failure["types"])

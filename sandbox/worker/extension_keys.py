@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-SCHEME = 5
+SCHEME = 6
 """How keys and libraries are made: what was kept under another one is built anew."""
 FIRST = {
     "load_inline": ("name", "cpp_sources", "cuda_sources"),

@@ -12,8 +12,9 @@ import importlib.util
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def record(folder: Path, ways: Ways, precompiled: Path | None) -> Recorded:
         key: str, original: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
         target = folder / ARTIFACTS / str(len(recorded.artifacts))
-        item = {"key": key, "libraries": []}
+        item = {"key": key, "libraries": [], "includes": included_by(options)}
         try:
             module = _compile(original, target, arguments, options, hurry)
         except BuildFailed as error:  # a candidate may have another way
@@ -101,6 +102,18 @@ def record(folder: Path, ways: Ways, precompiled: Path | None) -> Recorded:
 
     _patch(make)
     return recorded
+
+
+def included_by(options: Mapping[str, Any]) -> list[str]:
+    """The folders of headers that a call names, or its flags do."""
+    found = list(map(str, options.get("extra_include_paths") or ()))
+    for kind in ("extra_cflags", "extra_cuda_cflags"):
+        flags = list(map(str, options.get(kind) or ()))
+        for flag, following in zip_longest(flags, flags[1:], fillvalue=""):
+            for prefix in ("-I", "-isystem"):
+                if flag.startswith(prefix):
+                    found.append(flag.removeprefix(prefix).strip() or following)
+    return found
 
 
 def intercept(folder: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,47 @@ def test_a_build_is_made_once(builder: Builder) -> None:
     assert (first.artifacts / "0" / "one.so").read_bytes()[:4] == b"\x7fELF"
     again = builder.build(candidate(INLINE.format(value=1)), FAST)
     assert (again.cached, again.artifacts) == (True, first.artifacts)
+
+
+INCLUDING = """
+from torch.utils.cpp_extension import load_inline
+CODE = '#include <value.h>\\nextern "C" int one() {{ return VALUE; }}'
+PATH = load_inline("one", cpp_sources=[CODE], is_python_module=False, no_implicit_headers=True,
+                   {headers})
+class ModelNew: pass
+"""
+
+
+@pytest.fixture
+def headers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that workers may read, as those of packages."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        monkeypatch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("how", ["extra_include_paths=['{}']", "extra_cflags=['-I{}']"])
+def test_a_library_is_built_again_once_a_header_that_it_includes_is_another(
+    builder: Builder, headers: Path, how: str
+) -> None:
+    """A library of another version of CUTLASS was served for good."""
+    header = headers / "value.h"
+    source = candidate(INCLUDING.format(headers=how.format(header.parent)))
+    missing = builder.build(source, FAST)
+    assert missing.failure is not None
+    assert "value.h" in missing.failure.message
+    found = []
+    for text in ("#define VALUE 2\n", "#define VALUE 2\n", "#define VALUE 33\n"):
+        if not header.exists() or header.read_text() != text:
+            header.write_text(text)
+        report = builder.build(source, FAST)
+        assert report.failure is None, report.log
+        assert report.artifacts is not None
+        [library] = report.artifacts.rglob("*.so")
+        found.append((report.cached, library.read_bytes()))
+    assert [cached for cached, _ in found] == [False, True, False]
+    assert found[0][1] == found[1][1] != found[2][1]
 
 
 def test_an_evaluators_zygote_serves_builds_unless_they_are_told_an_architecture(
