@@ -40,6 +40,8 @@ KEEP_S = 600.0
 TRIM_EVERY = 32
 """Entries put in per search for old ones, on average: the search looks at all of them."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
+FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
+"""Where a cache may only be read, as another user's."""
 LEFTOVER_S = 24 * 3600.0
 """A temporary entry this old belongs to a process that was killed."""
 
@@ -73,11 +75,13 @@ def _used(path: Path) -> None:
 
 
 def keep_json(path: Path, value: Any) -> None:
-    """Keep what can be had again in a cache; a full disk keeps it to this process."""
+    """Keep what can be had again in a cache; what is full, or may only be read, keeps it to this
+    process.
+    """
     try:
         write_json(path, value)
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in (*FULL, *FORBIDDEN):
             raise
         logger.warning("%s: is not kept (%s)", path, error.strerror)
 

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 import threading
 import time
 from dataclasses import asdict, replace
@@ -25,7 +26,7 @@ from sandbox.building.language import builds_late
 from sandbox.building.light import Ways
 from sandbox.building.preludes import Preludes
 from sandbox.building.toolchain import capability, require_compilers, toolchain
-from sandbox.cache import LIMITS, Shelf, cache_root, discard, locked, temporary_of
+from sandbox.cache import FORBIDDEN, LIMITS, Shelf, cache_root, discard, locked, temporary_of
 from sandbox.cleanup import on_failure
 from sandbox.errors import SandboxFault
 from sandbox.machine import copying
@@ -33,6 +34,7 @@ from sandbox.machine.device import arch_list
 from sandbox.machine.handle import Worker, WorkerFailed
 from sandbox.machine.killed import was_killed
 from sandbox.machine.quiet import Quiet
+from sandbox.machine.scratch import scratch_name, scratch_root
 from sandbox.machine.spawn import Zygote
 from sandbox.observation import Failure, FailureKind
 from sandbox.types import Candidate, EvalConfig, Language, Task, digest
@@ -81,6 +83,9 @@ class Builder:
         self._toolchain = digest(toolchain(arch, ways))
         self._folder = root / "builds"
         self._shelf = Shelf(self._folder, LIMITS["builds"])
+        self._shared: Shelf | None = None
+        """Of a cache that may only be read, while the other one is this process's."""
+        self._apart: tempfile.TemporaryDirectory[str] | None = None
         environment = {"TORCH_CUDA_ARCH_LIST": arch} if arch else {}
         shares = zygote is not None and zygote.device == "cpu" and not environment
         self._zygote = zygote if zygote and shares else Zygote("cpu", environment=environment)
@@ -113,13 +118,34 @@ class Builder:
             return known
         require_compilers(candidate.language)
         start = time.monotonic()
-        lock = self._folder / f".{key}.lock"
         try:
-            with locked(lock):
-                report = self._known(key) or self._compile(candidate, config, task, key)
-        finally:
-            lock.unlink(missing_ok=True)  # whoever waits for it holds the file, not its name
+            report = self._built_once(candidate, config, task, key)
+        except OSError as error:
+            if error.errno not in FORBIDDEN or self._shared is not None:
+                raise
+            self._keep_apart(error)
+            report = self._built_once(candidate, config, task, key)
         return replace(report, seconds=time.monotonic() - start)
+
+    def _keep_apart(self, error: OSError) -> None:
+        """A cache that may only be read, as another user's, is read; what is built is this
+        process's.
+        """
+        logger.warning("%s: what is built is not kept (%s)", self._folder, error.strerror)
+        root = scratch_root()
+        self._apart = tempfile.TemporaryDirectory(prefix=f"{scratch_name(root)}-", dir=root)
+        self._shared, self._folder = self._shelf, Path(self._apart.name)
+        self._shelf = Shelf(self._folder, LIMITS["builds"])
+
+    def _built_once(
+        self, candidate: Candidate, config: EvalConfig, task: Task | None, key: str
+    ) -> BuildReport:
+        lock = self._folder / f".{key}.lock"
+        with locked(lock):
+            try:
+                return self._known(key) or self._compile(candidate, config, task, key)
+            finally:
+                lock.unlink(missing_ok=True)  # whoever waits for it holds the file, not its name
 
     def warm(self) -> None:
         """Start the process that build processes are forked from; else the first build does."""
@@ -132,10 +158,13 @@ class Builder:
     def close(self) -> None:
         self._zygote.close()
         self._foreseeing.close()
+        if self._apart is not None:
+            self._apart.cleanup()
 
     def _known(self, key: str) -> BuildReport | None:
         """What was built before; None for a miss."""
-        found = self._shelf.find(key)
+        places = (self._shelf, self._shared)
+        found = next(filter(None, (p.find(key) for p in places if p is not None)), None)
         if found is None:
             return None
         try:

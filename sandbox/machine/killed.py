@@ -14,6 +14,10 @@ KILLED = (
     "Cannot allocate memory",
     "out of memory allocating",
     "Resource temporarily unavailable",
+    "memory exhausted",  # ld, and gcc
+    "std::bad_alloc",
+    "can't start new thread",
+    "Too many open files",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -18,6 +19,7 @@ import pytest
 
 from sandbox.building.build import Builder
 from sandbox.building.build_report import BuildReport
+from sandbox.cache import locked
 from sandbox.errors import SandboxFault
 from sandbox.evaluator import LocalEvaluator
 from sandbox.machine.device import arch_list
@@ -53,6 +55,30 @@ def test_a_build_is_made_once(builder: Builder) -> None:
     assert (first.artifacts / "0" / "one.so").read_bytes()[:4] == b"\x7fELF"
     again = builder.build(candidate(INLINE.format(value=1)), FAST)
     assert (again.cached, again.artifacts) == (True, first.artifacts)
+
+
+def test_beside_a_cache_that_may_only_be_read_it_is_built_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each candidate that was new was a fault of ours."""
+    builder = Builder(tmp_path)
+    known, new = (candidate(INLINE.format(value=v)) for v in (1, 2))
+    builder.build(known, FAST)
+    held = locked
+
+    def refused(path: Path) -> contextlib.AbstractContextManager[None]:
+        if path.is_relative_to(tmp_path):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return held(path)
+
+    monkeypatch.setattr("sandbox.building.build.locked", refused)
+    made = [builder.build(each, FAST) for each in (known, new, new, known)]
+    assert [(m.failure, m.cached) for m in made] == [(None, c) for c in (True, False, True, True)]
+    assert made[1].artifacts is not None
+    apart = made[1].artifacts
+    assert not apart.is_relative_to(tmp_path)
+    builder.close()
+    assert not apart.exists()
 
 
 INCLUDING = """
