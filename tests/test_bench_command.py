@@ -102,6 +102,7 @@ def test_what_cannot_be_done_is_one_line_and_code_2(cli, folder, arguments, mess
     assert not (folder / "bench").exists()
 
 
+@pytest.mark.slow
 def test_tasks_are_chosen_by_patterns_and_the_report_says_so(cli, folder):
     (folder / "kernels/sigmoid.py").write_text(KERNEL.format(result="torch.sigmoid(x)"))
     code, _, err = cli(folder, "bench", "kernels", *REST, "--only", "re*", "--seconds", "0")
@@ -151,6 +152,7 @@ def test_a_campaigns_winners_are_an_input_by_its_name(folder, monkeypatch):
     assert kernels_of("kernels", Path("out")) == Path("kernels")
 
 
+@pytest.mark.slow
 def test_a_campaign_without_a_winner_is_scored_as_failures(cli, folder, monkeypatch):
     monkeypatch.chdir(folder)
     Path("runs").mkdir()

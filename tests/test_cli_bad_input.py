@@ -274,6 +274,7 @@ def test_a_kernel_that_ends_badly_is_a_status_and_code_1(folder, evaluate, lines
     assert "harness" not in done.out
 
 
+@pytest.mark.slow
 def test_a_kernel_that_prints_100_mb_passes_with_its_output_cut(folder, evaluate):
     (folder / "kernel.py").write_text(
         "print('noise ' * ((100 << 20) // 6))\n" + GOOD.replace("Model", "ModelNew")
@@ -301,6 +302,7 @@ def test_a_kernel_for_a_gpu_is_not_judged_on_the_cpu(folder, cli, arguments):
     assert "kernels need a GPU" in done.err
 
 
+@pytest.mark.slow
 def test_a_missing_compiler_is_ours_to_mend_and_not_the_kernels_fault(folder):
     (folder / "bin").mkdir()
     (folder / "kernel.py").write_text(

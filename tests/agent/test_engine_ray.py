@@ -55,6 +55,7 @@ def test_decisions_are_those_of_the_local_engine(engine, tmp_path):
             assert one.attempts(f"test/{name}") == other.attempts(f"test/{name}")
 
 
+@pytest.mark.slow
 def test_builds_run_in_other_processes(engine, log):
     source = candidate("a", script(97))
     engine.submit_build(make_task("a"), source, EvalConfig()).result(60)
@@ -100,6 +101,7 @@ with interruptible(lambda: print("told")) as interrupted:
 """
 
 
+@pytest.mark.slow
 def test_sigterm_does_beside_ray_what_it_did_before():
     done = subprocess.run(
         [sys.executable, "-c", ENDED], cwd=ROOT, capture_output=True, text=True, timeout=60
@@ -135,6 +137,7 @@ except DeviceError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_cluster_of_another_version_is_told_in_one_line(engine):
     address = ray.get_runtime_context().gcs_address
     done = subprocess.run(
@@ -157,6 +160,7 @@ except DeviceError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_folder_in_which_ray_cannot_start_is_told_in_one_line(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", STARTS],

@@ -168,6 +168,7 @@ def test_methods_that_a_module_is_given_are_not_more(kernels):
     assert hits(kernels, "bias_relu")["kernel"] == before + 1
 
 
+@pytest.mark.slow
 def test_layers_compile_into_one_graph(kernels):
     module = under(kernels.layers.BiasRelu, BiasRelu())
     x = torch.randn(64, 32)

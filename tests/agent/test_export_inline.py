@@ -166,6 +166,7 @@ def test_the_function_that_cupy_has_loaded_is_launched_like_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["softmax", "layer_norm_residual"])
+@pytest.mark.slow
 def test_converted_kernels_of_the_built_in_search_are_right(name, tmp_path: Path):
     problem = task(name, "cuda")
     found = traced(problem)

@@ -74,12 +74,14 @@ def installed(tmp_path_factory) -> tuple[Path, Path]:
     return install(wheel, folder / "venv"), folder / "cache"
 
 
+@pytest.mark.slow
 def test_an_installed_library_works_without_warpsmith(installed):
     found = json.loads(run_python(*installed, "-c", USE))
     assert found["kernel"] > 160
     assert found["not measured here"] == 1
 
 
+@pytest.mark.slow
 def test_an_installed_library_answers_from_a_shell(installed):
     python, cache = installed
     off = run_python(python, cache, "-m", "installed_kernels", "table", INSTALLED_KERNELS_OFF="all")

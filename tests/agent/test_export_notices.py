@@ -7,6 +7,8 @@ import pytest
 from agent.export.formats import check_formats, export_formats
 from tests.agent.export_library import cpp_campaign
 
+pytestmark = pytest.mark.slow
+
 ELSEWHERE = {"device": "cpu", "cpu": "Other", "threads": "96"}
 NAMES = ("package", "kernels", "kernelbench")
 CPP = "--format kernelbench leaves out test/{}: KernelBench has no back end for language cpp"

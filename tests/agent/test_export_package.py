@@ -95,6 +95,7 @@ def inputs():
     return torch.randn(64, 32), torch.randn(32)
 
 
+@pytest.mark.slow
 def test_the_winner_runs_where_it_was_measured(kernels):
     x, bias = inputs()
     assert torch.equal(kernels.operator("bias_relu")(x, bias), torch.relu(x + bias))
@@ -368,6 +369,7 @@ def with_evaluation(artefact: Artefact, **changes: object) -> Artefact:
     return replace(artefact, findings=tuple(changed))
 
 
+@pytest.mark.slow
 def test_a_library_from_another_machine_is_unverified(gathered, tmp_path, monkeypatch):
     elsewhere = {"device": "cpu", "cpu": "Other", "threads": "96"}
     moved = tuple(with_evaluation(a, environment=elsewhere) for a in gathered.artefacts)
@@ -451,6 +453,7 @@ def test_several_runs_make_one_library_with_the_better_kernel(tmp_path):
     assert found == {"test/signs": "fast", "test/decayed": "slow"}
 
 
+@pytest.mark.slow
 def test_a_kernel_that_won_on_two_machines_keeps_the_evidence_of_both(tmp_path):
     elsewhere = {"device": "cpu", "cpu": "Other", "threads": "96"}
     here = cpp_campaign(tmp_path / "here", signs="speedup=2")
@@ -468,6 +471,7 @@ def test_a_kernel_that_won_on_two_machines_keeps_the_evidence_of_both(tmp_path):
     assert noted["Other x96"].operator_ms is None
 
 
+@pytest.mark.slow
 def test_one_kernel_of_two_tasks_has_a_file_for_each(gathered, tmp_path):
     [*_, signs] = gathered.artefacts
     other = replace(signs, task=replace(signs.task, shapes=(*signs.task.shapes, Shape("more"))))
@@ -476,6 +480,7 @@ def test_one_kernel_of_two_tasks_has_a_file_for_each(gathered, tmp_path):
     assert {a.task.hash for a in read} == {signs.task.hash, other.task.hash}
 
 
+@pytest.mark.slow
 def test_two_libraries_with_the_same_reference_do_not_replace_each_other(
     kernels, gathered, tmp_path, monkeypatch
 ):
@@ -514,6 +519,7 @@ def rewritten(path, change):
     path.write_text(json.dumps(record, indent=2))
 
 
+@pytest.mark.slow
 def test_a_manifest_that_was_changed_is_told_by_whoever_reads_it(exported, tmp_path):
     folder = shutil.copytree(exported, tmp_path / "copy")
     rewritten(folder / "manifest.json", lambda m: m["left_out"].clear())
@@ -559,6 +565,7 @@ def test_wheel_and_source_distribution_hold_the_library_and_nothing_of_ours(expo
             assert f"from {package}" not in text
 
 
+@pytest.mark.slow
 def test_the_table_can_be_read_from_a_shell(tree):
     command = [sys.executable, "-m", NAME, "table"]
     done = subprocess.run(command, cwd=tree.parent, capture_output=True, text=True, check=True)
@@ -567,6 +574,7 @@ def test_the_table_can_be_read_from_a_shell(tree):
     assert "kernel" in line
 
 
+@pytest.mark.slow
 def test_a_copy_under_another_name_tells_of_its_own_files(tree):
     copied = tree.rename(tree.with_name("vendored"))
     kernel = copied / "kernels" / "signs_reference.py"

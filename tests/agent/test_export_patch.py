@@ -72,6 +72,7 @@ def same(found, wanted) -> bool:
     return all(torch.equal(f, w) for f, w in zip(found, wanted, strict=True))
 
 
+@pytest.mark.slow
 def test_both_spellings_are_replaced_and_the_result_stays(kernels, model):
     wanted, before = model(x()), used(kernels)
     patch = kernels.patch(model, x())
@@ -188,6 +189,7 @@ class Scaled(nn.Module):
     ],
     ids=["scale", "inner", "private", "tensor", "deleted"],
 )
+@pytest.mark.slow
 def test_a_model_whose_attributes_were_changed_runs_its_own_forward(kernels, change, compiled):
     model, given = type("Its", (Scaled,), {})().eval(), torch.randn(64, 32)
     patch = kernels.patch(model, given)
@@ -385,6 +387,7 @@ def test_kernels_that_are_switched_off_are_not_put_in(kernels, model):
     assert "forward" not in vars(model)
 
 
+@pytest.mark.slow
 def test_a_patched_model_compiles(kernels, model):
     wanted = model(x())
     patch = kernels.patch(model, x())
@@ -395,6 +398,7 @@ def test_a_patched_model_compiles(kernels, model):
     patch.unpatch()
 
 
+@pytest.mark.slow
 def test_a_patched_model_that_was_called_in_every_way_compiles(kernels):
     model, given = Scaled().eval(), torch.randn(64, 32)
     patch = kernels.patch(model, given)

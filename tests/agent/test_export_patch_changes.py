@@ -105,6 +105,7 @@ def used(kernels) -> int:
     "change",
     [untied, untied_first, without_bias, with_bias, frozen, scaled, replaced_inside],
 )
+@pytest.mark.slow
 def test_a_model_whose_make_was_changed_runs_its_own_forward(kernels, change, compiled):
     model, given = Blocks().eval(), torch.randn(64, 32)
     patch = kernels.patch(model, given)

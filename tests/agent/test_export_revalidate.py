@@ -78,6 +78,7 @@ def states(folder: Path) -> dict[str, list[object]]:
     return found(folder, "state")
 
 
+@pytest.mark.slow
 def test_a_library_that_cannot_be_written_is_refused_before_anything_is_judged(
     folder, monkeypatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_library_that_cannot_be_written_is_refused_before_anything_is_judged(
         (Status.SANDBOX_ERROR, 1.0, Verdict.UNJUDGED, "active"),
     ],
 )
+@pytest.mark.slow
 def test_the_table_follows_what_is_found(folder, status, speedup, verdict, state):
     outcomes = revalidate(folder, "cpu", Again({"test/signs": (status, speedup)}))
     assert {o.artefact.operator: o.verdict for o in outcomes} == {
@@ -115,6 +117,7 @@ def test_the_table_follows_what_is_found(folder, status, speedup, verdict, state
     read_manifest(folder)  # covers what was written anew
 
 
+@pytest.mark.slow
 def test_a_library_from_elsewhere_is_used_after_it_was_checked_here(gathered, tmp_path):
     moved = tuple(
         replace(
@@ -139,6 +142,7 @@ def test_a_library_from_elsewhere_is_used_after_it_was_checked_here(gathered, tm
 
 
 @pytest.mark.parametrize(("speedup", "beats"), [(3.0, True), (1.1, True), (1.0, False)])
+@pytest.mark.slow
 def test_what_is_faster_than_eager_alone_is_known_after_it_was_checked(folder, speedup, beats):
     revalidate(folder, "cpu", Again({"test/signs": (Status.PASSED, speedup)}))
     assert found(folder, "beats_eager") == {"bias_relu": [True], "signs": [beats]}
@@ -153,6 +157,7 @@ def test_a_kernel_that_passes_and_is_not_called_says_why(folder, monkeypatch):
     assert f"passes: {why}" in "\n".join(lines(outcomes))
 
 
+@pytest.mark.slow
 def test_every_opinion_is_kept(folder):
     revalidate(folder, "cpu", Again({}))
     revalidate(folder, "cpu", Again({}))
@@ -161,6 +166,7 @@ def test_every_opinion_is_kept(folder):
     assert purposes == ["search", "confirm", "revalidate", "revalidate"]
 
 
+@pytest.mark.slow
 def test_kernels_of_another_device_are_not_judged(folder):
     outcomes = revalidate(folder, "cuda", Again({}))
     assert {o.verdict for o in outcomes} == {Verdict.UNJUDGED}

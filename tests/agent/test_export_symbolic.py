@@ -31,6 +31,7 @@ def inputs(rows=24):
     return torch.randn(rows, 10, requires_grad=True), torch.randint(0, 10, (rows,))
 
 
+@pytest.mark.slow
 def test_a_loss_of_every_row_passes_opcheck(kernels):
     op = kernels.operator("row_losses")
     logits, targets = inputs()

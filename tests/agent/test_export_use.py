@@ -72,6 +72,7 @@ def used(kernels) -> int:
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.slow
 def test_a_patched_model_is_exported_as_it_is_without_the_patch(kernels, model, strict, outer):
     given = x()
     kernels.patch(model, given)

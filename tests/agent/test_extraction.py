@@ -181,6 +181,7 @@ def test_fused_regions_never_overlap_and_are_convex(tmp_path):
         assert inside <= first_use
 
 
+@pytest.mark.slow
 def test_equal_regions_are_one_task_that_counts_its_calls(tmp_path):
     found, _ = found_in(tmp_path, BLOCKS)
     assert found["gelu"]["calls"] == 3
@@ -205,6 +206,7 @@ def test_every_task_is_a_problem_that_loads_and_gives_what_it_says(tmp_path):
     assert "self.weight = nn.Parameter(" in sources["add_layer_norm"]
 
 
+@pytest.mark.slow
 def test_a_task_depends_on_nothing_of_the_models_file(tmp_path):
     _, sources = found_in(tmp_path, BLOCKS)
     for text in sources.values():
@@ -221,6 +223,7 @@ def test_writes_in_place_and_batch_norm_become_plain_operators(tmp_path):
     assert 'self.register_buffer("running_var", ' in sources[name]
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_traced_is_taken_in_parts(tmp_path):
     found, _ = found_in(tmp_path, DECIDING)
     assert found["gelu"]["calls"] == 3
@@ -334,6 +337,7 @@ def test_files_and_record_are_written_and_replaced(tmp_path):
     assert len(load_tasks(str(tmp_path / "tasks"), "cpu")) == 2
 
 
+@pytest.mark.slow
 def test_a_file_of_the_users_beside_an_older_extraction_is_left_alone(tmp_path):
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "extraction.json").write_text('{"files": ["old.py"]}')
@@ -391,6 +395,7 @@ def test_a_process_that_dies_or_prints_is_told_in_one_line(tmp_path):
     assert extract(written(tmp_path, noisy), tmp_path / "tasks", "cpu", 1).files
 
 
+@pytest.mark.slow
 def test_how_to_go_on_can_be_typed_whatever_the_folder_is_called(tmp_path, cli):
     written(tmp_path, SOFTMAX)
     done = cli(tmp_path, "extract", "model.py", "--to", "its parts", "--device", "cpu")

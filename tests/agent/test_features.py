@@ -112,6 +112,7 @@ def _extensions(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", shared(NAMES))
+@pytest.mark.slow
 def test_default_candidate_is_right_at_every_shape(name: str) -> None:
     (proposal,) = proposer().propose(task(name), [], 1)
     assert proposal.candidate.language is Language.CPP
@@ -125,6 +126,7 @@ def test_batch_norm_has_its_figures_per_channel() -> None:
 
 
 @pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.slow
 def test_channels_are_normalised_in_groups(name: str) -> None:
     """Read as often as eager does it: once for the figures, and once with each channel's own."""
     (proposal,) = proposer().propose(grouped(name), [], 1)

@@ -46,6 +46,7 @@ def compile_error(source: str) -> str | None:
     return None
 
 
+@pytest.mark.slow
 def test_a_maximum_is_subtracted_from_products_that_were_rounded_like_it() -> None:
     """A product fused into the subtraction in one loop and not in another made rows of 1.005."""
     nvrtc = pytest.importorskip("cupy", reason="needs NVRTC: the extra cuda13").cuda.nvrtc
@@ -123,6 +124,7 @@ def test_emulated_kernels_normalise_by_a_batchs_figures(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", one_quick(CHAINED, "images"))
+@pytest.mark.slow
 def test_emulated_kernels_stand_between_products(name: str, tmp_path: Path) -> None:
     problem = chained(name)
     found = traced(problem)
@@ -153,6 +155,7 @@ def test_batch_norms_that_are_no_program_are_told(body: str, words: str) -> None
 
 
 @pytest.mark.parametrize("name", one_quick(POOLED, "windows that overlap"))
+@pytest.mark.slow
 def test_emulated_kernels_pool(name: str, tmp_path: Path) -> None:
     problem = pooled(name)
     found = traced(problem)

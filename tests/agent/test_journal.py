@@ -254,6 +254,7 @@ def disk_of(size: str, tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_clear_line_and_loses_nothing_finished(tmp_path):
     with disk_of("6m", tmp_path) as disk:
         recorded, full = fill(disk, None)
@@ -272,6 +273,7 @@ def test_a_run_that_a_full_disk_has_no_room_for_leaves_none(tmp_path):
         assert not list(disk.iterdir())
 
 
+@pytest.mark.slow
 def test_a_write_the_system_refuses_is_one_clear_line(tmp_path):
     assert resource.RLIMIT_FSIZE is not None
     lines = fill(tmp_path, 1 << 20)

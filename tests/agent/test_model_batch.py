@@ -168,6 +168,7 @@ def test_three_rounds_through_files_decide_as_the_online_path(
     ]
 
 
+@pytest.mark.slow
 def test_what_is_exported_ends_with_the_command_that_goes_on(tmp_path, cli, monkeypatch):
     monkeypatch.setenv("WARPSMITH_CACHE", str(tmp_path / "cache"))
     (tmp_path / "small.py").write_text(PROBLEM)
@@ -204,6 +205,7 @@ def test_what_is_exported_replaces_no_replies_and_no_device(tmp_path, cli):
     assert (tmp_path / "requests.jsonl").read_text() == "line\n"
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_reached_leaves_a_way_to_go_on(tmp_path, cli, monkeypatch):
     monkeypatch.setenv("WARPSMITH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "k")

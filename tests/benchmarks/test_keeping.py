@@ -47,6 +47,7 @@ def test_sigterm_ends_a_benchmark_with_its_results_kept(tmp_path: Path) -> None:
         (("stream", "--device", "cpu", "--suite", "no such"), "unknown task 'no such'"),
     ],
 )
+@pytest.mark.slow
 def test_what_a_user_can_mend_is_told_without_a_traceback(
     tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:

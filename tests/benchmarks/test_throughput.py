@@ -58,6 +58,7 @@ def ask(folder: Path, body: str, candidate: str = "good") -> dict[str, Any]:
     return verdict_of(done)
 
 
+@pytest.mark.slow
 def test_a_verdict_travels_with_its_figures_and_the_names_of_placeholders(tmp_path: Path) -> None:
     row = ask(tmp_path, "pass")
     assert (row["verdict"], row["passed"], row["speedup"]) == ("correct", True, 1.5)
@@ -81,6 +82,7 @@ def test_a_crash_is_a_failed_candidate_and_calling_a_placeholder_is_not_silent(
     assert "litellm is not installed" in row["detail"]
 
 
+@pytest.mark.slow
 def test_without_kernelbench_there_is_nothing_to_compare() -> None:
     command = [sys.executable, "-P", str(SCRIPT)]
     done = subprocess.run(

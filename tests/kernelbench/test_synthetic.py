@@ -42,6 +42,7 @@ def test_the_same_seed_gives_the_same_tasks_and_more_of_them_begin_alike():
     assert load_tasks(few[7].id, "cpu") == [few[7]]
 
 
+@pytest.mark.slow
 def test_thousands_of_compositions_differ_in_more_than_their_numbers():
     shapes = [shape_of(t.source) for t in load_tasks("synthetic:any:1500", "cpu")]
     assert len(set(shapes)) > 1450
@@ -58,6 +59,7 @@ def test_a_task_has_one_to_five_operators_and_sizes_for_each_device():
         assert len(task.shapes) == 2
 
 
+@pytest.mark.slow
 def test_rows_are_what_the_feature_proposer_writes_kernels_for():
     proposer = FeatureProposer()
     tasks = load_tasks("synthetic:rows:6", "cpu")

@@ -52,6 +52,7 @@ def test_a_prompt_that_leaves_no_room_is_a_failure_of_the_policy_that_is_judged(
     assert learning.complete_each(prompts)[1] is None
 
 
+@pytest.mark.slow
 def test_as_json_it_is_one_value_on_stdout(tmp_path: Path, cli):
     """The campaign's table went before it."""
     toy.write(tmp_path)

@@ -69,6 +69,7 @@ def test_kernels_taken_as_made_are_told_from_verified_ones_on_disk(run, tmp_path
     assert len(chosen) > 6, "nothing to choose among"
 
 
+@pytest.mark.slow
 def test_of_a_long_chain_there_are_more_kernels_than_of_a_short_one(run):
     lengths = {t.id: statements_of(t) for t in load_tasks("synthetic:rows:24", "cuda")}
     assert set(lengths.values()) >= {3, 4, 5}

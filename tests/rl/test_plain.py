@@ -90,6 +90,7 @@ def test_another_source_is_left_as_it_is():
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "softmax", "swiglu", "mse"])
+@pytest.mark.slow
 def test_the_plain_kernel_computes_on_a_gpu_what_the_given_one_does(name, tmp_path):
     problem = task(name, "cuda")
     found = traced(problem)

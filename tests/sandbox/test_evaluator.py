@@ -404,6 +404,7 @@ def test_a_baseline_asked_for_later_is_timed_beside_the_same_null_experiment(
         (False, False, True),
     ],
 )
+@pytest.mark.slow
 def test_races_share_their_processes_and_the_pairs_of_a_race_do_not(
     evaluator: LocalEvaluator,
     as_on_a_gpu: Ready,
@@ -571,6 +572,7 @@ def test_a_reference_without_room_is_tried_once_more_with_less_beside_it(
 
 
 @pytest.mark.parametrize("searched", [False, True])
+@pytest.mark.slow
 def test_a_quick_candidate_has_longer_batches_in_every_pair_of_a_reported_figure(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, searched: bool
 ) -> None:
@@ -622,6 +624,7 @@ LATER = """
 
 @pytest.mark.parametrize("searched", [False, True])
 @pytest.mark.parametrize("honest", [False, True])
+@pytest.mark.slow
 def test_a_slow_candidate_has_short_batches_as_long_as_it_is_slow_in_them(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch, searched: bool, honest: bool
 ) -> None:

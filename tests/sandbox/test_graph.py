@@ -30,6 +30,7 @@ def get_init_inputs():
 """
 
 
+@pytest.mark.slow
 def test_placeholders_say_where_they_come_from() -> None:
     graph = trace(Task("t", SOURCE, "cpu"))
     found = [(n.op, n.target) for n in graph.nodes if n.target]
@@ -106,6 +107,7 @@ def test_what_a_reference_prints_is_no_reply() -> None:
     assert trace(Task("t", SOURCE.replace("import torch", "import torch; print('{}')", 1), "cpu"))
 
 
+@pytest.mark.slow
 def test_a_tracing_process_that_has_ended_is_started_again() -> None:
     trace(Task("t", SOURCE + "# before", "cpu"))
     assert TRACER._process is not None

@@ -93,6 +93,7 @@ BY_HEART = "x.masked_fill(torch.ones_like(x).tril() == 0, float('-inf')).softmax
         "one-hot",
     ],
 )
+@pytest.mark.slow
 def test_a_mask_keeps_its_two_values(
     evaluate: Evaluate, inputs: str, wanted: str, body: str
 ) -> None:

@@ -243,6 +243,7 @@ def test_a_worker_that_answers_without_reading_does_not_block_us(evaluate: Evalu
     assert found.status.scored
 
 
+@pytest.mark.slow
 def test_a_flood_of_output_is_cut_and_passes(evaluate: Evaluate) -> None:
     print_100_mb = "for _ in range(100): print('x' * 1_000_000)"
     found = evaluate(forward("return y", top=print_100_mb))

@@ -135,6 +135,7 @@ def test_a_reference_that_raises_on_scaled_inputs_is_judged_on_those_it_takes(
     assert not any("inputs x 3" in name or "inputs x -1" in name for name in names)
 
 
+@pytest.mark.slow
 def test_buffers_that_calls_move_are_where_they_were_before_every_case(evaluate: Evaluate) -> None:
     """Of a pooled batch one changed element often changes nothing, and is changed anew."""
     pooled = POOLED.format(name="Model") + POOLED_INPUTS
@@ -191,6 +192,7 @@ def test_a_task_of_another_device_is_refused(evaluator: LocalEvaluator) -> None:
 
 
 @pytest.mark.parametrize("verify_only", [False, True])
+@pytest.mark.slow
 def test_a_reference_killed_once_is_no_fault_of_its_task(
     evaluator: LocalEvaluator, verify_only: bool
 ) -> None:

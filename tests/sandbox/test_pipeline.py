@@ -110,6 +110,7 @@ def test_a_task_that_comes_in_the_middle_is_prepared_and_its_reference_refused_a
     assert found == [Status.PASSED, Status.INVALID_REFERENCE, Status.COMPILE_ERROR]
 
 
+@pytest.mark.slow
 def test_a_stream_leaves_no_candidate_behind(cache, one_core) -> None:  # type: ignore[no-untyped-def]
     lane = LocalEvaluator("cpu", cache_dir=cache)
     assert all(evaluate_many(lane, requests(task_of(SCALE), SEARCH, 1.0)[:4], 2))
@@ -117,6 +118,7 @@ def test_a_stream_leaves_no_candidate_behind(cache, one_core) -> None:  # type: 
     assert workers_alive(lane) == []
 
 
+@pytest.mark.slow
 def test_a_worker_kept_ready_serves_once_and_another_takes_its_place(cache, one_core) -> None:  # type: ignore[no-untyped-def]
     lane = LocalEvaluator("cpu", cache_dir=cache, ready=1)
     task = task_of(SCALE)
@@ -181,6 +183,7 @@ def test_a_candidate_loaded_before_its_reference_may_hold_as_much(zygote: Zygote
     stand.settle()
 
 
+@pytest.mark.slow
 def test_one_worker_whose_profiler_has_begun_is_kept_ready(zygote: Zygote) -> None:
     stand, task = Stand(zygote, Quiet(same_cores=False), ready=2), task_of(SCALE)
     candidate = Candidate(task.id, Language.TORCH, forward("return y"))

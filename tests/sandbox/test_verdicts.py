@@ -417,6 +417,7 @@ BOUND = COUNTED.replace("UPDATE", "self.mean = torch.lerp(self.mean, x.mean(0), 
 
 
 @pytest.mark.parametrize("reference", [IN_PLACE, BOUND], ids=["in place", "bound anew"])
+@pytest.mark.slow
 def test_a_buffer_may_be_bound_anew_instead_of_written_to(
     evaluate: Evaluate, reference: str
 ) -> None:
@@ -444,6 +445,7 @@ PERMUTED = SCALE.replace(RESULT, f"({RESULT}).t().contiguous().t()")
 
 
 @pytest.mark.parametrize("tail", ["", ".t().contiguous().t()"])
+@pytest.mark.slow
 def test_a_permuted_output_may_also_come_contiguous(evaluate: Evaluate, tail: str) -> None:
     found = evaluate(forward(f"return y{tail}"), PERMUTED)
     assert found.status is Status.PASSED, found.detail
@@ -467,6 +469,7 @@ class ModelNew(torch.nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_another_dense_layout_is_admitted_where_values_alone_count_and_its_copy_is_charged(
     evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,6 +189,7 @@ def test_a_zygote_that_was_ended_is_not_started_again() -> None:
     assert zygote.pid is None
 
 
+@pytest.mark.slow
 def test_where_cuda_does_not_start_with_one_gpu_alone_workers_see_all(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -58,6 +58,7 @@ def alike(rounds: list[RoundObservation]) -> bool:
     return abs(median(pair.log_speedup for pair in summarise(rounds))) < math.log(3)
 
 
+@pytest.mark.slow
 def test_a_round_of_a_baseline_is_its_calls_alone(
     evaluator: LocalEvaluator, done: Counter[str]
 ) -> None:

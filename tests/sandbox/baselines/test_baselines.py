@@ -33,6 +33,7 @@ ALONE = replace(FAST, baselines_only=True)
 SHORT_OF_MEMORY = Failure("time", FailureKind.CLAIMED, ("OutOfMemoryError",), "no room")
 
 
+@pytest.mark.slow
 def test_without_candidates_no_case_is_made(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_race_that_is_short_of_memory_runs_again_with_nothing_beside_it(
     assert {seen.pair for seen in found} == set(range(FAST.min_pairs))
 
 
+@pytest.mark.slow
 def test_of_large_calls_only_what_is_being_compiled_is_waited_for(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

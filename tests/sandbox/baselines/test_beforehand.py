@@ -93,6 +93,7 @@ def tasks_of(*numbers: int) -> tuple[Task, ...]:
     return tuple(task_of(SCALE.replace("1.0", f"7.{n}"), f"test/{n}") for n in numbers)
 
 
+@pytest.mark.slow
 def test_the_next_task_is_begun_while_another_is_timed(
     evaluator: LocalEvaluator, steps: Steps
 ) -> None:

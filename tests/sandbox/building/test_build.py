@@ -419,6 +419,7 @@ def late(constructed: str = "pass", called: str = "pass", given: str = PLAIN) ->
     ],
     ids=["constructed", "called", "guarded"],
 )
+@pytest.mark.slow
 def test_what_is_built_when_a_model_is_constructed_or_called_is_built_ahead(
     builder: Builder, source: Candidate
 ) -> None:
@@ -436,6 +437,7 @@ def test_an_extension_with_torchs_headers_is_built_ahead(builder: Builder) -> No
     assert [p.name for p in (found.artifacts or Path()).glob("*/*.so")] == ["late_3.so"]
 
 
+@pytest.mark.slow
 def test_a_rehearsal_that_comes_to_nothing_says_nothing(builder: Builder) -> None:
     found = builder.build(late(called=BEFORE), FAST, TASK)
     assert (found.failure, found.artifacts) == (None, None)
@@ -542,6 +544,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.slow
 def test_an_extension_with_a_name_and_a_place_of_the_processs_own_is_built_once(
     kind: str, evaluator: LocalEvaluator, libraries: list[int]
 ) -> None:
@@ -553,6 +556,7 @@ def test_an_extension_with_a_name_and_a_place_of_the_processs_own_is_built_once(
     assert set(libraries) == {1}  # none compiled another
 
 
+@pytest.mark.slow
 def test_what_only_the_run_could_compile_is_compiled_once_in_a_candidates_first_worker(
     evaluator: LocalEvaluator, libraries: list[int]
 ) -> None:

@@ -433,6 +433,7 @@ def test_of_thousands_of_wishes_few_are_heard_and_each_once(tmp_path: Path) -> N
     assert not any(note.read_text() for note in notes)  # none was made
 
 
+@pytest.mark.slow
 def test_a_prelude_that_the_compiler_refuses_is_tried_once(
     builders: Zygote, tmp_path: Path
 ) -> None:

@@ -128,6 +128,7 @@ def test_nothing_compiled_has_no_digest(tmp_path: Path) -> None:
     assert digest_of([tmp_path]) == ""
 
 
+@pytest.mark.slow
 def test_an_evaluation_says_what_was_compiled(evaluator: LocalEvaluator) -> None:
     task = task_of(SCALE.replace("+ 1.0", "+ 1.5"))
 

@@ -100,6 +100,7 @@ class ModelNew: pass
 """
 
 
+@pytest.mark.slow
 def test_a_compilers_wrapper_on_the_machine_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,6 +204,7 @@ class FakeProbe:
 
 @pytest.mark.parametrize("to_beat", [None, 1.0], ids=["confirmed", "searched"])
 @pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.slow
 def test_both_sides_are_asked_behind_every_batch_and_who_left_it_busy_is_refused(
     evaluator: LocalEvaluator,
     monkeypatch: pytest.MonkeyPatch,

@@ -139,6 +139,7 @@ def test_a_candidate_that_breaks_under_the_profiler_keeps_its_verdict(evaluate: 
 
 
 @pytest.mark.parametrize(("asked", "share"), [(False, None), (True, 0.0)])
+@pytest.mark.slow
 def test_in_a_search_the_protocol_may_ask_for_a_profile(
     evaluator: LocalEvaluator, asked: bool, share: float | None
 ) -> None:

@@ -79,6 +79,7 @@ def deep(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_folders_nested_without_end_are_refused_and_removed(deep: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nested deeper"):
         copy_folder(deep, ".", tmp_path / "copy", LIMIT)

@@ -116,6 +116,7 @@ def test_what_keeps_a_core_awake_steps_aside_and_ends_with_the_block(allowed: li
     assert set(children_of(os.getpid())) == before
 
 
+@pytest.mark.slow
 def test_what_keeps_a_core_awake_ends_with_a_supervisor_that_is_killed(allowed: list[int]) -> None:
     keeper = subprocess.Popen(
         [sys.executable, "-c", KEEPER.format(core=allowed[-1])], stdout=subprocess.PIPE

@@ -151,6 +151,7 @@ def test_a_worker_goes_on_with_an_arena_under_another_layout(tmp_path: Path) -> 
     assert torch.equal(mine, torch.full((2, 3), 1.5, dtype=torch.float64))
 
 
+@pytest.mark.slow
 def test_the_memory_of_one_candidate_serves_the_next(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def test_the_memory_of_one_candidate_serves_the_next(
         assert counts[2] <= counts[0] / 2, counts
 
 
+@pytest.mark.slow
 def test_the_pairs_behind_a_figure_share_no_memory(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +200,7 @@ def test_the_pairs_behind_a_figure_share_no_memory(
     assert len(set(timed)) == len(timed)
 
 
+@pytest.mark.slow
 def test_states_of_a_megabyte_fit_whatever_memory_each_side_has(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_a_reference_that_is_being_traced_ends_with_its_parent():
     process = subprocess.Popen(
         [sys.executable, "-m", "sandbox.tracer"],

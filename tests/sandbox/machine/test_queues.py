@@ -72,12 +72,14 @@ def test_what_prompts_show_and_what_the_feature_proposer_writes_needs_few(
     assert role_of(example(language), "cuda") == SEARCHED
 
 
+@pytest.mark.slow
 def test_a_kernel_of_the_feature_proposers_needs_few() -> None:
     [task] = load_tasks("builtin/softmax", "cuda")
     found = FeatureProposer(order="random").propose(task, [], 4)
     assert {role_of(each.candidate.source, "cuda") for each in found} == {SEARCHED}
 
 
+@pytest.mark.slow
 def test_its_role_tells_a_worker_how_many_it_has(
     zygote: Zygote, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -343,6 +343,7 @@ def test_batches_that_one_side_launched_from_a_slower_core_are_made_up_for(
     assert all(pair.rounds >= full_rounds(config) for pair in found.timing.pairs)
 
 
+@pytest.mark.slow
 def test_a_core_that_never_serves_both_sides_alike_gives_no_figure(
     evaluator: LocalEvaluator, launching_on: Callable[[UnevenCore], None]
 ) -> None:
@@ -357,6 +358,7 @@ def test_a_core_that_never_serves_both_sides_alike_gives_no_figure(
     assert core.read < 200
 
 
+@pytest.mark.slow
 def test_with_a_launching_core_lone_calls_are_rung_for_and_compared(
     evaluator: LocalEvaluator,
     launching_on: Callable[[UnevenCore], None],
@@ -394,6 +396,7 @@ def test_with_a_launching_core_lone_calls_are_rung_for_and_compared(
     assert "ZeroDivisionError" in found.detail
 
 
+@pytest.mark.slow
 def test_what_a_lone_call_leaves_for_after_it_said_that_it_was_over_is_paid_for(
     evaluator: LocalEvaluator,
     launching_on: Callable[[UnevenCore], None],
@@ -457,6 +460,7 @@ def test_a_candidate_stands_still_while_its_claims_are_read(
     assert states == {"T"}
 
 
+@pytest.mark.slow
 def test_the_clock_runs_from_when_a_side_can_begin(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

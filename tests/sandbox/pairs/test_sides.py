@@ -41,6 +41,7 @@ def evaluated(evaluator: LocalEvaluator) -> None:
     assert found.status is Status.PASSED, found.detail
 
 
+@pytest.mark.slow
 def test_memory_is_read_and_written_alike_before_outputs_are_collected(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +126,7 @@ def test_outputs_find_memory_that_was_touched_in_order(
     assert max(faults) < 10  # per cent of the outputs' pages
 
 
+@pytest.mark.slow
 def test_what_is_never_the_heaps_is_not_reserved(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from sandbox.walls.folders import prepare_scratch
 
 SLOT_UID = 61_000 + os.getpid() % 2_000 if os.geteuid() == 0 else None
@@ -38,6 +40,7 @@ print(json.dumps(ask(enclosure, work, timeout_s=60)))
 """A process of its own: forking this one would fork what pytest and torch have started."""
 
 
+@pytest.mark.slow
 def test_torch_openmp_and_load_inline_work_inside(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "scratch", SLOT_UID)
     repository = Path(__file__).parents[3]

@@ -196,6 +196,7 @@ def test_a_process_with_another_folder_finds_the_kernels(
     assert out.startswith("1 " if manner == "movable" else "0 ")
 
 
+@pytest.mark.slow
 def test_where_triton_fails_ahead_the_run_decides(
     builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,6 +185,7 @@ def test_what_tf32_makes_is_allowed_a_candidate_by_the_references_factor() -> No
     assert bound(leaf, Errors(), Errors(), EvalConfig(), rough) == Errors(12e-4, 16e-4, 20e-4)
 
 
+@pytest.mark.slow
 def test_nothing_of_torch_compile_is_imported_for_it() -> None:
     """Which takes three seconds in every process that makes cases."""
     code = (
