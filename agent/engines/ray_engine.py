@@ -10,6 +10,7 @@ artefacts are shared between nodes only where the cache lies on a shared file sy
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -54,6 +55,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0
 SETTINGS = 4
 """Type of the frame that answers it, in the frame's fourth byte."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+KIND = "accelerator_type:"
+"""Begins the name of a node's resource that tells its GPUs."""
 
 
 class LaneActor:
@@ -193,10 +196,14 @@ class RayEngine(LaneEngine):
         self._remote_build = ray.remote(build_with).options(num_cpus=1, max_retries=2)
         self._under_way: set[Any] = set()
         """Builds, some of which may wait for a core that others have."""
+        self._nodes = itertools.cycle([node["NodeID"] for node in nodes])
+        """Where lanes are: what is built for another GPU, or for none, no lane would find."""
 
     def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:
         def run(_: NoLane) -> None:
-            reference = self._remote_build.remote(self._build, task, candidate, config)
+            there = NodeAffinitySchedulingStrategy(next(self._nodes), soft=True)
+            build = self._remote_build.options(scheduling_strategy=there)
+            reference = build.remote(self._build, task, candidate, config)
             self._under_way.add(reference)
             try:
                 _get(reference)
@@ -329,7 +336,7 @@ def _nodes(device: str, gpu_type: str | None) -> list[dict[str, Any]]:
     """Those that have what lanes are for."""
     resource = "CPU" if device == "cpu" else "GPU"
     if device != "cpu" and gpu_type is not None:
-        resource = f"accelerator_type:{gpu_type}"
+        resource = f"{KIND}{gpu_type}"
     return [n for n in ray.nodes() if n["Alive"] and n["Resources"].get(resource, 0) > 0]
 
 
@@ -337,12 +344,19 @@ def _gpu_lanes(nodes: list[dict[str, Any]], gpu_type: str | None) -> list[dict[s
     """Not bound to a node: a lane that is lost may be opened again wherever a GPU is free. Each has
     a core of its own, unless none were left to build on.
     """
-    count = sum(int(n["Resources"].get("GPU", 0)) for n in nodes)
-    spare = ray.cluster_resources().get("CPU", 0) > count
+    resources = [node["Resources"] for node in nodes]
+    spare = all(r.get("CPU", 0) > r.get("GPU", 0) for r in resources)
     options: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1 if spare else 0}
+    kinds = sorted({k.removeprefix(KIND) for r in resources for k in r if k.startswith(KIND)})
     if gpu_type is not None:
         options["accelerator_type"] = gpu_type
-    return [options] * count
+    elif len(kinds) > 1:
+        log.warning(
+            "lanes on unlike GPUs (%s): what one tells is the bar on another; gpu_type names one "
+            "kind to take alone",
+            ", ".join(kinds),
+        )
+    return [options] * sum(int(r.get("GPU", 0)) for r in resources)
 
 
 def _cpu_lanes(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.building.build_report import BuildReport, read_report, write_file, write_report
-from sandbox.building.included import included
+from sandbox.building.included import included, unchanged
 from sandbox.building.language import builds_late
 from sandbox.building.light import Ways
 from sandbox.building.preludes import Preludes
@@ -86,6 +86,7 @@ class Builder:
         self._shared: Shelf | None = None
         """Of a cache that may only be read, while the other one is this process's."""
         self._apart: tempfile.TemporaryDirectory[str] | None = None
+        self._moving = threading.Lock()
         environment = {"TORCH_CUDA_ARCH_LIST": arch} if arch else {}
         shares = zygote is not None and zygote.device == "cpu" and not environment
         self._zygote = zygote if zygote and shares else Zygote("cpu", environment=environment)
@@ -118,12 +119,17 @@ class Builder:
             return known
         require_compilers(candidate.language)
         start = time.monotonic()
+        folder = self._folder
         try:
             report = self._built_once(candidate, config, task, key)
         except OSError as error:
-            if error.errno not in FORBIDDEN or self._shared is not None:
+            if error.errno not in FORBIDDEN:
                 raise
-            self._keep_apart(error)
+            with self._moving:
+                if self._apart is None:
+                    self._keep_apart(error)
+            if folder == self._folder:
+                raise
             report = self._built_once(candidate, config, task, key)
         return replace(report, seconds=time.monotonic() - start)
 
@@ -168,10 +174,13 @@ class Builder:
         if found is None:
             return None
         try:
-            return read_report(found)
+            report = read_report(found)
+            if unchanged(report.included):
+                return report
         except (OSError, ValueError, KeyError, TypeError):
-            discard(found)  # damaged: build again
-            return None
+            pass
+        discard(found)  # damaged, or a header is another one now: build again
+        return None
 
     def _compile(
         self, candidate: Candidate, config: EvalConfig, task: Task | None, key: str

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from sandbox.building.included import unchanged
 from sandbox.errors import SandboxFault
 from sandbox.observation import Failure, FailureKind
 from sandbox.walls.folders import ARTIFACTS
@@ -31,13 +30,15 @@ class BuildReport:
     kernels: Path | None = None
     """Triton's cache with what could be compiled ahead; the rest is compiled in the run."""
     cached: bool = False
+    included: Mapping[str, str] = field(default_factory=dict)
+    """Folders of headers, and what they held (sandbox/building/included.py)."""
 
 
 def write_report(
     folder: Path, failure: Failure | None, log: str, included: Mapping[str, str] | None = None
 ) -> None:
-    """What a build in this folder came to, with a digest of every file that it made, and what the
-    folders held whose headers it included (sandbox/building/included.py).
+    """What a build in this folder came to, with a digest of every file that it made, and what was
+    included.
     """
     told = None if failure is None else asdict(failure)
     record = {
@@ -51,14 +52,11 @@ def write_report(
 
 def read_report(folder: Path) -> BuildReport:
     """Raises ValueError where a file is not what was written: a machine that loses its power may
-    keep an entry's name and half of a library, which would be the candidate's crash. And where a
-    header that was included may be another one now.
+    keep an entry's name and half of a library, which would be the candidate's crash.
     """
     record = json.loads((folder / REPORT).read_text())
     if record["files"] != _digests(folder):
         raise ValueError(f"{folder}: damaged")
-    if not unchanged(record["included"]):
-        raise ValueError(f"{folder}: built with other headers")
     failure = record["failure"]
     if failure is not None:
         kind, types = FailureKind(failure["kind"]), tuple(failure["types"])
@@ -71,6 +69,7 @@ def read_report(folder: Path) -> BuildReport:
         artifacts if artifacts.is_dir() else None,
         kernels if kernels.is_dir() else None,
         cached=True,
+        included=record["included"],
     )
 
 

@@ -5,8 +5,8 @@ when a library was built, so that it is built again once they are others.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from sandbox.building.toolchain import nvcc
 from sandbox.types import digest
 
 MOST_FILES = 50_000
-"""Of a folder; of one with more nothing is told, and each time it is another."""
-MOST_FOLDERS = 64
+"""In all of them; of more nothing is told, and what is built with them serves one run."""
+UNKNOWN = ""
 
 
 def included(items: Iterable[Mapping[str, Any]], scratch: Path) -> dict[str, str]:
@@ -25,29 +25,29 @@ def included(items: Iterable[Mapping[str, Any]], scratch: Path) -> dict[str, str
     and what it wrote itself, which its source says.
     """
     known = [Path(torch.__file__).parent, Path(nvcc()).parents[1], scratch]
-    named = {str(path) for item in items for path in item.get("includes", ())}
-    folders = [Path(name) for name in sorted(named)[:MOST_FOLDERS]]
-    own = [f for f in folders if f.is_absolute() and not any(map(f.is_relative_to, known))]
-    return {str(folder): contents(folder) for folder in own}
+    named = sorted({str(path) for item in items for path in item.get("includes", ())})
+    own = [f for f in map(Path, named) if f.is_absolute() and not any(map(f.is_relative_to, known))]
+    return _held(own)
 
 
 def unchanged(known: Mapping[str, str]) -> bool:
     """Whether these folders hold what they held."""
-    return all(contents(Path(folder)) == held for folder, held in known.items())
+    return UNKNOWN not in known.values() and _held(map(Path, known)) == known
 
 
-def contents(folder: Path) -> str:
-    """Of every file below: its place, size and time of change."""
-    found: list[tuple[str, int, int]] = []
-    for entry in _files(folder):
-        if len(found) == MOST_FILES:
-            return secrets.token_hex(8)
-        state = entry.stat()
-        found.append((entry.path, state.st_size, state.st_mtime_ns))
-    return digest(sorted(found))
+def _held(folders: Iterable[Path]) -> dict[str, str]:
+    """Of each a digest of the place, size and time of change of every file below it."""
+    found, left = {}, MOST_FILES
+    for folder in folders:
+        files = list(islice(_files(folder), left + 1))
+        left -= len(files)
+        found[str(folder)] = UNKNOWN if left < 0 else digest(sorted(files))
+        if left < 0:
+            break
+    return found
 
 
-def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
+def _files(folder: Path) -> Iterator[tuple[str, int, int]]:
     try:
         entries = list(os.scandir(folder))
     except OSError:  # not there, or not to be read: by the compiler neither
@@ -56,4 +56,5 @@ def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
         if entry.is_dir(follow_symlinks=False):
             yield from _files(Path(entry.path))
         elif entry.is_file():
-            yield entry
+            state = entry.stat()
+            yield entry.path, state.st_size, state.st_mtime_ns
