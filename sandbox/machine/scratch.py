@@ -8,6 +8,7 @@ container on the same folder.
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import shutil
@@ -41,10 +42,17 @@ def _owner(root: Path, pid: int) -> str:
     """Begins this process's names, once it holds their lock."""
     while True:
         name = f"{pid}-{secrets.token_hex(4)}"
-        file = hold(root / f"{name}{LOCK}")
+        lock = root / f"{name}{LOCK}"
+        file = hold(lock)
         if file is not None:
             _held.append(file)
+            atexit.register(_leave, lock, pid)
             return name
+
+
+def _leave(lock: Path, pid: int) -> None:
+    if os.getpid() == pid:  # not of a fork
+        lock.unlink(missing_ok=True)
 
 
 def clear_scratch(root: Path) -> None:
