@@ -193,7 +193,7 @@ class RayEngine(LaneEngine):
         cores = int(ray.cluster_resources().get("CPU", 1))
         super().__init__("ray", openers, depth=depth, builders=max(1, min(cores, 64)))
         self._build = build
-        self._remote_build = ray.remote(build_with).options(num_cpus=1, max_retries=2)
+        self._remote_build = ray.remote(build_with)
         self._under_way: set[Any] = set()
         """Builds, some of which may wait for a core that others have."""
         self._nodes = itertools.cycle([node["NodeID"] for node in nodes])
@@ -202,8 +202,9 @@ class RayEngine(LaneEngine):
     def submit_build(self, task: Task, candidate: Candidate, config: EvalConfig) -> Future[None]:
         def run(_: NoLane) -> None:
             there = NodeAffinitySchedulingStrategy(next(self._nodes), soft=True)
-            build = self._remote_build.options(scheduling_strategy=there)
-            reference = build.remote(self._build, task, candidate, config)
+            options = {"num_cpus": 1, "max_retries": 2, "scheduling_strategy": there}
+            remote = self._remote_build.options(**options)
+            reference = remote.remote(self._build, task, candidate, config)
             self._under_way.add(reference)
             try:
                 _get(reference)

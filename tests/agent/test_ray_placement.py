@@ -24,7 +24,7 @@ class Idle:
     def close(self): pass
 
 def build(candidate, config, task):
-    with open(sys.argv[1], "a") as file:
+    with open(LOG, "a") as file:
         file.write(ray.get_runtime_context().get_node_id() + "\\n")
 
 cloudpickle.register_pickle_by_value(sys.modules["__main__"])
@@ -48,7 +48,7 @@ engine = RayEngine(Idle, build, device="cuda", address=cluster.address, depth=2)
 engine.submit_environment().result(timeout=90)
 built(engine, 8)
 [there] = [n["NodeID"] for n in ray.nodes() if n["Resources"].get("GPU")]
-assert open(sys.argv[1]).read().split() == [there] * 8
+assert open(LOG).read().split() == [there] * 8
 os._exit(0)
 """
 
@@ -62,7 +62,7 @@ def test_builds_go_where_lanes_are_and_wait_for_none_of_their_cores(
     """
     log = tmp_path / "log"
     done = subprocess.run(
-        [sys.executable, "-c", COMMON + program, str(log)],
+        [sys.executable, "-c", f"LOG = {str(log)!r}\n{COMMON}{program}"],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
