@@ -29,6 +29,7 @@ from agent.runs import find_run, tried_in
 from benchmarks.keeping import header, keep_json, stop_cleanly
 from rl.config import load_train
 
+# Not all are known of an update that was taken again: how long it was waited for is not.
 FIGURES = ("correct", "hacks", "speedup", "reward", "group_variance", "idle", "trl/entropy")
 
 
@@ -91,7 +92,10 @@ def told(name: str, config: str) -> dict[str, Any]:
         found = [a.evaluation for task in journal.tasks() for a in journal.attempts(task.id)]
     lessons = updates(name)
     return {
-        "curve": [{key: round(u["figures"][key], 4) for key in FIGURES} for u in lessons],
+        "curve": [
+            {key: round(u["figures"][key], 4) for key in FIGURES if key in u["figures"]}
+            for u in lessons
+        ],
         "replies": sum(u["rollouts"] for u in lessons),
         "asked": sum(u["seen"] for u in lessons) * settings.rl.group,
         "kernels": len(found),
