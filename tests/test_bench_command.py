@@ -115,6 +115,7 @@ def test_tasks_are_chosen_by_patterns_and_the_report_says_so(cli, folder):
     assert (code, err.partition(";")[0]) == (2, "warpsmith: --only softmax: no such task")
 
 
+@pytest.mark.slow
 def test_kernels_that_need_a_gpu_are_not_scored_on_the_cpu(cli, folder):
     """Not a failure of theirs, and no reason to leave the others."""
     cuda = KERNEL.replace("import torch\n", "import cupy\n", 1).format(result="x")

@@ -142,6 +142,7 @@ def test_arguments_keep_the_widths_that_cupy_gives_them(tmp_path):
         names["SHOW"]((1,), (2048,), (out.data_ptr(), *given))
 
 
+@pytest.mark.slow
 def test_a_stream_holds_inside_its_block_and_its_thread(tmp_path):
     names = inline_emulator.load(convert(TYPES), tmp_path)
     streams = names["LAUNCH_STREAMS"]
@@ -156,6 +157,7 @@ def test_a_stream_holds_inside_its_block_and_its_thread(tmp_path):
     assert streams.get()[-1] == 0
 
 
+@pytest.mark.slow
 def test_the_function_that_cupy_has_loaded_is_launched_like_it(tmp_path):
     names = inline_emulator.load(convert(TYPES), tmp_path)
     out = torch.zeros(6, dtype=torch.float64)

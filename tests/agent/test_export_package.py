@@ -139,6 +139,7 @@ def test_another_constructor_argument_is_not_what_was_measured(kernels):
 
 
 @pytest.mark.parametrize("name", WINS)
+@pytest.mark.slow
 def test_operators_pass_opcheck(kernels, name):
     op = kernels.operator(name)
     x, bias = inputs()

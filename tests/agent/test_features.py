@@ -202,6 +202,7 @@ TURNED = {
 
 
 @pytest.mark.parametrize("name", TURNED)
+@pytest.mark.slow
 def test_transposed_matrices_of_a_batch_are_right_or_refused(name: str) -> None:
     body, transposes = TURNED[name]
     given = product(body)

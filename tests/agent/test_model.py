@@ -112,6 +112,7 @@ def test_a_busy_server_is_tried_again(status: int) -> None:
 @pytest.mark.parametrize(
     "asked", ["²", "0", "-1", "soon", "1e-3", "nan", "Fri, 27 Nov 2026 17:00:00 GMT", "."]
 )
+@pytest.mark.slow
 def test_whatever_retry_after_says_the_server_is_tried_again(asked: str) -> None:
     script = [Step("busy", status=429), "a"]
     with OpenAIServer(script, retry_after=asked) as server:

@@ -39,6 +39,7 @@ def test_what_is_quoted_of_the_reference_keeps_its_names():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.slow
 def test_values_are_numbered_as_they_come(device):
     [problem] = load_tasks("builtin/residual_add_layer_norm", device)
     text = plain(kernel_of(problem))

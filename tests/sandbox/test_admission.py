@@ -198,6 +198,7 @@ def test_a_copy_of_positive_inputs_is_no_relu(evaluate: Evaluate) -> None:
     assert all(case.passed for case in honest.cases), honest.cases
 
 
+@pytest.mark.slow
 def test_a_task_with_buffers_that_move_is_left_as_it_was(evaluator: LocalEvaluator) -> None:
     norm = LINEAR.replace("self.bias =", "self.norm = nn.BatchNorm1d(n)\n        self.bias =")
     norm = norm.replace("x @ self.weight.T + self.bias", "self.norm(x @ self.weight.T + self.bias)")

@@ -113,6 +113,7 @@ def test_a_mask_keeps_its_two_values(
     ids=["filled", "booleans", "integers", "added", "infinite"],
 )
 @pytest.mark.parametrize("from_call", [0, 60])
+@pytest.mark.slow
 def test_code_that_knows_a_constant_mask_by_heart_is_wrong(
     evaluate: Evaluate, inputs: str, wanted: str, from_call: int
 ) -> None:

@@ -165,6 +165,7 @@ def test_a_slot_is_taken_until_it_is_closed() -> None:
         slot.close()
 
 
+@pytest.mark.slow
 def test_a_dead_zygote_is_our_fault_and_is_replaced() -> None:
     zygote = Zygote("cpu")
     worker = zygote.spawn("candidate", memory_limit_bytes=1 << 30)
@@ -179,6 +180,7 @@ def test_a_dead_zygote_is_our_fault_and_is_replaced() -> None:
     assert zygote.pid is None
 
 
+@pytest.mark.slow
 def test_a_zygote_that_was_ended_is_not_started_again() -> None:
     """What begins beside the end of an evaluator would leave a process that nobody ends."""
     zygote = Zygote("cpu")

@@ -113,6 +113,7 @@ def test_the_next_task_is_begun_while_another_is_timed(
     assert not any(subject.worker.living for subject in steps.subjects)
 
 
+@pytest.mark.slow
 def test_beside_what_fills_the_memory_nothing_is_begun(
     evaluator: LocalEvaluator, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +124,7 @@ def test_beside_what_fills_the_memory_nothing_is_begun(
     assert not any(what == "begun" for _, what in steps.done)
 
 
+@pytest.mark.slow
 def test_on_the_cores_of_what_is_timed_nothing_is_begun(
     evaluator: LocalEvaluator, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +135,7 @@ def test_on_the_cores_of_what_is_timed_nothing_is_begun(
     assert not any(what == "begun" for _, what in steps.done)
 
 
+@pytest.mark.slow
 def test_a_task_that_cannot_be_begun_fails_in_its_turn(
     evaluator: LocalEvaluator, steps: Steps
 ) -> None:
@@ -171,6 +174,7 @@ def short(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lacked
 
 
+@pytest.mark.slow
 def test_what_is_begun_is_ended_where_the_one_that_is_timed_lacks_its_memory(
     evaluator: LocalEvaluator, steps: Steps, short: list[str]
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_figure_to_be_reported_waits_for_the_end_of_a_murmur() -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.slow
 def test_a_timed_region_waits_for_no_worker_that_raises_its_walls(
     zygote: Zygote, monkeypatch: pytest.MonkeyPatch, *, strict: bool
 ) -> None:

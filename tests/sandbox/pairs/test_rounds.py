@@ -85,6 +85,7 @@ def test_one_batch_ends_early_and_is_neither_the_first_nor_one_with_hidden_input
     assert short_round([False, True, False], {2}, random.Random(0)) is None
 
 
+@pytest.mark.slow
 def test_what_is_updated_is_told_after_batches_of_which_one_is_shorter(
     evaluator: LocalEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +329,7 @@ def launching_on(
     zygote.launching_core = None
 
 
+@pytest.mark.slow
 def test_batches_that_one_side_launched_from_a_slower_core_are_made_up_for(
     evaluator: LocalEvaluator, launching_on: Callable[[UnevenCore], None]
 ) -> None:
