@@ -128,7 +128,9 @@ def test_the_first_candidate_after_a_cold_preparation_finds_a_reference_open(
     task, config = task_of(SCALE.replace("3.0", "7.75")), replace(FAST, search_pairs=1)
     evaluator.prepare(task, config)
     monkeypatch.setattr(evaluator._stand, "reference", None)  # no other one is started
-    monkeypatch.setattr("sandbox.timing.doubted", lambda *_, **__: False)  # no noise asks for one
+    # No noise asks for one, nor does a pair whose rounds were all disturbed.
+    monkeypatch.setattr("sandbox.timing.doubted", lambda *_, **__: False)
+    monkeypatch.setattr(ProcessPair, "why_void", lambda *_: "")
     candidate = Candidate(task.id, Language.TORCH, forward("return y"))
     found = evaluator.evaluate(task, candidate, config, to_beat=1.0)
     assert found.status is Status.PASSED, found.detail
