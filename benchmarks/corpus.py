@@ -4,7 +4,8 @@
 
 Run it from the root of a checkout; it reads tests/exploits. Entries of one task follow each other.
 What is not done within --seconds is counted; --only names files or entries, to go on with them.
---ahead judges so many side by side, as a search does: the verdicts must be the same.
+--ahead judges so many side by side, as a search does, and --plain each without anything that makes
+verdicts cheap (tests/exploits/plain.py): they must be the same.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.keeping import header, keep_json, stop_cleanly
 from sandbox.evaluator import LocalEvaluator
 from sandbox.types import SCHEMA_VERSION
 from tests.exploits.corpus import Entry, Kind, load_corpus
+from tests.exploits.plain import plain_evaluator
 
 KEPT_EVERY = 20
 """Verdicts between two writes of the record."""
@@ -35,6 +39,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="start no evaluation after")
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="prefixes of names")
     parser.add_argument("--ahead", type=int, default=1, help="entries under way at once")
+    parser.add_argument("--plain", action="store_true", help="an evaluator each, nothing kept")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     stop_cleanly()
@@ -66,8 +71,13 @@ def main() -> None:
     done = Counter[str]()
 
     def one(job: tuple[str, Kind, Entry, int]) -> dict[str, Any] | None:
-        late = time.monotonic() - started > options.seconds
-        return None if late else judge(evaluator, options.device, *job)
+        name, kind, entry, number = job
+        if time.monotonic() - started > options.seconds:
+            return None
+        if not options.plain:
+            return judge(evaluator, options.device, *job)
+        with TemporaryDirectory() as folder, plain_evaluator(options.device, Path(folder)) as own:
+            return judge(own, options.device, name, kind, replace(entry, confirm=True), number)
 
     try:
         with ThreadPoolExecutor(options.ahead) as pool:

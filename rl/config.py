@@ -299,6 +299,11 @@ class TrainConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     lora: LoraConfig | None = None
     gradient_checkpointing: bool = False
+    memory_share: float = 1.0
+    """Of its GPU's memory that the policy may take while it samples and learns in RL."""
+    offload: bool = False
+    """In RL, and where a campaign samples: weights and what the optimizer keeps are in the host's
+    memory while neither goes on, so that lanes on the same GPU have all of it."""
     optimizer: str = "adamw_torch"
     """As transformers names it: adamw_torch, adafactor, adamw_8bit, galore_adamw, ..."""
     sft: SftConfig = field(default_factory=SftConfig)
@@ -317,6 +322,13 @@ class TrainConfig:
             raise ValueError(
                 "sampling.engine vllm-server is told adapters, and all weights are trained; "
                 "set lora, or take engine hf"
+            )
+        if not 0 < self.memory_share <= 1:
+            raise ValueError(f"memory_share is {self.memory_share:g}; expected above 0, at most 1")
+        if self.offload and self.rl.spread:
+            raise ValueError(
+                "offload moves a policy whole, and rl.spread leaves each rank a part of it; leave "
+                "out either"
             )
         if self.exemplars < 1 or self.bucket_width <= 0 or not 0 <= self.unshown_share <= 1:
             raise ValueError(

@@ -61,8 +61,9 @@ def as_launched(config: TrainConfig) -> TrainConfig:
         asked = read()
         if asked.offload:
             raise ConfigError(
-                f"{asked.offload} keeps the weights in the host's memory, and here they stay on "
-                "their GPUs; switch it off, and take more ranks or lora where they are too many"
+                f"{asked.offload} computes with weights in the host's memory, which updates here "
+                "do not: switch it off, and take more ranks or lora where they are too many (the "
+                "train config's offload frees the GPU for lanes alone)"
             )
         del os.environ[f"{USED}{kind}"]
         config = replace(

@@ -6,7 +6,8 @@ It samples and is updated. What for is rl/grpo.py's to say, and who else does so
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from accelerate import PartialState
 from rl.anchor import Anchor, anchor_of
 from rl.config import SamplingConfig, TrainConfig
 from rl.policy import Policy, Sample, load_policy
+from rl.resting import Rest, bounded, has_room
 from rl.spread import full, is_spread, optimizer_state, set_optimizer_state, whole
 from rl.trainers import Group, optimizer_of, update
 from sandbox.errors import ConfigError, WarpsmithError
@@ -29,22 +31,40 @@ class Replica:
     policy: Policy
     anchor: Anchor | None
     optimizer: Any
+    rest: Rest | None
+    """Where it is offloaded."""
 
     def __init__(self, config: TrainConfig, device: str, ranks: int = 1) -> None:
         """`ranks`: how many there are."""
         self.config, self.device, self.ranks = config, device, ranks
+        bounded(config, device)
 
     def load(self, folder: Path | str) -> None:
         """The weights in it, to sample alone."""
+        self._read(folder)
+        self._rest(None)
+
+    def _read(self, folder: Path | str) -> None:
         over = self.ranks if self.config.rl.spread else 1
-        self.policy = load_policy(folder, "", self.device, self.config.dtype, ranks=over)
+        with has_room(self.config):
+            self.policy = load_policy(folder, "", self.device, self.config.dtype, ranks=over)
+
+    def _rest(self, optimizer: Any) -> None:
+        self.rest = Rest(self.policy, optimizer) if self.config.offload else None
+        if self.rest is not None:
+            self.rest.begin()
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        with has_room(self.config), self.rest.over() if self.rest else nullcontext():
+            yield
 
     def open(self, start: Path | str, newest: Path | None, scratch: Path) -> None:
         """The weights in `start`, or where there is one the run's newest checkpoint; trainers keep
         in `scratch` what they must.
         """
         config, self.scratch = self.config, scratch
-        self.load(newest or start)
+        self._read(newest or start)
         self.policy = with_adapters(self.policy, config)
         self.policy.transductive |= config.transductive
         self.anchor = None
@@ -63,18 +83,23 @@ class Replica:
                 newest / OPTIMIZER, map_location=where, mmap=spread, weights_only=True
             )
             set_optimizer_state(self.policy.model, self.optimizer, kept)
+        self._rest(self.optimizer)
 
     def sample(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, seeds: Sequence[int]
     ) -> list[Sample | None]:
         """As the policy samples."""
-        with whole(self.policy.model):
+        with self._at_work(), whole(self.policy.model):
             return self.policy.sample(prompts, sampling, seeds)
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """A next version of the weights; returns TRL's figures. All ranks take it together. Raises
         WarpsmithError where it left no numbers.
         """
+        with self._at_work():
+            return self._update(groups)
+
+    def _update(self, groups: Sequence[Group]) -> dict[str, float]:
         figures = update(
             self.policy, groups, self.optimizer, self.config, self.scratch, self.anchor
         )
@@ -93,6 +118,7 @@ class Replica:
     def close(self) -> None:
         """Free weights and optimizer."""
         del self.policy, self.optimizer
+        self.rest = None
         self.anchor = None
         gc.collect()
 

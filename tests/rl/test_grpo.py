@@ -202,6 +202,17 @@ def test_weights_that_are_no_numbers_any_more_are_not_kept(start, tmp_path):
     assert versions(tmp_path / "learner") == [1]
 
 
+def test_who_has_no_room_on_the_policys_gpu_is_told_what_to_lower(start, tmp_path, monkeypatch):
+    def update(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr("rl.replica.update", update)
+    learner = GrpoLearner(tmp_path, start, replace(CONFIG, memory_share=0.25), "cpu")
+    told = "no room for it in 25% of its memory: lower sampling.batch, rl.batch"
+    with pytest.raises(WarpsmithError, match=told):
+        learner.learn(generation(0))
+
+
 def test_our_own_fault_and_older_weights_move_nothing(start, tmp_path):
     learner = GrpoLearner(tmp_path, start, CONFIG, "cpu")
     assert learner.learn([rollout("fast one", 7, Status.PASSED)]) is None

@@ -38,6 +38,8 @@ def test_every_preset_loads_with_its_campaign(name):
         ("held_out: {families: 3}", "families is 3 and tasks .*; expected shares in 0..1"),
         ("lora: {rank: 0}", "expected rank and alpha"),
         ("exemplars: 0", "expected exemplars of 1 or more"),
+        ("memory_share: 0", "memory_share is 0; expected above 0, at most 1"),
+        ("{offload: true, rl: {spread: true}}", "leave out either"),
         ("dtype: bfloat16", "trained whole; take float32"),
         (
             "rl: {learning_rate: .nan}",
