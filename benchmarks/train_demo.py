@@ -12,8 +12,10 @@ one kernel of the feature proposer's on the same tasks: its first, and one drawn
 With `--ablation` three arms follow from the same checkpoint, with as many replies judged (after
 CUDA-L1's ablation): further self-supervised rounds on RL's tasks, one for each of its updates, RL
 without exemplars, and RL with exemplars drawn by chance among what passed. All are judged by
-prompts without exemplars. `rl.updates` of the config is the budget; `--rl-s` only ends what would
-last too long, and the report tells how many updates and replies an arm had.
+prompts without exemplars. `--arm NAME YAML` is RL once more from there, by what the YAML says of
+the config: `--arm bold '{rl: {iterations: 8}}'`. `rl.updates` of the config is the budget;
+`--rl-s` only ends what would last too long, and the report tells how many updates and replies an
+arm had.
 Calls on other GPUs may take a part each of what follows a checkpoint, in the same folder: each
 skips what is the others'.
 """
@@ -88,6 +90,9 @@ def main() -> None:
     parser.add_argument("--self-s", type=float, default=100.0, help="of a self-supervised round")
     parser.add_argument("--rl-s", type=float, default=420.0)
     parser.add_argument("--ablation", action="store_true", help="RL in other ways as well")
+    parser.add_argument(
+        "--arm", nargs=2, action="append", default=[], metavar=("NAME", "YAML"), help="see above"
+    )
     parser.add_argument("--skip", nargs="+", choices=OPTIONAL, default=[], help="in this call")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -101,7 +106,7 @@ def main() -> None:
         if step.name == "data":  # A kill left it half written.
             shutil.rmtree(demo.data, ignore_errors=True)
 
-    parts = [demo.steps, *([demo.ablation] if given.ablation else [])]
+    parts = [demo.steps, *([demo.ablation] if given.ablation else []), demo.further]
     try:
         with Relay() as relay:
             for part in parts:
@@ -131,9 +136,10 @@ class Demo:
         values = read_yaml(given.config, "train")[1] | {"seed": given.seed}
         self.config = self.written("train", values)
         self.settings: TrainConfig = load_train(str(self.config))
-        self.different = {MORE: more(self.settings, values), **ABLATION}
+        self.arms = arms_of(given.arm)
+        self.different = {MORE: more(self.settings), **ABLATION, **self.arms}
         for name, different in self.different.items():
-            self.written(name, values | different)
+            load_train(str(self.written(name, merged(values, different))))
         campaign = read_yaml(self.settings.campaign, "optimize")[1]
         for arm, order in ARMS.items():
             one = {"proposals_per_round": 1, "max_candidates_per_task": 1, "features": order}
@@ -175,6 +181,10 @@ class Demo:
         settings = load_train(str(self.to / f"{MORE}.yaml"))
         found = self.supervised_itself(MORE, self.last_self_supervised, MORE, settings)
         return [*found, *(step for name in ABLATION for step in self.reinforced(name, name))]
+
+    def further(self) -> list[Step]:
+        """Arms that this call names."""
+        return [step for name in self.arms for step in self.reinforced(name, name)]
 
     @property
     def last_self_supervised(self) -> Path:
@@ -240,9 +250,9 @@ class Demo:
 def report(demo: Demo) -> None:
     """Prints and writes what came of it so far; nothing before a stage was judged."""
     settings, to = demo.settings, demo.to
-    seconds = seconds_of([*demo.steps(), *demo.ablation()], to)
+    seconds = seconds_of([*demo.steps(), *demo.ablation(), *demo.further()], to)
     runs = {arm: f"{to.name}-arm-{arm}" for arm in ARMS if f"arm-{arm}" in seconds}
-    stages = [name for name in (*STAGES, MORE, *ABLATION) if f"judge-{name}" in seconds]
+    stages = [name for name in (*STAGES, *demo.different) if f"judge-{name}" in seconds]
     runs |= {stage: f"{to.name}-after-{stage}" for stage in stages}
     if not stages:
         return
@@ -259,7 +269,8 @@ def report(demo: Demo) -> None:
             }
     curves, replies = {}, {}
     different = {name: how for name, how in demo.different.items() if name in stages}
-    for name in (name for name in ("rl", *ABLATION) if name in seconds):
+    learners = [name for name in ("rl", *demo.different) if name != MORE]
+    for name in (name for name in learners if name in seconds):
         with Journal(find_run(f"{to.name}-{name}"), read_only=True) as journal:
             curves[name] = [json.loads(detail) for detail in journal.events(LEARN)]
             replies[name] = sum(len(journal.attempts(task.id)) for task in journal.tasks())
@@ -312,11 +323,35 @@ def report(demo: Demo) -> None:
     print(", ".join(f"{name} {spent:.0f} s" for name, spent in seconds.items()))
 
 
-def more(settings: TrainConfig, values: Mapping[str, Any]) -> Mapping[str, object]:
+def more(settings: TrainConfig) -> Mapping[str, object]:
     """What the config of the arm without rewards has of its own: RL's tasks and replies."""
     rl = settings.rl
     budget = {"rounds": rl.updates or 1, "tasks": rl.tasks, "samples_per_task": rl.group}
-    return {"self_supervised": {**values.get("self_supervised", {}), **budget}}
+    return {"self_supervised": budget}
+
+
+def arms_of(given: Sequence[tuple[str, str]]) -> dict[str, Mapping[str, object]]:
+    """By name, what differs; raises ConfigError where that is no mapping, or a name is taken."""
+    found: dict[str, Mapping[str, object]] = {}
+    for name, text in given:
+        try:
+            different = yaml.safe_load(text)
+        except yaml.YAMLError:
+            different = None
+        if not isinstance(different, Mapping) or name in (*OPTIONAL, *STAGES, *found):
+            raise ConfigError(f"--arm {name} {text}: expected a new name, and keys with values")
+        found[name] = different
+    return found
+
+
+def merged(values: Mapping[str, Any], different: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with others in their places, section by section."""
+    both = {
+        key: merged(values[key], other)
+        for key, other in different.items()
+        if isinstance(other, Mapping) and isinstance(values.get(key), Mapping)
+    }
+    return {**values, **different, **both}
 
 
 def sampled(demo: Demo) -> int:

@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,14 @@ def test_rl_begins_and_is_judged_from_the_newest_checkpoint_there_is(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     asked = argparse.Namespace(
-        config="cpu", to=tmp_path / "demo", seed=3, search_s=1.0, self_s=1.0, rl_s=1.0, skip=[]
+        config="cpu",
+        to=tmp_path / "demo",
+        seed=3,
+        search_s=1.0,
+        self_s=1.0,
+        rl_s=1.0,
+        skip=[],
+        arm=[["bold", "{rl: {iterations: 7}}"]],
     )
     asked.to.mkdir()
     demo = Demo(asked)
@@ -109,6 +117,9 @@ def test_rl_begins_and_is_judged_from_the_newest_checkpoint_there_is(
         assert settings.seed == 3
         for key, value in different.items():
             assert getattr(settings, key) == value != getattr(demo.settings, key)
+    assert [step.name for step in demo.further()] == ["bold", "judge-bold"]
+    bold = load_train(str(asked.to / "bold.yaml"))
+    assert bold.rl == replace(demo.settings.rl, iterations=7)
     more, rl = load_train(str(asked.to / "self-more.yaml")).self_supervised, demo.settings.rl
     assert (more.rounds, more.tasks, more.samples_per_task) == (rl.updates, rl.tasks, rl.group)
     assert more.epochs == demo.settings.self_supervised.epochs
@@ -137,4 +148,21 @@ def test_a_config_that_cannot_be_read_is_one_line(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["train_demo", "--config", "nosuch", "--to", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"^train_demo: nosuch: no such file, and no train preset"):
+        main()
+
+
+@pytest.mark.parametrize(
+    ("arm", "told"),
+    [
+        (["rl", "{}"], "--arm rl {}: expected a new name, and keys with values"),
+        (["bold", "{rl: ["], "--arm bold .*: expected a new name, and keys with values"),
+        (["bold", "{rl: {itrations: 8}}"], "unknown key 'rl.itrations'"),
+    ],
+)
+def test_an_arm_that_says_nothing_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arm: list[str], told: str
+) -> None:
+    argv = ["train_demo", "--config", "cpu", "--to", str(tmp_path), "--arm", *arm]
+    monkeypatch.setattr("sys.argv", argv)
+    with pytest.raises(SystemExit, match=f"^train_demo: .*{told}"):
         main()
