@@ -1,7 +1,8 @@
 """How alike two references are: normalised syntax trees of what their models compute.
 
-Names of variables, constants, sizes, annotations and docstrings do not count; which operators are
-called, in which order and nesting, does. CUDA Agent (arXiv 2602.24286) keeps synthetic training
+Names of variables, of a model's parts and of what the text defines itself, constants, sizes,
+annotations and docstrings do not count; which operators are called, in which order and nesting,
+does, in helpers of the text too. CUDA Agent (arXiv 2602.24286) keeps synthetic training
 tasks at most 0.9 alike to those they are evaluated on; the same bound decontaminates here. It does
 not see through operators that are written differently and compute the same.
 """
@@ -9,13 +10,17 @@ not see through operators that are written differently and compute the same.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+import builtins
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 TOO_ALIKE = 0.9
 MODULES = {"torch", "nn", "F", "functional"}
 """By whose names operators are called that are methods of tensors as well."""
+MODEL, INPUTS = "Model", ("get_inputs", "get_init_inputs")
+OWN = "own"
+"""Whatever the text defines itself, when it is called."""
 Shape = tuple[str, ...]
 """Of a syntax tree: its nodes in preorder, called operators by their names."""
 
@@ -29,12 +34,67 @@ def shape_of(source: str, *, bare: bool = False) -> Shape:
     Python.
     """
     tree = ast.parse(source)
-    body = (_Bare().visit(tree) if bare else tree).body
-    model = next((n for n in body if isinstance(n, ast.ClassDef) and n.name == "Model"), None)
-    if model is None:
-        return tuple(word for statement in body for word in _words(statement))
-    methods = [n for n in model.body if isinstance(n, ast.FunctionDef)]
-    return tuple(word for m in methods for n in m.body for word in _words(n) if not _docs(n))
+    if bare:
+        _Bare().visit(tree)
+    parts = _parts(tree)
+    if not parts:
+        return tuple(word for statement in tree.body for word in _words(statement, {}))
+    names = _names(parts)
+    return tuple(
+        word
+        for method in _methods(parts)
+        for n in method.body
+        for word in _words(n, names)
+        if not _docs(n)
+    )
+
+
+def operators_of(source: str) -> set[str]:
+    """By their names, all that the reference calls and computes with; nothing without a
+    `class Model`. Raises SyntaxError where the text is not Python.
+    """
+    parts = _parts(ast.parse(source))
+    names = _names(parts)
+    found = set[str]()
+    for node in (node for part in parts for node in ast.walk(part)):
+        match node:
+            case ast.BinOp():
+                found.add(type(node.op).__name__.lower())
+            case ast.Call(ast.Attribute(ast.Name("self"), attr)) if attr in names:
+                pass  # What it is was called where it was made.
+            case ast.Call(ast.Attribute(attr=name)):
+                found.add(name)
+            case ast.Call(ast.Name(name)) if name not in names and not hasattr(builtins, name):
+                found.add(name)
+    return found - {"__init__"}
+
+
+def _parts(tree: ast.Module) -> list[ast.ClassDef | ast.FunctionDef]:
+    """The model, and what else the text defines but its inputs."""
+    defined = [n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+    model = [n for n in defined if isinstance(n, ast.ClassDef) and n.name == MODEL]
+    helpers = [n for n in defined if n.name not in (MODEL, *INPUTS)]
+    return [*model[:1], *helpers] if model else []
+
+
+def _methods(parts: Sequence[ast.ClassDef | ast.FunctionDef]) -> Iterator[ast.FunctionDef]:
+    for part in parts:
+        own = part.body if isinstance(part, ast.ClassDef) else [part]
+        yield from (n for n in own if isinstance(n, ast.FunctionDef))
+
+
+def _names(parts: Sequence[ast.ClassDef | ast.FunctionDef]) -> dict[str, str]:
+    """Operators by the names that these call them by: a model's part is what it was made as."""
+    names = {}
+    for node in (node for part in parts for node in ast.walk(part)):
+        match node:
+            case ast.ClassDef(name) | ast.FunctionDef(name):
+                names[name] = OWN
+            case ast.Assign([ast.Attribute(ast.Name("self"), name)], ast.Call(function)) if (
+                name not in names
+            ):
+                names[name] = _called(function, names)
+    return names
 
 
 @dataclass
@@ -85,13 +145,13 @@ def _docs(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def _words(node: ast.AST) -> Iterator[str]:
+def _words(node: ast.AST, names: Mapping[str, str]) -> Iterator[str]:
     if isinstance(node, ast.Call):
-        yield f"call {_called(node.func)}"
+        yield f"call {_called(node.func, names)}"
         for argument in (*node.args, *(k.value for k in node.keywords)):
-            yield from _words(argument)
+            yield from _words(argument, names)
         if isinstance(node.func, ast.Attribute):
-            yield from _words(node.func.value)
+            yield from _words(node.func.value, names)
         return
     if isinstance(node, ast.Name | ast.Constant | ast.arg):
         yield type(node).__name__
@@ -99,11 +159,16 @@ def _words(node: ast.AST) -> Iterator[str]:
     if not isinstance(node, ast.expr_context):
         yield type(node).__name__
         for child in ast.iter_child_nodes(node):
-            yield from _words(child)
+            yield from _words(child, names)
 
 
-def _called(function: ast.expr) -> str:
-    """`torch.relu`, `F.relu` and `x.relu` are one operator."""
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else type(function).__name__
+def _called(function: ast.expr, names: Mapping[str, str]) -> str:
+    """`torch.relu`, `F.relu` and `x.relu` are one operator, and so is what a model has as its
+    part, by whatever name.
+    """
+    match function:
+        case ast.Attribute(ast.Name("self"), name) | ast.Name(name):
+            return names.get(name, name)
+        case ast.Attribute(attr=name):
+            return name
+    return type(function).__name__

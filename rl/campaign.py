@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +18,14 @@ from rl.data import (
     TRAIN,
     composition_of,
     contrastive_of,
+    family_of,
     size_of,
     split_of,
     teaches,
     withheld,
 )
-from rl.grpo import GrpoLearner
+from rl.grpo import FOLDER, GrpoLearner, versions
+from rl.kept import refuse_other_weights
 from rl.local import LocalModel
 from rl.policy import load_policy, taught_to
 from rl.ranks import Ranks
@@ -165,7 +167,7 @@ def tasks_of(
 
     def wanted(task: Task) -> bool:
         split = split_of(task, train.held_out)
-        if split in splits and split != TRAIN and withheld(task, split) in taught:
+        if split in splits and split != TRAIN and not withheld(task, split).isdisjoint(taught):
             raise ConfigError(
                 f"{task.id} is held out by this config, and the policy was taught it or one like "
                 "it: judge by the config that it was taught by"
@@ -176,6 +178,7 @@ def tasks_of(
     known = {spec: loaders(spec, device) for spec in train.tasks}
     refuse_evaluated((id for each in known.values() for id in each), train.transductive)
     shuffled = sorted((pair for each in known.values() for pair in each.items()), key=_by_hash)
+    _refuse_sizes_of_none(train, (size_of(load()) for _, load in shuffled))
     # No further than needed: families of thousands take seconds.
     kept = (id for id, load in shuffled if wanted(load()))
     chosen = set(itertools.islice(kept, count))
@@ -186,6 +189,22 @@ def tasks_of(
         own = [id for id in tasks if id in chosen]
         specs += [spec] if len(own) == len(tasks) else [spec_of(spec, id) for id in own]
     return tuple(specs)
+
+
+def _refuse_sizes_of_none(train: TrainConfig, sizes: Iterable[str]) -> None:
+    """Raises ConfigError where no task has any of the sizes that are held out: a size that is named
+    for another device is none here.
+    """
+    wanted, met = train.held_out.sizes, set[str]()
+    for size in sizes if wanted else ():
+        if size in wanted:
+            return
+        met.add(size)
+    if wanted:
+        raise ConfigError(
+            f"held_out.sizes is {', '.join(wanted)}, and no task is timed at it; expected one of "
+            f"{', '.join(sorted(met))}, or none"
+        )
 
 
 def _by_hash(pair: tuple[str, object]) -> str:
@@ -216,12 +235,15 @@ def open_policy(
                 "rl.ahead samples and learns while lanes measure: the campaign needs own_gpu and "
                 "engine ray (--own-gpu --engine ray); or leave it out"
             )
+        if train.rl.beta or not versions(run / FOLDER):
+            refuse_other_weights(run, Path(config.local))
         learner = GrpoLearner(run, config.local, train, config.device, ranks)
         found = (load() for spec in config.tasks for load in loaders(spec, config.device).values())
         for task in found:
-            learner.policy.taught |= teaches(composition_of(task), size_of(task))
+            learner.policy.taught |= teaches(composition_of(task), family_of(task), size_of(task))
         apart = train.sampling.engine == "hf"
         return LocalPolicy(learner.model, learner, learner.ranks.here, apart)
+    refuse_other_weights(run, Path(config.local))
     sampling, folder = replace(train.sampling, greedy=config.greedy), config.local
     here = sampling.engine == "hf"
     if not here:

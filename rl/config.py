@@ -249,7 +249,8 @@ class HeldOut:
     families: float = 0.1
     tasks: float = 0.1
     sizes: tuple[str, ...] = ()
-    """Names of shapes, such as 8192x4096: what is timed at one is never trained on."""
+    """Names of shapes, such as 8192x4096: what is timed at one is never trained on. Devices differ
+    in theirs, and some task must have one of them."""
     judged: int | None = None
     """How many of them a policy is judged on, drawn by hashes; by default all."""
 

@@ -31,7 +31,7 @@ from agent.strategies.contrastive import Contrastive, buckets
 from agent.strategies.lineage import writable
 from agent.strategies.types import REPAIR
 from agent.types import Attempt, Proposal
-from kernelbench.similarity import Known, shape_of
+from kernelbench.similarity import Known, operators_of, shape_of
 from kernelbench.suite import load_tasks
 from rewards.terms import SECTIONS
 from rl.config import SPLITS, HeldOut, Split, TrainConfig, refuse_evaluated
@@ -142,17 +142,7 @@ def reply_of(proposal: Proposal, kind: str) -> str:
 
 def family_of(task: Task) -> str:
     """The operators that the reference calls, sorted: equal for tasks that differ in size only."""
-    body = ast.parse(task.source).body
-    model = next((n for n in body if isinstance(n, ast.ClassDef) and n.name == "Model"), None)
-    if model is None:
-        return task.id
-    calls = {
-        node.func.attr
-        for node in ast.walk(model)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    }
-    operators = {type(n.op).__name__.lower() for n in ast.walk(model) if isinstance(n, ast.BinOp)}
-    return " ".join(sorted((calls | operators) - {"__init__"})) or task.id
+    return " ".join(sorted(operators_of(task.source))) or task.id
 
 
 def composition_of(task: Task) -> str:
@@ -169,14 +159,21 @@ def split_of(task: Task, held_out: HeldOut) -> Split:
     return held_out.split(composition_of(task), family_of(task), size_of(task))
 
 
-def teaches(composition: str, size: str) -> set[str]:
+def teaches(composition: str, family: str, size: str) -> set[str]:
     """What a policy has seen that was trained on such a task (Policy.taught)."""
-    return {composition, f"size {size}"}
+    return {composition, _family(family), f"size {size}"}
 
 
-def withheld(task: Task, split: Split) -> str:
-    """What of it a policy must not have seen that is judged by it as held out."""
-    return f"size {size_of(task)}" if split == "held_out_size" else composition_of(task)
+def withheld(task: Task, split: Split) -> set[str]:
+    """What of it a policy must not have seen that is judged by it as held out: nothing of this."""
+    if split == "held_out_size":
+        return {f"size {size_of(task)}"}
+    family = {_family(family_of(task))} if split == "held_out_family" else set()
+    return {composition_of(task), *family}
+
+
+def _family(family: str) -> str:
+    return f"family {digest(family)}"
 
 
 def statements_of(task: Task) -> int:

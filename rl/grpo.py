@@ -16,6 +16,7 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -155,7 +156,7 @@ class GrpoLearner:
             return Lesson(self.version, len(fresh), len(groups), len(seen), figures, cohort)
 
         if groups:
-            told = self.ranks.update(groups)
+            told = self.ranks.update([self._compared(group) for group in groups])
             figures |= {f"trl/{key}": value for key, value in told.items()}
             shutil.rmtree(self.scratch, ignore_errors=True)
             self._save(lesson())
@@ -188,7 +189,6 @@ class GrpoLearner:
             compared[_compared_with(rollout)].append((rollout, value))
         groups, aged = [], any(rollout.version != self.version for rollout in fresh)
         for key, members in compared.items():
-            # A prompt asked in two rounds of the same weights is two groups.
             for first in range(0, len(members), settings.group):
                 part = members[first : first + settings.group]
                 groups.append(self._group(digest([key, first]), part, aged))
@@ -215,17 +215,18 @@ class GrpoLearner:
             key,
             [self.policy.prompt_ids(json.loads(rollout.prompt)) for rollout, _ in members],
             [one.ids for one in written],
-            self._compared(values),
+            values,
             likely if aged else None,
         )
 
-    def _compared(self, values: list[float | None]) -> list[float | None]:
-        """Rewards such that, less their mean, they are what the config calls advantage."""
-        count = sum(value is not None for value in values)
+    def _compared(self, group: Group) -> Group:
+        """With rewards such that, less their mean, they are what the config calls advantage."""
+        count = sum(value is not None for value in group.rewards)
         if self.config.rl.advantage == "group" or count < 2:
-            return values
+            return group
         # r - mean(others) = n / (n - 1) (r - mean(all))
-        return [None if value is None else value * count / (count - 1) for value in values]
+        scaled = [None if r is None else r * count / (count - 1) for r in group.rewards]
+        return replace(group, rewards=scaled)
 
     def _written(self, rollout: Rollout) -> Written:
         kept = self.model.tokens.get(rollout.version, rollout.prompt, rollout.reply)
@@ -256,16 +257,22 @@ def versions(folder: Path) -> list[int]:
     return [int(f.parent.name) for f in folder.glob(f"*/{FILE}") if f.parent.name.isdigit()]
 
 
-def led_to(run: Path, start: Path) -> str:
-    """Which weights a run has led to, in a line."""
+def led_to(run: Path, start: Path, asked: int | None = None) -> str:
+    """Which weights a run has led to, in a line; `asked`: updates that it was to take."""
     version = max(versions(run / FOLDER), default=0)
     if not version:
         return f"no update was taken: the weights are those of {start}"
-    return f"{run / FOLDER / str(version)}: weights of {number_of(version, 'update')}"
+    taken = number_of(version, "update")
+    if asked is not None and version < asked:
+        taken = f"{version} of {number_of(asked, 'update')}"
+    return f"{run / FOLDER / str(version)}: weights of {taken}"
 
 
 def _compared_with(rollout: Rollout) -> str:
-    """Rollouts of equal text here make a group: of one prompt, or one task's repairs, each of
-    which has a prompt of its own.
+    """Rollouts of equal text here make a group: of one prompt in one round, or one task's repairs,
+    each of which has a prompt of its own. A prompt that is asked in two rounds of the same weights
+    is two groups: in an episode's later turns a failure has fewer repairs to be worth.
     """
-    return f"repairs of {rollout.task_id}" if rollout.repair else rollout.prompt
+    if rollout.repair:
+        return f"repairs of {rollout.task_id}"
+    return digest([rollout.round, rollout.prompt])

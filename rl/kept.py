@@ -5,6 +5,7 @@ A call names a preset or a file, which may say something else by then.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from pathlib import Path
 import yaml
 
 from sandbox.errors import ConfigError
+from sandbox.types import digest
 
-FILE, PARTIAL = "train.yaml", "train.partial"
+FILE, PARTIAL, WEIGHTS = "train.yaml", "train.partial", "weights.digest"
+END_BYTES = 1 << 20
 Record = Mapping[str, object]
 """A TrainConfig as a record, and what else its stage depends on."""
 
@@ -75,6 +78,38 @@ def refuse_other(stage: Stage, record: Record, folder: Path) -> None:
                 f"{file}: {key} was {before} and is {now} now; a training goes on as it began: "
                 f"set it back, or take another {stage.option}"
             )
+
+
+def refuse_other_weights(run: Path, policy: Path) -> None:
+    """Raises ConfigError where the run was begun by other weights than the folder holds now: what
+    it has sampled would be told as theirs, and KL be measured from them.
+    """
+    if not policy.is_dir():
+        return  # At a hub, by its name; or whoever opens it says what is wrong.
+    file, now = run / WEIGHTS, fingerprint(policy)
+    if file.is_file() and file.read_text() != now:
+        raise ConfigError(
+            f"run {run.name!r} was begun by other weights than {policy} holds now; give another "
+            "--name, or put them back"
+        )
+    file.write_text(now)
+
+
+def fingerprint(policy: Path) -> str:
+    """Of a checkpoint's files, by what training changes of them: all of it, so that of gigabytes
+    the ends tell.
+    """
+    found = []
+    for path in sorted(
+        p for p in policy.iterdir() if p.suffix in (".json", ".safetensors", ".bin")
+    ):
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            ends = file.read(END_BYTES)
+            file.seek(max(0, size - END_BYTES))
+            found.append([path.name, size, hashlib.sha256(ends + file.read()).hexdigest()])
+    return digest(found)
 
 
 def _kept(file: Path, stage: Stage) -> Record:

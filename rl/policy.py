@@ -73,7 +73,7 @@ class Policy:
     """Some stage trained it on evaluated tasks; told wherever it is named, and by what comes of it.
     """
     taught: set[str] = field(default_factory=set)
-    """The compositions and sizes (rl/data.py) of all tasks that some stage trained it on."""
+    """Compositions, families and sizes (rl/data.py) of all tasks that some stage trained it on."""
 
     @property
     def context(self) -> int:

@@ -129,7 +129,7 @@ def _fitted(
             policy = begin(examples, config, device, source)
             policy.transductive |= config.transductive
             for example in examples:
-                policy.taught |= teaches(example.composition, example.size)
+                policy.taught |= teaches(example.composition, example.family, example.size)
         fitting = tokens_of(examples, policy, config)
         known_optimizer(policy, config, scratch)
         if not goes_on:  # What could not begin may be set right.

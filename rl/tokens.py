@@ -99,7 +99,8 @@ def listed(texts: Sequence[str]) -> list[Block]:
         for statement in {_bare(line) for line in _lines(text) if LIST.match(line)}
     )
     enough = max(2, math.ceil(LISTED * len(texts)))
-    return [statement for statement, n in lists.most_common() if n >= enough]
+    # Of equally many in one order: a seed's tokenizer is the same in every process.
+    return sorted((s for s, n in lists.items() if n >= enough), key=lambda s: (-lists[s], s))
 
 
 def repeated_blocks(texts: Sequence[str], most: int, asked: Sequence[str] = ()) -> list[Block]:

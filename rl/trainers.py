@@ -131,8 +131,10 @@ def fine_tune(
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if several else None
     policy.model = released(trainer)
     figures = numbers({k: v for row in trainer.state.log_history for k, v in row.items()})
-    if newest is not None and trainer.state.global_step == _step(newest):
-        del figures["train_loss"]  # 0.0, of no step: all were taken before a kill.
+    if newest is not None:
+        del figures[
+            "train_loss"
+        ]  # The mean of the steps since the kill alone, of which none may be.
     return figures, weights
 
 

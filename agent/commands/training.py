@@ -220,7 +220,7 @@ def train_rl(
     from rl.grpo import led_to
 
     result = warpsmith.optimize(config=reinforcing(config, settings, start, max_seconds), name=name)
-    typer.echo(led_to(find_run(name), start))
+    typer.echo(led_to(find_run(name), start, settings.rl.updates))
     say_how_to_go_on(result, name)
     exit_if_interrupted(result)
 

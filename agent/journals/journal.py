@@ -219,10 +219,16 @@ class Journal:
         return [Measurement(row["purpose"], row["at"], json.loads(row["record"])) for row in rows]
 
     def lags(self, task_id: str) -> dict[str, float]:
-        """Seconds from a candidate's first proposal to its first verdict, by candidate."""
+        """Seconds from a candidate's first proposal to its first verdict, by candidate; not of one
+        between which the run was down.
+        """
         rows = self._database.execute(
-            "SELECT p.candidate_id AS id, MIN(e.at) - MIN(p.at) AS lag FROM proposals p "
-            "JOIN evaluations e USING (candidate_id) WHERE p.task_id = ? GROUP BY p.candidate_id",
+            "SELECT id, judged - asked AS lag FROM ("
+            "SELECT p.candidate_id AS id, MIN(p.at) AS asked, MIN(e.at) AS judged "
+            "FROM proposals p JOIN evaluations e USING (candidate_id) "
+            "WHERE p.task_id = ? GROUP BY p.candidate_id) "
+            "WHERE NOT EXISTS (SELECT 1 FROM events "
+            "WHERE kind = 'start' AND events.at > asked AND events.at < judged)",
             (task_id,),
         )
         return {row["id"]: float(row["lag"]) for row in rows}

@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from agent.confirm import best_of, lower_bound, refuted, unlikely, unverified, winner_of
 from agent.journals.outcome import Stage
 from agent.journals.recorded import Recorded
+from agent.learner import POLICY_VERSION
 from agent.loop.budget import CampaignConfig
 from agent.loop.schedule import TaskRun
 from sandbox.types import Status
 
 BARREN_ROUNDS = 3
 """Rounds in a row without a new candidate that end a task."""
+BARREN_ROUNDS_LEARNING = 16
+"""Of a policy that learns, by the same weights: two generations of the longest episodes, each
+sampled again. To it a repeated reply is a rollout like any other, by which the weights change."""
 SEARCH_OVER = "the time for searching (max_seconds) is over"
 
 
@@ -125,7 +129,7 @@ def bar(records: Sequence[Recorded], round: int, config: CampaignConfig) -> floa
 def _spent(run: TaskRun, records: Sequence[Recorded], config: CampaignConfig) -> bool:
     """Nothing more is worth asking for, whatever budget is left."""
     ended = run.exhausted or run.taught or run.halted is not None or bool(_early(records, config))
-    return ended or _barren(records)
+    return ended or _barren(records, config) is not None
 
 
 def _why(run: TaskRun, records: Sequence[Recorded], config: CampaignConfig) -> str:
@@ -134,13 +138,23 @@ def _why(run: TaskRun, records: Sequence[Recorded], config: CampaignConfig) -> s
         return "no more proposals"
     if run.taught:
         return f"max_updates ({config.max_updates}) is reached"
-    if _barren(records):
-        return f"no new candidate in {BARREN_ROUNDS} rounds"
+    if (rounds := _barren(records, config)) is not None:
+        return f"no new candidate in {rounds} rounds"
     return _early(records, config)
 
 
-def _barren(records: Sequence[Recorded]) -> bool:
-    return next_round(records) - next_round(fresh(records)) >= BARREN_ROUNDS
+def _barren(records: Sequence[Recorded], config: CampaignConfig) -> int | None:
+    """Rounds that brought nothing new, where they are so many that no more are asked for."""
+    if not config.learn:
+        return _since(fresh(records), records, BARREN_ROUNDS)
+    newest = records[-1].proposal.features.get(POLICY_VERSION) if records else None
+    others = [r for r in records if r.proposal.features.get(POLICY_VERSION) != newest]
+    return _since([*fresh(records), *others], records, BARREN_ROUNDS_LEARNING)
+
+
+def _since(last: Sequence[Recorded], records: Sequence[Recorded], enough: int) -> int | None:
+    """Rounds after these, where they are enough."""
+    return enough if next_round(records) - next_round(last) >= enough else None
 
 
 def _early(records: Sequence[Recorded], config: CampaignConfig) -> str:

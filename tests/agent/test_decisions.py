@@ -8,6 +8,7 @@ import pytest
 
 from agent.journals.outcome import Stage
 from agent.journals.recorded import Recorded
+from agent.learner import POLICY_VERSION
 from agent.loop.budget import CampaignConfig
 from agent.loop.decisions import SEARCH_OVER, Await, Confirm, End, Propose, bar, next_step
 from agent.loop.schedule import TaskRun
@@ -51,6 +52,26 @@ REPEATS = [row(n, 0.0, duplicate=True) for n in (1, 2, 3)]
 )
 def test_the_next_step_follows_from_the_rows(run, records, searching, step):
     assert next_step(run, records, CONFIRMING, searching=searching) == step
+
+
+def test_to_a_policy_that_learns_repeats_are_rollouts_until_the_same_weights_have_nothing_new():
+    def repeats(versions: list[int]) -> list[Recorded]:
+        rows = [row(1 + n, 0.0, duplicate=True) for n in range(len(versions))]
+        return [
+            replace(r, proposal=replace(r.proposal, features={POLICY_VERSION: version}))
+            for r, version in zip(rows, versions, strict=True)
+        ]
+
+    learning = CampaignConfig(learn=True)
+    for versions, step in {
+        (0,) * 15: Propose(16),
+        tuple(range(40)): Propose(41),
+        (0,) * 15 + (1,) * 15: Propose(31),
+        (0,) * 16: End(Stage.DONE, "no new candidate in 16 rounds"),
+        (0,) * 4 + (1,) * 16: End(Stage.DONE, "no new candidate in 16 rounds"),
+    }.items():
+        records = [SLOW, *repeats(list(versions))]
+        assert next_step(OPEN, records, learning, searching=True) == step
 
 
 def test_nothing_is_confirmed_where_the_config_says_so():

@@ -107,6 +107,15 @@ def test_attempts_are_in_the_order_proposed_not_evaluated(tmp_path):
     assert sources == ["x", "y"]
 
 
+def test_no_time_in_which_a_run_was_down_is_a_lag(tmp_path):
+    with filled(tmp_path, "x", "y") as journal:
+        evaluate(journal, evaluation("x"))
+        journal.record_config({})
+        evaluate(journal, evaluation("y"))
+        judged_at_once, _ = (r.proposal.candidate.id for r in journal.proposals(TASK.id))
+        assert journal.lags(TASK.id).keys() == {judged_at_once}
+
+
 def test_an_evaluation_is_recorded_once_for_each_purpose(tmp_path):
     with filled(tmp_path, "x") as journal:
         for _ in range(2):

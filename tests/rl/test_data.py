@@ -17,6 +17,7 @@ from agent.proposing.replies import extract
 from agent.proposing.scripted import scripted_evaluation
 from agent.strategies.best_of_n import BestOfN
 from agent.types import Measured, Turn
+from kernelbench.similarity import Known
 from kernelbench.suite import load_tasks
 from rewards import speedup
 from rl.config import HeldOut, TrainConfig
@@ -32,7 +33,7 @@ from rl.data import (
 )
 from rl.plain import plain
 from sandbox.errors import ConfigError
-from sandbox.types import EvalConfig, Status
+from sandbox.types import EvalConfig, Status, Task
 
 FACTS = {"CPU": "two cores"}
 MEASURED = Measured(eager_ms=0.5)
@@ -229,3 +230,53 @@ def test_a_data_set_that_was_half_written_is_made_anew_by_the_same_command(journ
     dataset = build_dataset(examples_of(journal, TRAIN), EVERYTHING)
     save_dataset(dataset, tmp_path / "data")
     assert len(load_examples(tmp_path / "data")) == len(dataset["train"])
+
+
+NAMED = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.{0} = nn.Linear(64, 64)
+        self.{1} = nn.LayerNorm(64)
+
+    def forward(self, x):
+        return {2}(self.{1}(self.{0}(x)))
+
+def get_inputs():
+    return [torch.randn(64, 64)]
+
+def get_init_inputs():
+    return []
+"""
+HELPER = (
+    "\n\nclass {0}(nn.Module):\n    def forward(self, x):\n        return torch.{1}(x, dim=-1)\n"
+)
+
+
+def _named(tmp_path: Path, text: str) -> Task:
+    (tmp_path / "problem.py").write_text(text)
+    [task] = load_tasks(str(tmp_path / "problem.py"), "cpu")
+    return task
+
+
+def test_what_a_reference_calls_its_parts_and_helpers_tells_nothing_and_what_these_do_tells(
+    tmp_path: Path,
+) -> None:
+    one, two = (
+        _named(tmp_path, NAMED.format(*names))
+        for names in (("linear", "norm", "torch.relu"), ("fc", "ln", "torch.relu"))
+    )
+    assert composition_of(one) == composition_of(two)
+    assert family_of(one) == family_of(two) == "LayerNorm Linear relu"
+    assert Known.of([("one", one.source)]).too_alike(two.source) == "one"
+    imported = NAMED.replace("from torch import nn", "from torch import nn, relu")
+    assert family_of(_named(tmp_path, imported.format("fc", "ln", "relu"))) == family_of(one)
+    helped = [
+        _named(tmp_path, NAMED.format("fc", "ln", f"{name}()") + HELPER.format(name, what))
+        for name, what in (("Head", "softmax"), ("Last", "softmax"), ("Head", "cumsum"))
+    ]
+    assert composition_of(helped[0]) == composition_of(helped[1]) != composition_of(helped[2])
+    assert [family_of(task).split()[-1] for task in helped] == ["softmax", "softmax", "cumsum"]

@@ -16,6 +16,7 @@ from agent.prompts.message import Message
 from agent.proposing.scripted import scripted_evaluation
 from rewards.terms import RewardConfig
 from rl.config import GrpoConfig, LoraConfig, SamplingConfig, ShapeConfig, TrainConfig
+from rl.figures import spread
 from rl.grpo import GrpoLearner, versions
 from rl.policy import Policy, new_policy
 from sandbox.errors import ConfigError, WarpsmithError
@@ -179,15 +180,17 @@ def test_a_reply_is_compared_with_the_others_of_its_group(start, tmp_path):
     """Of two rewarded replies and one of our faults: each less the other, not less their mean."""
     rewards = [rollout("fast one", 0, Status.PASSED, 3.0), rollout("cheat", 0, Status.REWARD_HACK)]
     rollouts = [*rewards, rollout("slow one", 0, Status.SANDBOX_ERROR)]
-    found = {}
+    found, told = {}, {}
     for advantage in ("group", "leave-one-out"):
         rl = replace(CONFIG.rl, advantage=advantage, scale="none")
         learner = GrpoLearner(tmp_path / advantage, start, replace(CONFIG, rl=rl), "cpu")
         (group,) = learner._groups(rollouts, rollouts)
-        found[advantage] = group.rewards
+        found[advantage] = learner._compared(group).rewards
+        told[advantage] = spread([group])
     (fast, cheat, none), (mine, its, ours) = found["group"], found["leave-one-out"]
     assert none is ours is None
     assert mine - (mine + its) / 2 == pytest.approx(fast - cheat)
+    assert told["group"] == told["leave-one-out"], "what replies are worth is told"
     with pytest.raises(ValueError, match="needs scale none"):
         GrpoConfig(advantage="leave-one-out")
 
@@ -264,6 +267,22 @@ def test_a_hack_is_worth_the_least_beside_failures_whose_repairs_failed_too(star
     group = learner._groups(rollouts, rollouts + right)[0]
     wrong, cheat = group.rewards
     assert cheat <= wrong < -1.5
+
+
+def test_a_failure_is_compared_with_others_of_its_turn_alone(start, tmp_path):
+    """In the last turn no repair can follow by which it would be worth more."""
+    rl = replace(CONFIG.rl, turns=3)
+    learner = GrpoLearner(tmp_path, start, replace(CONFIG, rl=rl), "cpu")
+    early, late = (
+        [replace(r, round=turn) for r in (rollout("wrong one", 0, Status.WRONG_VALUE),) * 2]
+        for turn in (1, 2)
+    )
+    early[0] = replace(early[0], candidate_id="a")
+    repair = replace(rollout("fast one", 0, Status.PASSED, 3.0), round=2, parents=("a",))
+    rollouts = [*early, *late, replace(repair, repair=True, prompt=PROMPT)]
+    groups = learner._groups(rollouts, rollouts)
+    assert [len(group.rewards) for group in groups] == [2, 2, 1]
+    assert [learner._teaches(group) for group in groups] == [True, False, False]
 
 
 def test_repairs_are_compared_with_each_other_and_pay_for_what_they_repaired(start, tmp_path):

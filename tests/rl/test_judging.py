@@ -1,6 +1,7 @@
 """What one greedy reply to each held-out task is worth, and that nothing is left out unseen."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,14 @@ from kernelbench.suite import load_tasks
 from rewards import speedup
 from rl.config import HeldOut, SamplingConfig, ShapeConfig
 from rl.judging import judged
+from rl.kept import refuse_other_weights
 from rl.local import LocalModel
 from rl.policy import new_policy
+from sandbox.errors import ConfigError
 from sandbox.types import Candidate, EvalConfig, Language, Status
 from tests.rl import toy
 
+SHAPE = ShapeConfig(vocabulary=400, hidden=32, layers=1, heads=2, feed_forward=32, context=128)
 VERDICTS = (Status.PASSED, Status.WRONG_VALUE, Status.SANDBOX_ERROR, None)
 
 
@@ -64,3 +68,22 @@ def test_as_json_it_is_one_value_on_stdout(tmp_path: Path, cli):
     [row] = json.loads(done.out)
     assert (row["split"], row["tasks"], row["correct"]) == ("train", 2, 0)
     assert "none correct" in done.err
+
+
+def test_a_run_that_goes_on_with_other_weights_in_the_folder_is_refused(tmp_path: Path):
+    """What the earlier ones wrote was told as theirs."""
+    run, policy = tmp_path / "run", tmp_path / "policy"
+    run.mkdir()
+    texts = ["a b c", "d e f"] * 20
+    for seed in (1, 2):
+        new_policy(texts, SHAPE, "toy", seed=seed).save(policy)
+        if seed == 1:
+            refuse_other_weights(run, policy)
+            kept = shutil.copytree(policy, tmp_path / "kept")
+            refuse_other_weights(run, kept)
+    with pytest.raises(
+        ConfigError, match=r"run 'run' was begun by other weights than .*policy holds"
+    ):
+        refuse_other_weights(run, policy)
+    refuse_other_weights(run, kept)
+    refuse_other_weights(run, tmp_path / "at a hub")

@@ -20,7 +20,7 @@ from agent.learner import LEARN, POLICY_VERSION, rollouts
 from agent.report.details import unpack
 from agent.report.find import page_of
 from kernelbench.suite import load_tasks
-from rl.data import composition_of, teaches
+from rl.data import composition_of, family_of, teaches
 from rl.policy import Policy, load_policy
 from tests.conftest import run
 from tests.rl import recurrence
@@ -68,7 +68,8 @@ def test_an_update_changes_the_weights_in_favour_of_what_was_rewarded(policies, 
 
 def test_a_checkpoint_tells_what_it_was_taught(folder, policies):
     [task] = load_tasks(str(folder / "recurrence.py"), "cpu")
-    assert [policy.taught for policy in policies] == [set(), teaches(composition_of(task), "given")]
+    known = teaches(composition_of(task), family_of(task), "given")
+    assert [policy.taught for policy in policies] == [set(), known]
 
 
 def preference(policy: Policy, prompt) -> float:

@@ -250,7 +250,9 @@ def test_fixed_weights_are_sampled_without_being_held(start, tmp_path):
         assert base_of(adapters) == str(start)
         for folder in (adapters, start):
             campaign = load_optimize("train-cpu", model=f"local:{folder}", greedy=True)
-            policy = open_policy(campaign, config, tmp_path / folder.name)
+            run = tmp_path / f"of {folder.name}"
+            run.mkdir()
+            policy = open_policy(campaign, config, run)
             assert policy.learner is None
             assert policy.model.policy.model is None
             [reply] = complete(policy.model, ASKED, 1)

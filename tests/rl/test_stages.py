@@ -15,7 +15,7 @@ from agent.strategies.evolve import Evolve
 from kernelbench.suite import load_tasks
 from rl.campaign import judging, learning, reinforcing, tasks_of
 from rl.config import SPLITS, HeldOut, load_train
-from rl.data import composition_of
+from rl.data import composition_of, withheld
 from rl.opening import local_policy
 from rl.policy import FILE
 from rl.self_supervised import tuning
@@ -46,11 +46,29 @@ def test_a_policy_is_not_judged_on_what_another_config_taught_it(tmp_path):
     trained |= {"size 128x512"}
     (tmp_path / FILE).write_text(json.dumps({"name": "toy", "taught": sorted(trained)}))
     assert len(judging("cpu", config, tmp_path).tasks) > 1
-    for other in (min(held_out), *(f"size {size}" for size in config.held_out.sizes)):
+    family = withheld(
+        next(task for spec in tasks_of(config, SPLITS[2:3]) for task in load_tasks(spec, "cpu")),
+        "held_out_family",
+    )
+    sizes = {f"size {size}" for size in config.held_out.sizes}
+    for other in sorted({min(held_out), *family, *sizes}):
         (tmp_path / FILE).write_text(json.dumps({"name": "toy", "taught": [*trained, other]}))
         with pytest.raises(ConfigError, match="held out by this config, and the policy was taught"):
             judging("cpu", config, tmp_path)
         assert judging("cpu", config, tmp_path, SPLITS[:1]).tasks
+
+
+def test_a_size_that_no_task_has_is_not_held_out_in_silence():
+    config = load_train("cpu", tasks=["synthetic:rows:80"], device="cpu")
+    for sizes, fine in {("512x51",): False, ("512x51", "512x512"): True}.items():
+        held_out = replace(config.held_out, sizes=sizes)
+        if fine:
+            assert tasks_of(replace(config, held_out=held_out), ("held_out_size",))
+            continue
+        with pytest.raises(
+            ConfigError, match=r"sizes is 512x51, and no task .*; expected one of .*512x512"
+        ):
+            tasks_of(replace(config, held_out=held_out), ("train",))
 
 
 def test_a_part_of_a_folder_is_named_by_its_files(tmp_path):
@@ -74,6 +92,7 @@ def test_a_run_has_candidates_for_all_its_updates_whatever_its_campaign_asks_at_
         "cpu", campaign=str(tmp_path / "wide.yaml"), tasks=["builtin"], device="cpu"
     )
     rl = replace(config.rl, group=8, updates=3, resample=1)
+    config = replace(config, held_out=HeldOut())
     settings = reinforcing("cpu", replace(config, rl=rl), tmp_path, None)
     assert settings.max_updates == 3
     assert settings.max_candidates_per_task == 3 * 2 * 32

@@ -1,5 +1,10 @@
 """The tokenizer of a policy from nothing: blocks that repeat are tokens, and nothing is lost."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("transformers", reason="needs the train extra")
@@ -89,6 +94,27 @@ def test_a_statement_is_the_same_tokens_asked_for_listed_and_quoted():
 
 def _places(found: list[str], tokens: list[str]) -> int:
     return sum(tokens[i : i + len(found)] == found for i in range(len(tokens)))
+
+
+def test_a_tokenizer_is_the_same_in_every_process():
+    """Whose sets of strings are in an order of their own."""
+    program = (
+        "from rl.tokens import new_tokenizer\n"
+        "lists = [''.join(f'{n}: a = a * {n}.5\\n' for n in range(40))] * 9\n"
+        "print(sorted(new_tokenizer(lists, 400).get_vocab().items()))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
 
 
 def test_a_statement_that_is_often_listed_is_one_token_wherever_it_stands():
