@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from agent.config import MAY_CHANGE, OptimizeConfig, to_yaml, validate
+from agent.config import LOCAL, MAY_CHANGE, OptimizeConfig, to_yaml, validate
 from agent.journals.journal import FILE, Journal
 from agent.journals.storage import RunLock
 from agent.keys import nearest
@@ -164,7 +164,7 @@ def _refuse_change(folder: Path, config: OptimizeConfig, before: dict[str, objec
     if before:  # what it knew nothing of is at its default
         before = to_record(validate(OptimizeConfig, before, str(folder)))
     for key, value in (before or {}).items():
-        if key not in MAY_CHANGE and now.get(key) != value:
+        if key not in MAY_CHANGE and _typed(now.get(key)) != _typed(value):
             # Of `train` the option --config is another file.
             remedy = f"warpsmith optimize --config {folder / CONFIG} and no other"
             raise ConfigError(
@@ -172,6 +172,13 @@ def _refuse_change(folder: Path, config: OptimizeConfig, before: dict[str, objec
                 f"({_change(key, value, now.get(key))}); give another --name, or go on with "
                 f"{remedy}"
             )
+
+
+def _typed(value: object) -> object:
+    """A local model's folder by itself, however it is typed."""
+    if isinstance(value, str) and value.startswith(LOCAL):
+        return f"{LOCAL}{Path(value.removeprefix(LOCAL)).resolve()}"
+    return value
 
 
 def _change(key: str, was: object, now: object) -> str:

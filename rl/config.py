@@ -105,6 +105,7 @@ class SftConfig:
     learning_rate: float = 1e-3
     adam_beta2: float = 0.999
     batch: int = 8
+    """Examples of a step, of each process where several train."""
     accumulate: int = 1
     max_tokens: int = 4096
     """Longer examples are left out, and counted."""
@@ -139,7 +140,7 @@ class SelfConfig:
     learning_rate: float = 3e-4
     """Of a round: the policy is to keep what it knows."""
     batch: int = 8
-    """Of a round, whose examples are few."""
+    """Of a round, whose examples are few; of each process where several train."""
 
     def __post_init__(self) -> None:
         tasks = 1 if self.tasks is None else self.tasks

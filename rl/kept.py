@@ -5,9 +5,12 @@ A call names a preset or a file, which may say something else by then.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +20,9 @@ from sandbox.errors import ConfigError
 from sandbox.types import digest
 
 FILE, PARTIAL, WEIGHTS = "train.yaml", "train.partial", "weights.digest"
-END_BYTES = 1 << 20
+END_BYTES = FULL_BYTES = 1 << 20
+POLICY = ("config.json", "adapter_config.json", "tokenizer*.json", "*.safetensors", "*.bin")
+"""Files of a checkpoint that say what it writes."""
 Record = Mapping[str, object]
 """A TrainConfig as a record, and what else its stage depends on."""
 
@@ -47,12 +52,14 @@ LEARNING = Stage(
     ),
     "--name",
 )
-BEGUN_FROM, EXAMPLES = "begun_from", "examples"
-"""Of fine-tuning, beside the config: a checkpoint or model, and a digest of what it learns."""
+BEGUN_FROM, EXAMPLES, PROCESSES = "begun_from", "examples", "processes"
+"""Of fine-tuning, beside the config: a checkpoint or model, a digest of what it learns, and how
+many have a batch each."""
 FINE_TUNING = Stage(
     (
         BEGUN_FROM,
         EXAMPLES,
+        PROCESSES,
         "dtype",
         "lora",
         "optimizer",
@@ -80,6 +87,19 @@ def refuse_other(stage: Stage, record: Record, folder: Path) -> None:
             )
 
 
+@contextmanager
+def full_disk_told(folder: Path) -> Iterator[None]:
+    """As the system tells it, by OSError: torch and safetensors have errors of their own for it."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if shutil.disk_usage(folder).free > FULL_BYTES:
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+
+
 def refuse_other_weights(run: Path, policy: Path) -> None:
     """Raises ConfigError where the run was begun by other weights than the folder holds now: what
     it has sampled would be told as theirs, and KL be measured from them.
@@ -87,12 +107,16 @@ def refuse_other_weights(run: Path, policy: Path) -> None:
     if not policy.is_dir():
         return  # At a hub, by its name; or whoever opens it says what is wrong.
     file, now = run / WEIGHTS, fingerprint(policy)
-    if file.is_file() and file.read_text() != now:
+    known = file.read_text() if file.is_file() else ""
+    if known and known != now:
         raise ConfigError(
             f"run {run.name!r} was begun by other weights than {policy} holds now; give another "
             "--name, or put them back"
         )
-    file.write_text(now)
+    if not known:
+        partial = file.with_suffix(".partial")
+        partial.write_text(now)
+        os.replace(partial, file)
 
 
 def fingerprint(policy: Path) -> str:
@@ -100,9 +124,7 @@ def fingerprint(policy: Path) -> str:
     the ends tell.
     """
     found = []
-    for path in sorted(
-        p for p in policy.iterdir() if p.suffix in (".json", ".safetensors", ".bin")
-    ):
+    for path in sorted(p for pattern in POLICY for p in policy.glob(pattern)):
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import torch
 
@@ -96,7 +99,17 @@ def _batched(tasks: Sequence[Wanted], count: int) -> list[Sequence[Wanted]]:
 
 
 def _alone() -> None:
+    """A process of the pool: its parent hears Ctrl-C, and it ends with its parent however that
+    does.
+    """
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 @dataclass(frozen=True)

@@ -284,8 +284,10 @@ def taught_to(folder: Path) -> set[str]:
 def _refuse_other_record(file: Path, record: Any) -> None:
     """Raises ConfigError where it is not what `save` writes beside weights, or wrote once."""
     kinds = {"name": str, "version": int, "transductive": bool, "taught": list}
-    if isinstance(record, dict) and all(
-        isinstance(record[key], kind) for key, kind in kinds.items() if key in record
+    if (
+        isinstance(record, dict)
+        and all(isinstance(record[key], kind) for key, kind in kinds.items() if key in record)
+        and all(isinstance(each, str) for each in record.get("taught", ()))
     ):
         return
     raise ConfigError(

@@ -16,6 +16,7 @@ from accelerate import PartialState
 
 from rl.anchor import Anchor, anchor_of
 from rl.config import SamplingConfig, TrainConfig
+from rl.kept import full_disk_told
 from rl.policy import Policy, Sample, load_policy
 from rl.resting import Rest, bounded, has_room
 from rl.spread import full, is_spread, optimizer_state, set_optimizer_state, whole
@@ -127,8 +128,9 @@ class Replica:
         model = self.policy.model
         state = optimizer_state(model, self.optimizer)
         if PartialState(cpu=self.device == "cpu").is_main_process:
-            self.policy.save(folder)
-            torch.save(state, folder / OPTIMIZER)
+            with full_disk_told(folder.parent):
+                self.policy.save(folder)
+                torch.save(state, folder / OPTIMIZER)
         elif is_spread(model):
             model.save_pretrained(folder)
 

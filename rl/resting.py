@@ -18,8 +18,8 @@ from rl.policy import Policy
 from sandbox.errors import WarpsmithError
 
 REMEDY = (
-    "lower sampling.batch, rl.batch (a divisor of rl.group) or sampling.max_new_tokens, set "
-    "gradient_checkpointing or lora, or raise memory_share; the same command goes on"
+    "lower sampling.batch or rl.batch (a divisor of rl.group), set gradient_checkpointing, or "
+    "raise memory_share, and the same command goes on; or set lora, in a run of another name"
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from agent.journals.journal import Journal
 from rl.config import TrainConfig
@@ -39,12 +40,28 @@ def self_supervised(
         if (folder / FILE).is_file():
             refuse_other(FINE_TUNING, record_of(settings, policy), folder)
         else:
-            kept = successes(sample(policy, number), config)
+            _refuse_unwritable(out)
+            run = sample(policy, number)
+            kept = successes(run, config)
             if not kept:
-                raise ConfigError(f"round {number}: nothing passed; train longer by sft first")
+                raise ConfigError(f"round {number}: {_why_nothing(run)}")
             on_round(number, sft(kept, settings, folder, device, policy))
         policy = folder
     return policy
+
+
+def _why_nothing(run: Path) -> str:
+    with Journal(run, read_only=True) as journal:
+        if any(journal.attempts(task.id) for task in journal.tasks()):
+            return "nothing passed; train longer by sft first"
+    return f"no reply was judged; why not, {run} tells (`warpsmith show {run.name}`)"
+
+
+def _refuse_unwritable(out: Path) -> None:
+    """Before a round is sampled for it; raises OSError."""
+    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    with TemporaryFile(dir=there):
+        pass
 
 
 def round_of(out: Path, number: int) -> Path:

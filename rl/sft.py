@@ -19,7 +19,16 @@ from accelerate import PartialState
 
 from rl.config import NEW, TrainConfig, refuse_evaluated
 from rl.data import Example, teaches
-from rl.kept import BEGUN_FROM, EXAMPLES, FINE_TUNING, PARTIAL, keep_config, refuse_other
+from rl.kept import (
+    BEGUN_FROM,
+    EXAMPLES,
+    FINE_TUNING,
+    PARTIAL,
+    PROCESSES,
+    full_disk_told,
+    keep_config,
+    refuse_other,
+)
 from rl.kept import FILE as KEPT
 from rl.policy import FILE, Policy, load_policy, new_policy
 from rl.replica import refuse_coarse, with_adapters
@@ -118,7 +127,11 @@ def _fitted(
 ) -> Fitted:
     scratch = out / TRAINER
     begun = scratch / BEGUN
-    record = {**record_of(config, source), EXAMPLES: digest([asdict(e) for e in examples])}
+    record = {
+        **record_of(config, source),
+        EXAMPLES: digest([asdict(e) for e in examples]),
+        PROCESSES: processes.num_processes,
+    }
     with processes.main_process_first():  # Whose policy, random weights included, all have then.
         goes_on = has_begun(out)
         if goes_on:
@@ -135,10 +148,12 @@ def _fitted(
         if not goes_on:  # What could not begin may be set right.
             out.mkdir(parents=True, exist_ok=True)
             keep_config(record, out)
-            policy.save(begun)
+            with full_disk_told(out):
+                policy.save(begun)
     figures, weights = fine_tune(policy, fitting, config, scratch)
     if processes.is_main_process:
-        policy.save(out, weights)
+        with full_disk_told(out):
+            policy.save(out, weights)
         shutil.rmtree(scratch)
     processes.wait_for_everyone()
     return Fitted(

@@ -9,6 +9,7 @@ its own.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -33,6 +34,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from rl.anchor import Anchor
 from rl.config import TrainConfig
+from rl.kept import full_disk_told
 from rl.policy import Policy
 from rl.telling import Progress
 from sandbox.errors import ConfigError
@@ -124,9 +126,9 @@ def fine_tune(
         callbacks=[Progress()],
     )
     trainer.remove_callback(PrinterCallback)
-    left = (found.parent for found in folder.glob("checkpoint-*/trainer_state.json"))
-    newest = max(left, key=_step, default=None)
-    trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
+    newest = max(filter(_whole, folder.glob("checkpoint-*")), key=_step, default=None)
+    with full_disk_told(folder):
+        trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     several = trainer.accelerator.num_processes > 1
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if several else None
     policy.model = released(trainer)
@@ -136,6 +138,15 @@ def fine_tune(
             "train_loss"
         ]  # The mean of the steps since the kill alone, of which none may be.
     return figures, weights
+
+
+def _whole(checkpoint: Path) -> bool:
+    """Not one whose last file a full disk or a kill has cut off."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _step(checkpoint: Path) -> int:

@@ -300,6 +300,17 @@ def test_what_differs_from_the_run_is_told_with_a_way_on(tmp_path, change, told)
         pass
 
 
+def test_a_run_goes_on_however_its_policys_folder_is_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load_optimize(model="local:policy", greedy=True)
+    for model in ("local:policy", f"local:{tmp_path / 'policy'}"):
+        with open_run("r", replace(config, model=model), tmp_path):
+            pass
+    other = replace(config, model="local:another")
+    with pytest.raises(ConfigError, match="other settings"), open_run("r", other, tmp_path):
+        pass
+
+
 def test_a_run_of_a_version_that_knew_fewer_settings_goes_on(tmp_path):
     config = load_optimize()
     record = to_record(config)

@@ -211,7 +211,7 @@ def test_who_has_no_room_on_the_policys_gpu_is_told_what_to_lower(start, tmp_pat
 
     monkeypatch.setattr("rl.replica.update", update)
     learner = GrpoLearner(tmp_path, start, replace(CONFIG, memory_share=0.25), "cpu")
-    told = "no room for it in 25% of its memory: lower sampling.batch, rl.batch"
+    told = "no room for it in 25% of its memory: lower sampling.batch or rl.batch"
     with pytest.raises(WarpsmithError, match=told):
         learner.learn(generation(0))
 

@@ -16,7 +16,7 @@ from kernelbench.suite import load_tasks
 from rewards import speedup
 from rl.config import HeldOut, SamplingConfig, ShapeConfig
 from rl.judging import judged
-from rl.kept import refuse_other_weights
+from rl.kept import WEIGHTS, refuse_other_weights
 from rl.local import LocalModel
 from rl.policy import new_policy
 from sandbox.errors import ConfigError
@@ -85,5 +85,8 @@ def test_a_run_that_goes_on_with_other_weights_in_the_folder_is_refused(tmp_path
         ConfigError, match=r"run 'run' was begun by other weights than .*policy holds"
     ):
         refuse_other_weights(run, policy)
+    (kept / "notes.json").write_text("{}")
+    refuse_other_weights(run, kept)
+    (run / WEIGHTS).write_text("")  # Cut off, of a full disk or a kill.
     refuse_other_weights(run, kept)
     refuse_other_weights(run, tmp_path / "at a hub")

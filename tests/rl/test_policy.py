@@ -233,6 +233,7 @@ def test_a_checkpoint_that_a_kill_tore_is_named(policy, tmp_path):
 @pytest.mark.parametrize(
     ("file", "text", "words"),
     [
+        ("policy.json", '{"taught": [1, {}]}', "policy.json: is .*; expected a name, a version"),
         ("policy.json", "[]", r"policy.json: is \[\]; expected a name, a version"),
         ("policy.json", '{"version": null}', "policy.json: is .*; expected a name, a version"),
         ("tokenizer.json", "{}", "no tokenizer "),

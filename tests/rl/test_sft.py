@@ -1,18 +1,21 @@
 """A fine-tuning that was killed goes on as it began, or says why it does not."""
 
+import errno
 import fcntl
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import yaml
 
 pytest.importorskip("trl", reason="needs the train extra")
 
 from agent.prompts.message import Message
 from rl.config import SelfConfig, SftConfig, ShapeConfig, TrainConfig
 from rl.data import Example, teaches
-from rl.kept import FINE_TUNING, keep_config, refuse_other
+from rl.kept import FILE, FINE_TUNING, PROCESSES, full_disk_told, keep_config, refuse_other
 from rl.policy import load_policy, new_policy, taught_to
 from rl.self_supervised import round_of, self_supervised, tuning
 from rl.sft import BEGUN, LOCK, TRAINER, has_begun, record_of, sft
@@ -107,6 +110,32 @@ def test_what_was_begun_on_other_examples_or_weights_is_not_gone_on_with(tmp_pat
     less = replace(CONFIG, sft=replace(CONFIG.sft, save_steps=7))
     sft(EXAMPLES, less, tmp_path / "to", "cpu", None)
     assert load_policy(tmp_path / "to").parameters
+
+
+def test_a_checkpoint_that_a_full_disk_cut_off_is_none(tmp_path):
+    killed(tmp_path / "to", EXAMPLES, CONFIG)
+    cut = tmp_path / "to" / TRAINER / "checkpoint-9999"
+    cut.mkdir()
+    (cut / "trainer_state.json").write_text("")
+    sft(EXAMPLES, CONFIG, tmp_path / "to", "cpu", None)
+    assert load_policy(tmp_path / "to").parameters
+
+
+def test_a_full_disk_is_told_as_the_system_tells_it(tmp_path, monkeypatch):
+    """By whatever error a library has for it."""
+    with pytest.raises(RuntimeError, match="unexpected pos"), full_disk_told(tmp_path):
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(OSError, match="No space left") as full, full_disk_told(tmp_path):
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576")
+    assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(tmp_path))
+
+
+def test_a_training_goes_on_in_as_many_processes_as_it_began_in(tmp_path):
+    killed(tmp_path / "to", EXAMPLES, CONFIG)
+    record = yaml.safe_load((tmp_path / "to" / FILE).read_text())
+    with pytest.raises(ConfigError, match="processes was 1 and is 2 now"):
+        refuse_other(FINE_TUNING, record | {PROCESSES: 2}, tmp_path / "to")
 
 
 def test_a_training_goes_on_however_the_path_it_began_from_is_typed(tmp_path, monkeypatch):
