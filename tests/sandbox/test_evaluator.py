@@ -717,6 +717,8 @@ def test_who_is_accused_by_the_clock_is_judged_again(
         return real(replace(observation, floor_s=1e3 if slow else None), *arguments)
 
     monkeypatch.setattr(judge, "judge", accusing)
+    # Nor was the machine busy when its bandwidth was measured, which would excuse the candidate.
+    monkeypatch.setattr(evaluator, "_is_faster_than_known", lambda: False)
     task = task_of(SCALE)
     candidate = Candidate(
         task.id, Language.TORCH, forward("return torch.relu(x) * self.factor + 1.0")
